@@ -1,0 +1,1 @@
+"""The daemon's own interface: JSON over a private unix socket."""

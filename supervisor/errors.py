@@ -1,0 +1,118 @@
+"""Every error a user can meet, and the exit code it ends a command with.
+
+    CorralError                       1    something failed
+    ├── SettingsInvalid              78    corral.toml, a profile or a flag is wrong
+    ├── EngineMissing                78    no llama-server where one was named or looked for
+    ├── EngineBroken                 78    a file is there, but it does not run
+    ├── ModelInvalid                 78    the GGUF is missing, cut short, or no GGUF
+    ├── StartFailed                   1    an engine was spawned and did not become ready
+    ├── DownloadFailed                1    a pinned file could not be fetched or verified
+    ├── StateDenied                   1    a directory, socket or log cannot be used
+    ├── NotRunning                    3    the daemon is down
+    ├── NoSuchModel                   4    no model of that name
+    ├── DaemonBusy                   69    another daemon holds the directory, or ours is mute
+    └── TimedOut                    124    something did not happen in time
+
+78 is EX_CONFIG: a service manager must not restart what cannot work
+(systemd: RestartPreventExitStatus=78). 3 is what `systemctl status` says of a stopped unit.
+Commands also end with 0 (done), 2 (wrong words on the command line) and 130 (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CorralError(Exception):
+    """Something failed, and this says what, and what to do next.
+
+    Attributes:
+        code: Stable name in snake case, for scripts and the JSON envelope.
+        exit_code: What a command that meets this error exits with.
+        message: What happened, to what. One sentence without a full stop, or a few lines.
+        hint: What to do next, or None where the message already says it.
+        log: Path of the log to read, or None.
+    """
+
+    code: ClassVar[str] = "failed"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, hint: str | None = None, log: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.log = log
+
+
+class SettingsInvalid(CorralError):
+    """`corral.toml`, a profile or a flag is wrong."""
+
+    code = "settings_invalid"
+    exit_code = 78
+
+
+class EngineMissing(CorralError):
+    """No llama-server where one was named or looked for."""
+
+    code = "engine_missing"
+    exit_code = 78
+
+
+class EngineBroken(CorralError):
+    """The engine's file is there, but it does not run."""
+
+    code = "engine_broken"
+    exit_code = 78
+
+
+class ModelInvalid(CorralError):
+    """The model's file is missing, cut short, a later shard, or no GGUF."""
+
+    code = "model_invalid"
+    exit_code = 78
+
+
+class StartFailed(CorralError):
+    """An engine was spawned and did not become ready."""
+
+    code = "start_failed"
+
+
+class DownloadFailed(CorralError):
+    """A pinned file could not be fetched or verified."""
+
+    code = "download_failed"
+
+
+class StateDenied(CorralError):
+    """A directory, socket or log of ours cannot be used."""
+
+    code = "state_denied"
+
+
+class NotRunning(CorralError):
+    """The daemon is down."""
+
+    code = "not_running"
+    exit_code = 3
+
+
+class NoSuchModel(CorralError):
+    """No model of that name is configured."""
+
+    code = "no_such_model"
+    exit_code = 4
+
+
+class DaemonBusy(CorralError):
+    """Another daemon owns the runtime directory, or ours does not answer."""
+
+    code = "daemon_busy"
+    exit_code = 69
+
+
+class TimedOut(CorralError):
+    """Something did not happen in time."""
+
+    code = "timed_out"
+    exit_code = 124

@@ -1,0 +1,139 @@
+"""What happens, as one typed stream: to the log, to `corral events`, to whoever listens.
+
+The table below is the whole list of events; emitting any other name is an error, and a test holds
+the table to the code. Names are `noun.past_verb`; fields carry units. No prompt and no secret is
+ever a field. A listener that falls behind loses the oldest events, never blocks anybody, and is
+told how many it lost by an event `events.dropped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
+
+Level = Literal["info", "warning", "error"]
+
+EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
+    {
+        "daemon.started": ("info", ("version", "url", "control")),
+        "daemon.stopping": ("info", ("reason",)),
+        "daemon.stopped": ("info", ("reason", "took_s")),
+        "settings.loaded": ("info", ("sources",)),
+        "instance.changed": ("info", ("instance", "model", "before", "after", "run", "why")),
+        "instance.progressed": ("info", ("instance", "model", "run", "stage", "value")),
+        "instance.exited": ("info", ("instance", "model", "run", "code", "signal", "up_s")),
+        "instance.failed": ("error", ("instance", "model", "faults", "why", "hint", "log")),
+        "request.finished": (
+            "info",
+            ("request", "model", "instance", "status", "first_byte_ms", "took_ms", "bytes_out"),
+        ),
+        "request.refused": ("warning", ("request", "model", "status", "why")),
+        "upstream.broke": ("warning", ("request", "instance", "phase", "error")),
+        "events.dropped": ("warning", ("count",)),
+    }
+)
+
+_BACKLOG_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        name: A key of EVENTS.
+        at: When, wall clock in UTC.
+        fields: The fields that EVENTS lists for the name.
+    """
+
+    name: str
+    at: datetime
+    fields: Mapping[str, object]
+
+    @property
+    def level(self) -> Level:
+        """Return how much this matters; an exit that was a fault is a warning."""
+        if self.name == "instance.exited" and (self.fields["code"] or self.fields["signal"]):
+            return "warning"
+        return EVENTS[self.name][0]
+
+
+class Emit(Protocol):
+    """What tells the stream that something happened."""
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        """Tell it. `fields` must be those that EVENTS lists for `name`."""
+
+
+class Listener:
+    """One bounded queue of events; iterate it with `next()`."""
+
+    def __init__(self, backlog: int = _BACKLOG_MAX) -> None:
+        self._events: deque[Event] = deque()
+        self._backlog = backlog
+        self._dropped = 0
+        self._arrived = asyncio.Event()
+
+    def push(self, event: Event) -> None:
+        """Add an event; drop the oldest when the backlog is full."""
+        if len(self._events) >= self._backlog:
+            self._events.popleft()
+            self._dropped += 1
+        self._events.append(event)
+        self._arrived.set()
+
+    async def next(self) -> Event:
+        """Return the next event, waiting without limit: an idle daemon emits nothing for days."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._take()
+
+    def _take(self) -> Event:
+        if self._dropped:
+            count, self._dropped = self._dropped, 0
+            return Event("events.dropped", _now(), {"count": count})
+        return self._events.popleft()
+
+
+class EventStream:
+    """Fans events out: at once to sinks (the log), by bounded queues to listeners."""
+
+    def __init__(self, *sinks: Callable[[Event], None]) -> None:
+        self._sinks = sinks
+        self._listeners: set[Listener] = set()
+
+    def emit(self, name: str, /, **fields: object) -> None:
+        """Tell everybody. Never blocks and never fails for a listener's sake.
+
+        Raises:
+            KeyError: `name` is not in EVENTS.
+            ValueError: `fields` are not those that EVENTS lists for `name`.
+        """
+        if tuple(sorted(fields)) != tuple(sorted(EVENTS[name][1])):
+            raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
+        event = Event(name, _now(), MappingProxyType(dict(fields)))
+        for sink in self._sinks:
+            sink(event)
+        for listener in self._listeners:
+            listener.push(event)
+
+    @contextmanager
+    def listen(self) -> Iterator[Listener]:
+        """Hear every event from now on, until the block ends."""
+        listener = Listener()
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+
+def _now() -> datetime:
+    return datetime.now(tz=UTC)

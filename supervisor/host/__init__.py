@@ -1,0 +1,1 @@
+"""Where the daemon lives: directories, locks, the service manager."""

@@ -1,0 +1,125 @@
+"""Where things are kept: directories by the platform's rules, and the data that ships with us.
+
+Names from outside never become paths here: callers pass only names that settings.py has checked.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from supervisor.errors import StateDenied
+
+_APP = "llama-corral"
+# sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
+# (Source: unix(7)); an instance's socket is RUNTIME/NAME.N.sock.
+_SOCKET_PATH_MAX = 103
+
+
+def shipped(name: str) -> Path:
+    """Return the directory `profiles` or `vendor` that came with this copy of the code.
+
+    A wheel carries them as `supervisor/shipped/NAME`, a checkout as `NAME` beside `supervisor/`.
+    """
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "shipped" / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Every directory the daemon and its commands use.
+
+    Attributes:
+        config: `corral.toml` and the user's own profiles (`config/profiles`).
+        data: Models fetched by `corral model get`.
+        cache: What can be made again: engines' help, GGUF facts, library overlays.
+        log: One log a model instance, and the daemon's own.
+        runtime: Lock, state file and sockets of one daemon; 0700.
+    """
+
+    config: Path
+    data: Path
+    cache: Path
+    log: Path
+    runtime: Path
+
+    @property
+    def control_socket(self) -> Path:
+        """Return the path of the control socket."""
+        return self.runtime / "control.sock"
+
+    @property
+    def state_file(self) -> Path:
+        """Return the path of the file that names the running daemon."""
+        return self.runtime / "daemon.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """Return the path of the lock that one daemon holds for its life."""
+        return self.runtime / "daemon.lock"
+
+    @property
+    def daemon_log(self) -> Path:
+        """Return the path of the log of a daemon in the background."""
+        return self.log / "daemon.log"
+
+    def engine_socket(self, instance: str) -> Path | None:
+        """Return the socket path of an instance, or None when it would be too long to bind."""
+        path = self.runtime / f"{instance}.sock"
+        return path if len(os.fsencode(path)) <= _SOCKET_PATH_MAX else None
+
+
+def directories() -> Directories:
+    """Return the directories for this user, or those a service manager or the caller chose.
+
+    Each can be set by `CORRAL_CONFIG_DIR`, `CORRAL_DATA_DIR`, `CORRAL_CACHE_DIR`, `CORRAL_LOG_DIR`
+    and `CORRAL_RUNTIME_DIR`. Otherwise systemd's `STATE_DIRECTORY`, `CACHE_DIRECTORY`,
+    `LOGS_DIRECTORY` and `RUNTIME_DIRECTORY` are used where set (Source: systemd.exec(5)), and then
+    the platform's own, which honour the XDG variables.
+    """
+    return Directories(
+        config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", _platform("config")),
+        data=_choose("CORRAL_DATA_DIR", "STATE_DIRECTORY", _platform("data")),
+        cache=_choose("CORRAL_CACHE_DIR", "CACHE_DIRECTORY", _platform("cache")),
+        log=_choose("CORRAL_LOG_DIR", "LOGS_DIRECTORY", _platform("log")),
+        runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", _platform("runtime")),
+    )
+
+
+def _platform(kind: str) -> str:
+    found: str = getattr(platformdirs, f"user_{kind}_dir")(_APP, appauthor=False)
+    return found
+
+
+def _choose(ours: str, systemd: str, otherwise: str) -> Path:
+    named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0] or otherwise
+    return Path(named).expanduser().absolute()
+
+
+def make_private(directory: Path) -> Path:
+    """Make a directory that only its owner can enter, or make an existing one of ours so.
+
+    Raises:
+        StateDenied: It cannot be made, is no directory, or belongs to somebody else.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise StateDenied(
+            f"cannot use the directory {directory}: {error.strerror}",
+            hint="make it yours and writable, or name another (corral config path lists them)",
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise StateDenied(
+            f"{directory} is not a directory of this user",
+            hint="remove what stands there, or name another (corral config path lists them)",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        directory.chmod(0o700)
+    return directory

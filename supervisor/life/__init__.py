@@ -1,0 +1,1 @@
+"""One process: its states, its child, its logs, its end."""
