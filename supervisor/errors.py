@@ -20,7 +20,8 @@ Commands also end with 0 (done), 2 (wrong words on the command line) and 130 (Ct
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class CorralError(Exception):
@@ -42,6 +43,10 @@ class CorralError(Exception):
         self.message = message
         self.hint = hint
         self.log = log
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return the error as the JSON envelope and the control API carry it."""
+        return {"code": self.code, "message": self.message, "hint": self.hint, "log": self.log}
 
 
 class SettingsInvalid(CorralError):
@@ -116,3 +121,10 @@ class TimedOut(CorralError):
 
     code = "timed_out"
     exit_code = 124
+
+
+def from_json(fields: Mapping[str, Any]) -> CorralError:
+    """Return the error that `as_json` was called on, of the same class."""
+    known = {kind.code: kind for kind in CorralError.__subclasses__()}
+    kind = known.get(fields.get("code") or "", CorralError)
+    return kind(fields.get("message") or "", hint=fields.get("hint"), log=fields.get("log"))

@@ -21,10 +21,9 @@ Level = Literal["info", "warning", "error"]
 
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
     {
-        "daemon.started": ("info", ("version", "url", "control")),
+        "daemon.started": ("info", ("version", "url", "control", "settings")),
         "daemon.stopping": ("info", ("reason",)),
-        "daemon.stopped": ("info", ("reason", "took_s")),
-        "settings.loaded": ("info", ("sources",)),
+        "daemon.stopped": ("info", ("took_s",)),
         "instance.changed": ("info", ("instance", "model", "before", "after", "run", "why")),
         "instance.progressed": ("info", ("instance", "model", "run", "stage", "value")),
         "instance.exited": ("info", ("instance", "model", "run", "code", "signal", "up_s")),

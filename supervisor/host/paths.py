@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,16 @@ class Directories:
         return self.runtime / "daemon.lock"
 
     @property
+    def profiles(self) -> tuple[Path, ...]:
+        """Return where profiles are looked for, first wins."""
+        return (self.config / "profiles", shipped("profiles"))
+
+    @property
+    def models(self) -> Path:
+        """Return the directory of the models that were fetched."""
+        return self.data / "models"
+
+    @property
     def daemon_log(self) -> Path:
         """Return the path of the log of a daemon in the background."""
         return self.log / "daemon.log"
@@ -92,6 +103,9 @@ def directories() -> Directories:
 
 
 def _platform(kind: str) -> str:
+    if kind == "runtime" and sys.platform == "linux" and not os.environ.get("XDG_RUNTIME_DIR"):
+        # The alternative would be a name in /tmp that anybody could take first.
+        return f"{_platform('state')}/run"
     found: str = getattr(platformdirs, f"user_{kind}_dir")(_APP, appauthor=False)
     return found
 

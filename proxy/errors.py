@@ -1,0 +1,227 @@
+"""Every error a client can meet, and the status it is answered with.
+
+    ProxyError                       500
+    ├── BadRequest                   400    the body or the query cannot be understood
+    ├── Forbidden                    403    the Host or Origin is not one that may ask
+    ├── UnknownPath                  404    no such path
+    ├── UnknownModel                 404    no such model; the known ones are named
+    ├── WrongMethod                  405    the path is there, the method is not
+    ├── BodyTooLarge                 413    more bytes than the limit
+    ├── Internal                     500    a fault of the proxy itself
+    ├── UpstreamFailed               502    an instance broke while it answered
+    │   └── UpstreamUnreached        502    it did not begin to answer: one more try is safe
+    ├── Unavailable                  503    no instance can take the request now
+    │   ├── Loading                  503    one is on its way
+    │   └── Draining                 503    the proxy is about to end
+    └── UpstreamTimeout              504    an instance said nothing for too long
+
+    ListenFailed                            the address cannot be listened on (no client sees it)
+
+Clients of `/v1/messages` get Anthropic's shape, all others OpenAI's.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+_QUOTED_MAX_CHARACTERS: Final = 80
+
+
+class ProxyError(Exception):
+    """A request was not served, and this says why and what to do next.
+
+    Attributes:
+        status: HTTP status of the answer.
+        code: Stable name in snake case, for programs.
+        openai_type: The `type` that OpenAI's clients know for this kind of error.
+        anthropic_type: The `type` that Anthropic's clients know for this kind of error.
+        ends_connection: Whether the connection is of no more use after the answer.
+        message: What happened, to what, and what to do next.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "failed"
+    openai_type: ClassVar[str] = "server_error"
+    anthropic_type: ClassVar[str] = "api_error"
+    ends_connection: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers that this error adds to its answer."""
+        return {}
+
+
+class BadRequest(ProxyError):
+    """The body or the query cannot be understood."""
+
+    status = 400
+    code = "invalid_request"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+
+class Forbidden(ProxyError):
+    """The Host or the Origin is not one that may ask."""
+
+    status = 403
+    code = "forbidden"
+    openai_type = "invalid_request_error"
+    anthropic_type = "permission_error"
+
+
+class UnknownPath(ProxyError):
+    """Nothing is served at this path."""
+
+    status = 404
+    code = "not_found"
+    openai_type = "invalid_request_error"
+    anthropic_type = "not_found_error"
+
+
+class UnknownModel(ProxyError):
+    """No model of that name is configured."""
+
+    status = 404
+    code = "model_not_found"
+    openai_type = "invalid_request_error"
+    anthropic_type = "not_found_error"
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        near = difflib.get_close_matches(name[:_QUOTED_MAX_CHARACTERS], known, n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        super().__init__(f"there is no model {quoted(name)}{guess} ({known_models(known)})")
+
+
+class WrongMethod(ProxyError):
+    """The path is served, but not for this method."""
+
+    status = 405
+    code = "method_not_allowed"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        self._allowed = ", ".join(sorted(allowed))
+        super().__init__(f"{path} does not take {method}, only {self._allowed}")
+
+    def headers(self) -> Mapping[str, str]:
+        """Return what RFC 9110 section 15.5.6 asks for: the methods that are taken."""
+        return {"Allow": self._allowed}
+
+
+class BodyTooLarge(ProxyError):
+    """The body has more bytes than the limit."""
+
+    status = 413
+    code = "body_too_large"
+    openai_type = "invalid_request_error"
+    anthropic_type = "request_too_large"
+    ends_connection = True  # the rest of the body is not wanted
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"the body is larger than {limit_bytes} bytes; "
+            "send less, or raise max_body_bytes under [proxy]"
+        )
+
+
+class Internal(ProxyError):
+    """A fault of the proxy itself."""
+
+    code = "internal_error"
+
+
+class UpstreamFailed(ProxyError):
+    """An instance broke while it answered."""
+
+    status = 502
+    code = "upstream_failed"
+
+
+class UpstreamUnreached(UpstreamFailed):
+    """An instance did not begin to answer: asking once more repeats nothing that was seen.
+
+    Attributes:
+        instance: The instance's name.
+    """
+
+    def __init__(self, instance: str, what: str) -> None:
+        super().__init__(f"{instance} {what}")
+        self.instance = instance
+
+
+class Unavailable(ProxyError):
+    """No instance can take the request now.
+
+    Attributes:
+        retry_after_s: Whole seconds after which it is worth to ask again, at least 1.
+    """
+
+    status = 503
+    code = "unavailable"
+    anthropic_type = "overloaded_error"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> Mapping[str, str]:
+        """Return when to ask again."""
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class Loading(Unavailable):
+    """An instance is being loaded."""
+
+    code = "loading"
+
+
+class Draining(Unavailable):
+    """The proxy finishes what it holds, takes no more, and ends."""
+
+    code = "draining"
+    ends_connection = True
+
+    def __init__(self, message: str = "the server is stopping; ask again") -> None:
+        super().__init__(message)
+
+
+class UpstreamTimeout(ProxyError):
+    """An instance said nothing for too long."""
+
+    status = 504
+    code = "upstream_timeout"
+
+
+class ListenFailed(Exception):
+    """The address cannot be listened on.
+
+    Attributes:
+        host: The address that was asked for.
+        port: The TCP port that was asked for.
+        message: What happened, to what.
+        hint: What to do next.
+    """
+
+    def __init__(self, host: str, port: int, reason: str, hint: str) -> None:
+        self.host = host
+        self.port = port
+        self.message = f"cannot listen on {host}:{port}: {reason}"
+        self.hint = hint
+        super().__init__(self.message)
+
+
+def known_models(names: Sequence[str]) -> str:
+    """Return the part of a sentence that names the models, or says that there is none."""
+    return f"the models are: {', '.join(names)}" if names else "no model is configured"
+
+
+def quoted(text: str) -> str:
+    """Return a client's own words fit to be repeated: short, printable, in quotes."""
+    shown = text[:_QUOTED_MAX_CHARACTERS]
+    return ascii(shown) + ("…" if shown != text else "")

@@ -1,0 +1,88 @@
+"""What is remembered of one request, told once when it is over.
+
+    request.finished    it reached a model: answered, broken off, or left by its client (499)
+    request.refused     it did not
+    upstream.broke      an instance failed it; told beside the other two
+
+Pages that the proxy answers itself are told only when refused: a health probe each second would
+drown the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from proxy.errors import ProxyError
+
+CLIENT_GONE = 499
+
+
+class Tell(Protocol):
+    """Whoever is told. `fields` are those of the event's line above, all of them, always."""
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        """Hear it; must not fail and must not block."""
+
+
+class Record:
+    """One request's figures, filled in on its way.
+
+    Attributes:
+        request_id: The name of the request in logs and headers.
+        model: The id of the model asked for, once known.
+        instance: The name of the instance that answers, once known; of two, the last.
+        status: How it ended: the status that the client got, that of the error which broke an
+            answer off, or 499 where the client left; None before that.
+        bytes_out: Bytes of the body that were sent to the client.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.model: str | None = None
+        self.instance: str | None = None
+        self.status: int | None = None
+        self.bytes_out = 0
+        self._began_at_s = time.monotonic()
+        self._first_byte_ms: float | None = None
+
+    def count(self, chunk: bytes) -> None:
+        """Note that these bytes are on their way to the client."""
+        if not self.bytes_out:
+            self._first_byte_ms = self._since_ms()
+        self.bytes_out += len(chunk)
+
+    def tell(self, tell: Tell, refused_by: ProxyError | None) -> None:
+        """Tell how the request ended."""
+        if refused_by and not self.instance:
+            tell(
+                "request.refused",
+                request=self.request_id,
+                model=self.model,
+                status=refused_by.status,
+                why=refused_by.message,
+            )
+        elif self.model:
+            tell(
+                "request.finished",
+                request=self.request_id,
+                model=self.model,
+                instance=self.instance,
+                status=self.status,
+                first_byte_ms=self._first_byte_ms,
+                took_ms=self._since_ms(),
+                bytes_out=self.bytes_out,
+            )
+
+    def tell_broken(self, tell: Tell, error: ProxyError) -> None:
+        """Tell that the instance failed this request, before or after its header."""
+        tell(
+            "upstream.broke",
+            request=self.request_id,
+            instance=self.instance,
+            phase="ask" if self.status is None else "answer",
+            error=error.message,
+        )
+
+    def _since_ms(self) -> float:
+        return round((time.monotonic() - self._began_at_s) * 1000, 1)

@@ -1,0 +1,105 @@
+"""Serve the demo model and stream one answer into the terminal, token by token."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+MODEL = "smollm2"
+PROMPT = "Tell me in three sentences why llamas make good neighbours."
+CORRAL = Path(sys.executable).with_name("corral")
+
+
+def main() -> int:
+    """Fetch, start, ask, show; then serve until Ctrl-C, or stop at once with --once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--once", action="store_true", help="stop after one answer")
+    once = parser.parse_args().once
+    # A demo must not meet a daemon or a settings file of the user's.
+    os.environ.setdefault("CORRAL_RUNTIME_DIR", str(Path(".venv/demo").absolute()))
+
+    corral("model", "get", MODEL)
+    corral("start", MODEL, "--listen", "127.0.0.1:0")
+    try:
+        answer(base_url())
+        corral("status")
+        if not once:
+            serve_until_interrupted()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        corral("stop")
+    return 0
+
+
+def corral(*words: str) -> None:
+    """Run a corral command as a person would, and end when it fails."""
+    print(f"\n$ corral {' '.join(words)}", flush=True)
+    result = subprocess.run([CORRAL, *words], check=False)
+    if result.returncode:
+        raise SystemExit(result.returncode)
+
+
+def base_url() -> str:
+    """Return where the daemon listens."""
+    status = subprocess.run([CORRAL, "status", "--json"], check=True, capture_output=True)
+    url: str = json.loads(status.stdout)["data"]["url"]
+    return url
+
+
+def answer(url: str) -> None:
+    """Ask PROMPT, print the answer as it comes, and what it cost."""
+    print(f"\n> {PROMPT}\n", flush=True)
+    asked_at_s = time.monotonic()
+    first_token_s = None
+    timings = {}
+    for chunk in stream(url):
+        for choice in chunk["choices"]:
+            text = choice["delta"].get("content") or ""
+            if text and first_token_s is None:
+                first_token_s = time.monotonic() - asked_at_s
+            print(text, end="", flush=True)
+        timings = chunk.get("timings", timings)
+    print(
+        f"\n\nfirst token after {(first_token_s or 0) * 1000:.0f} ms, "
+        f"{timings['predicted_n']} tokens at {timings['predicted_per_second']:.1f} tokens/s"
+    )
+
+
+def stream(url: str) -> Iterator[dict]:
+    """Yield the chunks of one streamed chat completion."""
+    body = {"model": MODEL, "stream": True, "max_tokens": 120}
+    body["messages"] = [{"role": "user", "content": PROMPT}]
+    request = urllib.request.Request(  # noqa: S310 (the daemon's own loopback address)
+        f"{url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310 (as above)
+        for line in response:
+            data = line.removeprefix(b"data: ").strip()
+            if line.startswith(b"data: ") and data != b"[DONE]":
+                yield json.loads(data)
+
+
+def serve_until_interrupted() -> None:
+    """Wait for Ctrl-C or SIGTERM."""
+    print("\nserving; Ctrl-C stops", flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    # SIGTERM ends the demo as Ctrl-C does, so that the daemon is stopped either way.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,25 @@
+"""Draw the life of an instance from its table; supervisor/DESIGN.md holds the result."""
+
+from __future__ import annotations
+
+from supervisor.life.lifecycle import AFTER_EXIT, FAULTS, STATES, TRANSITIONS, State
+
+
+def diagram() -> str:
+    """Return the state diagram."""
+    rows = [
+        _arrow(before, after, str(event) + (" †" if (before, event) in FAULTS else ""))
+        for before, row in TRANSITIONS.items()
+        for event, after in row.items()
+    ]
+    ends = [_arrow("exited", after, str(ending)) for ending, after in AFTER_EXIT.items()]
+    exits = [_arrow(state, "exited", "exited") for state in State if STATES[state].process]
+    return "\n".join(["stateDiagram-v2", *rows, *exits, "    state exited <<choice>>", *ends])
+
+
+def _arrow(before: str, after: str, label: str) -> str:
+    return f"    {before} --> {after}: {label}"
+
+
+if __name__ == "__main__":
+    print(diagram())

@@ -1,0 +1,285 @@
+"""The words of the command line; each verb is three steps: call, show, exit code.
+
+Nothing heavy is imported here: a verb imports its command when it runs, so that `corral status`
+answers in a quarter of a second and `--help` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from supervisor import __version__
+from supervisor.show import Outcome, finish
+
+_HELP_COMMON: Final = """Run llama.cpp's llama-server well.
+
+Examples:
+
+  corral model get smollm2              fetch the demo model
+
+  corral start smollm2                  serve it in the background, return when ready
+
+  corral start ~/models/qwen3.gguf      serve any GGUF file
+
+  corral status                         what runs, how busy, how fast
+
+  corral stop                           finish what runs, then end
+
+Exit codes: 0 done, 1 failed, 2 wrong words, 3 not running, 4 no such model, 69 daemon unavailable,
+78 settings wrong, 124 out of time, 130 interrupted.
+"""
+
+app = typer.Typer(
+    name="corral",
+    help=_HELP_COMMON,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+engine_app = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
+model_app = typer.Typer(help="GGUF files.", no_args_is_help=True)
+profile_app = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=True)
+config_app = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
+app.add_typer(engine_app, name="engine")
+app.add_typer(model_app, name="model")
+app.add_typer(profile_app, name="profile")
+app.add_typer(config_app, name="config")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Read this settings file.")]
+Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT for clients; port 0: any.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Names from corral.toml, fetched models, or GGUFs."),
+]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names; none means all.")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _finish(command: str, call: Callable[[], Outcome], *, as_json: bool) -> None:
+    raise typer.Exit(finish(command, call, as_json=as_json))
+
+
+def _version(value: bool) -> None:  # noqa: FBT001 (Typer passes an option's value by position)
+    if value:
+        typer.echo(f"llama-corral {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _corral(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+_corral.__doc__ = _HELP_COMMON
+
+
+# Running models
+
+
+@app.command()
+def serve(
+    models: Models = None,
+    config: Config = None,
+    listen: Listen = None,
+    report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run the daemon here, in the foreground, until Ctrl-C.
+
+    One Ctrl-C lets running answers finish, a second shortens the wait to 5 s, a third kills.
+    """
+    from supervisor.commands.serve import serve as call
+
+    _finish("serve", lambda: call(models or [], config, listen, report_fd), as_json=False)
+
+
+@app.command()
+def start(
+    models: Models = None,
+    config: Config = None,
+    listen: Listen = None,
+    wait: Annotated[bool, typer.Option(help="Return only when the models are ready.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Start models, and the daemon in the background where it does not run yet."""
+    from supervisor.commands.start import start as call
+
+    _finish("start", lambda: call(models or [], config, listen, wait=wait), as_json=as_json)
+
+
+@app.command()
+def stop(models: Names = None, as_json: Json = False) -> None:
+    """Let answers finish, then stop models; without names, the daemon too."""
+    from supervisor.commands.stop import stop as call
+
+    _finish("stop", lambda: call(models or []), as_json=as_json)
+
+
+@app.command()
+def restart(models: Names = None, as_json: Json = False) -> None:
+    """Drain models and start them again."""
+    from supervisor.commands.start import restart as call
+
+    _finish("restart", lambda: call(models or []), as_json=as_json)
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Show what runs: state, slots, speed, memory. Exits with 3 when the daemon is down."""
+    from supervisor.commands.status import status as call
+
+    _finish("status", call, as_json=as_json)
+
+
+@app.command()
+def logs(
+    model: Annotated[str | None, typer.Argument(help="A model; none means the daemon.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("-n", min=0, max=100_000, help="Lines to begin with.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Show the log of a model's engines, or of the daemon."""
+    from supervisor.commands.logs import logs as call
+
+    _finish("logs", lambda: call(model, lines, go_on=follow), as_json=as_json)
+
+
+@app.command()
+def plan(model: str, config: Config = None, as_json: Json = False) -> None:
+    """Show the exact llama-server command for a model, and where each flag comes from."""
+    from supervisor.commands.plan import plan as call
+
+    _finish("plan", lambda: call(model, config), as_json=as_json)
+
+
+# Engines
+
+
+@engine_app.command("list")
+def engine_list(config: Config = None, as_json: Json = False) -> None:
+    """List every llama-server found, the one that is used first."""
+    from supervisor.commands.engine import list_engines as call
+
+    _finish("engine list", lambda: call(config), as_json=as_json)
+
+
+@engine_app.command("path")
+def engine_path(config: Config = None, as_json: Json = False) -> None:
+    """Print the path of the llama-server that is used."""
+    from supervisor.commands.engine import path as call
+
+    _finish("engine path", lambda: call(config), as_json=as_json)
+
+
+@engine_app.command("help")
+def engine_help(
+    flag: Annotated[str | None, typer.Argument(help="One flag; none means all.")] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show the options that this llama-server has, as read from its own --help."""
+    from supervisor.commands.engine import show_help as call
+
+    _finish("engine help", lambda: call(flag, config), as_json=as_json)
+
+
+# Models
+
+
+@model_app.command("get")
+def model_get(name: str, as_json: Json = False) -> None:
+    """Fetch a pinned model; already there and whole: done at once."""
+    from supervisor.commands.model import get as call
+
+    _finish("model get", lambda: call(name), as_json=as_json)
+
+
+@model_app.command("list")
+def model_list(as_json: Json = False) -> None:
+    """List pinned models and those fetched."""
+    from supervisor.commands.model import list_models as call
+
+    _finish("model list", call, as_json=as_json)
+
+
+@model_app.command("show")
+def model_show(file: str, as_json: Json = False) -> None:
+    """Show what a GGUF says of itself."""
+    from supervisor.commands.model import show_model as call
+
+    _finish("model show", lambda: call(file), as_json=as_json)
+
+
+# Profiles
+
+
+@profile_app.command("list")
+def profile_list(as_json: Json = False) -> None:
+    """List the profiles, shipped and your own."""
+    from supervisor.commands.profile import list_profiles as call
+
+    _finish("profile list", call, as_json=as_json)
+
+
+@profile_app.command("show")
+def profile_show(name: str, as_json: Json = False) -> None:
+    """Show a profile's flags, with those it inherits."""
+    from supervisor.commands.profile import show_profile as call
+
+    _finish("profile show", lambda: call(name), as_json=as_json)
+
+
+@profile_app.command("check")
+def profile_check(
+    name: Annotated[str | None, typer.Argument(help="One profile; none means all.")] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Check profiles against the llama-server that is used."""
+    from supervisor.commands.profile import check as call
+
+    _finish("profile check", lambda: call(name, config), as_json=as_json)
+
+
+# Settings
+
+
+@config_app.command("check")
+def config_check(config: Config = None, as_json: Json = False) -> None:
+    """Read the settings and plan every model, without starting anything."""
+    from supervisor.commands.config import check as call
+
+    _finish("config check", lambda: call(config), as_json=as_json)
+
+
+@config_app.command("show")
+def config_show(config: Config = None, as_json: Json = False) -> None:
+    """Show every setting and where it comes from."""
+    from supervisor.commands.config import show_settings as call
+
+    _finish("config show", lambda: call(config), as_json=as_json)
+
+
+@config_app.command("path")
+def config_path(config: Config = None, as_json: Json = False) -> None:
+    """Show which files and directories are used."""
+    from supervisor.commands.config import paths as call
+
+    _finish("config path", lambda: call(config), as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""`corral config check|show|path`: the settings, read and explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervisor.fleet.workshop import Workshop
+from supervisor.host.paths import directories
+from supervisor.settings import flatten, load, search_path
+from supervisor.show import Outcome, table
+
+
+def check(config: Path | None) -> Outcome:
+    """Plan every model without starting anything.
+
+    Raises:
+        CorralError: The first thing that is wrong.
+    """
+    where = directories()
+    loaded = load(config, config_dir=where.config)
+    workshop = Workshop(loaded.settings, where)
+    plans = [workshop.plan(name) for name in workshop.entries]
+    omitted = [
+        f"{plan.model}: {line.flag} is left out: {line.why}"
+        for plan in plans
+        for line in plan.omitted
+    ]
+    source = str(loaded.path or "no settings file")
+    names = ", ".join(workshop.entries) or "none"
+    data = {"path": source, "models": list(workshop.entries), "omitted": omitted}
+    return Outcome(data, f"{source} is fine; models: {names}", tuple(omitted))
+
+
+def show_settings(config: Path | None) -> Outcome:
+    """Show each setting with its value and where that comes from."""
+    loaded = load(config, config_dir=directories().config)
+    values = flatten(loaded.settings.model_dump(mode="json"))
+    rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
+    data = {key: {"value": values[key], "origin": origin} for key, _, origin in rows}
+    return Outcome(data, table(("SETTING", "VALUE", "FROM"), rows))
+
+
+def paths(config: Path | None) -> Outcome:
+    """Show which settings file is read, and every directory that is used."""
+    where = directories()
+    loaded = load(config, config_dir=where.config)
+    data = {
+        "settings": str(loaded.path) if loaded.path else None,
+        "looked at": [str(place) for place in search_path(where.config)],
+        "config": str(where.config),
+        "data": str(where.data),
+        "cache": str(where.cache),
+        "log": str(where.log),
+        "runtime": str(where.runtime),
+    }
+    rows = [
+        (key, ", ".join(value) if isinstance(value, list) else str(value or "none"))
+        for key, value in data.items()
+    ]
+    return Outcome(data, "\n".join(f"{key:10} {value}" for key, value in rows))

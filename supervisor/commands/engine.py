@@ -1,0 +1,121 @@
+"""`corral engine list|path|help`: llama-server binaries, and what they can do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from supervisor.errors import SettingsInvalid
+from supervisor.host.paths import directories
+from supervisor.profile import engine as engines
+from supervisor.profile.engine import Engine, Listed
+from supervisor.profile.help import Flag
+from supervisor.settings import load
+from supervisor.show import Outcome, size, table
+
+
+def list_engines(config: Path | None) -> Outcome:
+    """List every llama-server found, the one that is used first.
+
+    Raises:
+        EngineMissing: There is none.
+    """
+    where = directories()
+    setting = _setting(config)
+    found = engines.list_engines(setting, cache_dir=where.cache)
+    if not found:
+        engines.load(setting, cache_dir=where.cache)
+    notes = tuple(note for one in found for note in _notes(one))
+    head = ("BUILD", "FROM", "DEVICES", "PATH")
+    return Outcome([_data(one) for one in found], table(head, [*map(_row, found)]), notes)
+
+
+def path(config: Path | None) -> Outcome:
+    """Show the path of the llama-server that is used.
+
+    Raises:
+        EngineMissing, EngineBroken: There is none, or it does not run.
+    """
+    found = _load(config)
+    return Outcome({"path": str(found.path)}, str(found.path))
+
+
+def show_help(name: str | None, config: Path | None) -> Outcome:
+    """Show one option of the engine, or all.
+
+    Raises:
+        SettingsInvalid: It has no such option.
+    """
+    flags = _load(config).flags
+    if name is None:
+        rows = [(_names(flag), flag.hint or "", _state(flag)) for flag in flags.entries]
+        return Outcome([asdict(flag) for flag in flags.entries], table(("FLAG", "VALUE", ""), rows))
+    flag = flags.find(name)
+    if flag is None:
+        near = flags.nearest(name)
+        raise SettingsInvalid(
+            f"this engine has no flag {name}",
+            hint=f"did you mean {near}?" if near else "corral engine help lists them all",
+        )
+    return Outcome(asdict(flag), _describe(flag))
+
+
+def _setting(config: Path | None) -> Path | None:
+    return load(config, config_dir=directories().config).settings.engine
+
+
+def _load(config: Path | None) -> Engine:
+    return engines.load(_setting(config), cache_dir=directories().cache)
+
+
+def _row(one: Listed) -> tuple[str, ...]:
+    path, source = str(one.candidate.path), one.candidate.source
+    if one.engine is None:
+        return ("broken", source, "-", path)
+    devices = ", ".join(
+        f"{device.name} {size(device.total_mib << 20)}" for device in one.engine.devices
+    )
+    return (str(one.engine.build or "?"), source, devices or "CPU only", path)
+
+
+def _notes(one: Listed) -> list[str]:
+    if one.engine is None:
+        return [f"{one.candidate.path}: {one.error.message}"] if one.error else []
+    return [text for text in (one.engine.note, one.engine.warning) if text]
+
+
+def _data(one: Listed) -> dict[str, object]:
+    found = one.engine
+    return {
+        "path": str(one.candidate.path),
+        "source": one.candidate.source,
+        "version": found and found.version,
+        "build": found and found.build,
+        "devices": [asdict(device) for device in found.devices] if found else [],
+        "library_dirs": [str(directory) for directory in found.library_dirs] if found else [],
+        "note": found and found.note,
+        "warning": found and found.warning,
+        "error": one.error and one.error.as_json(),
+    }
+
+
+def _names(flag: Flag) -> str:
+    return ", ".join(flag.names)
+
+
+def _state(flag: Flag) -> str:
+    if flag.removed:
+        return "removed"
+    return "deprecated" if flag.deprecated else ""
+
+
+def _describe(flag: Flag) -> str:
+    facts = {
+        "value": flag.hint or "none",
+        "choices": ", ".join(flag.choices),
+        "default": flag.default,
+        "environment": flag.env,
+        "removed": flag.removed,
+    }
+    lines = [f"{label}: {text}" for label, text in facts.items() if text]
+    return "\n".join([_names(flag), *lines, "", flag.help])

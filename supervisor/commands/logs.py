@@ -1,0 +1,57 @@
+"""`corral logs`: what the engines, or the daemon, wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from supervisor.errors import NoSuchModel
+from supervisor.host.paths import Directories, directories
+from supervisor.life.follow import follow, tail
+from supervisor.show import Outcome
+
+
+def logs(model: str | None, lines: int, *, go_on: bool) -> Outcome:
+    """Show the last lines of a log; to go on, print each new line until Ctrl-C.
+
+    Raises:
+        NoSuchModel: No log of that name was ever written.
+    """
+    files = _files(model, directories())
+    last = [line for file in files for line in tail(file, lines)]
+    if go_on:
+        sys.stdout.writelines(f"{line}\n" for line in last)
+        asyncio.run(_print_all(files))
+    return Outcome({"files": [str(file) for file in files], "lines": last}, "\n".join(last))
+
+
+async def _print_all(files: Sequence[Path]) -> None:
+    async with asyncio.TaskGroup() as readers:
+        for file in files:
+            readers.create_task(_print(file, f"{file.stem}: " if len(files) > 1 else ""))
+
+
+async def _print(file: Path, prefix: str) -> None:
+    async for line in follow(file):
+        sys.stdout.write(f"{prefix}{line}\n")
+        sys.stdout.flush()
+
+
+def _files(model: str | None, where: Directories) -> list[Path]:
+    if model is None:
+        return [where.daemon_log]
+    found = sorted(file for file in where.log.glob("*.log") if _belongs(file.stem, model))
+    if found:
+        return found
+    known = sorted({file.stem.rpartition(".")[0] for file in where.log.glob("*.*.log")})
+    raise NoSuchModel(
+        f"there is no log of {model!r} in {where.log}",
+        hint=f"logs there are of: {', '.join(known)}" if known else "nothing has run yet",
+    )
+
+
+def _belongs(stem: str, model: str) -> bool:
+    """Tell whether a log, NAME.REPLICA, is of a model, or of the one instance asked for."""
+    return stem == model or stem.rpartition(".")[0] == model

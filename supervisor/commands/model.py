@@ -1,0 +1,89 @@
+"""`corral model get|list|show`: GGUF files, fetched or at hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from supervisor.host.paths import directories
+from supervisor.profile import gguf, models
+from supervisor.profile.gguf import Gguf
+from supervisor.show import Meter, Outcome, size, table
+
+
+def get(name: str) -> Outcome:
+    """Fetch a pinned model, showing how far it is.
+
+    Raises:
+        NoSuchModel: Nothing is pinned by that name.
+        DownloadFailed: It cannot be fetched, or is not what the pin says.
+    """
+    pin = models.find_pin(name)
+    meter = Meter()
+
+    def progress(stage: str, done: int, whole: int) -> None:
+        fraction = done / whole if whole else 0.0
+        detail = f"{size(done)} of {size(whole)}" if whole else f"about {size(pin.size_bytes)}"
+        meter.show(f"{name}: {stage}", fraction, detail)
+
+    try:
+        path = models.fetch(pin, directories().models, progress)
+    finally:
+        meter.clear()
+    return Outcome({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
+
+
+def list_models() -> Outcome:
+    """List what can be fetched, and whether it was."""
+    where = directories().models
+    rows = [
+        (
+            pin.name,
+            "fetched" if models.is_fetched(pin, where) else "-",
+            size(pin.size_bytes),
+            pin.description,
+        )
+        for pin in models.pins().values()
+    ]
+    data = [
+        {**asdict(pin), "path": str(pin.path(where)), "fetched": models.is_fetched(pin, where)}
+        for pin in models.pins().values()
+    ]
+    return Outcome(data, table(("NAME", "HERE", "SIZE", "WHAT"), rows))
+
+
+def show_model(word: str) -> Outcome:
+    """Show what a GGUF says of itself; a fetched model may be meant by its name.
+
+    Raises:
+        ModelInvalid: It is missing, cut short, a later shard, or no GGUF.
+    """
+    where = directories()
+    pin = models.pins().get(word)
+    path = pin.path(where.models) if pin else Path(word).expanduser().absolute()
+    facts = gguf.read(path, cache_dir=where.cache)
+    return Outcome(asdict(facts), _render(facts))
+
+
+def _render(facts: Gguf) -> str:
+    rows = {
+        "file": str(facts.path),
+        "size": size(facts.size_bytes) + (f" in {facts.shards} files" if facts.shards > 1 else ""),
+        "name": facts.name or "-",
+        "architecture": facts.architecture,
+        "parameters": f"{facts.parameters / 1e6:,.0f} M, {facts.quantisation}",
+        "layers": str(facts.layers),
+        "heads": f"{facts.heads}, {_range(facts.kv_heads)} for keys and values",
+        "head size": f"{facts.key_length} a key, {facts.value_length} a value",
+        "context": f"{facts.ctx_train} tokens trained",
+        "vocabulary": f"{facts.vocab_size} tokens, {facts.tokenizer}",
+        "chat template": "yes" if facts.chat_template else "none",
+        "sliding window": f"{facts.sliding_window} tokens" if facts.sliding_window else "none",
+        "recurrent": "yes" if facts.recurrent else "no",
+    }
+    return "\n".join(f"{label:15} {value}" for label, value in rows.items())
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return str(low) if low == high else f"{low} to {high}"

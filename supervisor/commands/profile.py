@@ -1,0 +1,68 @@
+"""`corral profile list|show|check`: named sets of tuned flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervisor.fleet.workshop import Workshop
+from supervisor.host.paths import directories
+from supervisor.profile import profile as profiles
+from supervisor.profile.argv import render
+from supervisor.profile.profile import Profile
+from supervisor.settings import load
+from supervisor.show import Outcome, table
+
+
+def list_profiles() -> Outcome:
+    """List every profile, the user's own before those that ship."""
+    dirs = directories().profiles
+    found = [profiles.load(name, dirs) for name in profiles.names(dirs)]
+    rows = [(one.name, one.extends or "-", one.description) for one in found]
+    return Outcome([_data(one) for one in found], table(("PROFILE", "EXTENDS", "WHAT FOR"), rows))
+
+
+def show_profile(name: str) -> Outcome:
+    """Show a profile's flags, with those it inherits.
+
+    Raises:
+        SettingsInvalid: It is not there, or its file is wrong.
+    """
+    found = profiles.load(name, directories().profiles)
+    rows = [(flag, str(value), found.origins[flag]) for flag, value in found.flags.items()]
+    text = f"{found.description}\n{found.path}\n\n{table(('FLAG', 'VALUE', 'FROM'), rows)}"
+    return Outcome(_data(found), text)
+
+
+def check(name: str | None, config: Path | None) -> Outcome:
+    """Render profiles for the engine that is used.
+
+    Raises:
+        CorralError: A flag is unknown to every build, or a value is one this build refuses.
+    """
+    where = directories()
+    flags = Workshop(load(config, config_dir=where.config).settings, where).engine().flags
+    names = [name] if name else profiles.names(where.profiles)
+    left_out = {}
+    for one in names:
+        found = profiles.load(one, where.profiles)
+        rendered = render(_fixed(found), flags)
+        left_out[one] = [f"{line.key}: {line.why}" for line in rendered.omitted]
+    lines = [f"{one}: fine" for one in names]
+    notes = tuple(f"{one}: left out {why}" for one, whys in left_out.items() for why in whys)
+    return Outcome({"profiles": left_out}, "\n".join(lines), notes)
+
+
+def _fixed(found: Profile) -> dict[str, str | int | float | bool]:
+    """Return the flags that do not wait for a machine and a model to be derived from."""
+    return {flag: value for flag, value in found.flags.items() if value != "auto"}
+
+
+def _data(found: Profile) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "path": str(found.path),
+        "description": found.description,
+        "extends": found.extends,
+        "flags": dict(found.flags),
+        "origins": dict(found.origins),
+    }

@@ -1,0 +1,87 @@
+"""`corral serve`: the daemon itself, in the foreground or started by `corral start`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+
+from supervisor import log
+from supervisor.commands.choice import choose
+from supervisor.daemon import Daemon
+from supervisor.errors import CorralError
+from supervisor.events import EventStream
+from supervisor.host.paths import Directories, directories, make_private
+from supervisor.life.logs import LogFile
+from supervisor.settings import Loaded
+from supervisor.show import Outcome
+
+
+def serve(
+    words: Sequence[str], config: Path | None, listen: str | None, report_fd: int | None
+) -> Outcome:
+    """Run the daemon until it is told to end.
+
+    Args:
+        words: The models to bring up; none means all.
+        config: The settings file that was named.
+        listen: The address that was named.
+        report_fd: Set by `corral start`: a pipe for one line of JSON, `{"ok": true}` or
+            `{"error": …}`. Such a daemon brings up nothing by itself, and logs to a file.
+    """
+    where = directories()
+    with _reporting(report_fd) as report:
+        is_background = report_fd is not None
+        choice = choose(words, config, where, listen)
+        with _sink(where, is_background=is_background) as sink:
+            wanted = () if is_background else choice.names
+            _run(choice.loaded, where, sink, wanted, report)
+    return Outcome(None)
+
+
+def _run(
+    loaded: Loaded,
+    where: Directories,
+    sink: log.Sink,
+    wanted: Sequence[str],
+    report: Callable[[], None],
+) -> None:
+    async def main() -> None:
+        await Daemon(loaded, where, EventStream(sink)).run(wanted, report)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@contextmanager
+def _sink(where: Directories, *, is_background: bool) -> Iterator[log.Sink]:
+    if not is_background:
+        yield log.to_stream(sys.stderr)
+        return
+    make_private(where.log)
+    with LogFile(where.daemon_log) as file:
+        yield log.to_json(lambda line: file.write(line.encode()))
+
+
+@contextmanager
+def _reporting(report_fd: int | None) -> Iterator[Callable[[], None]]:
+    """Tell whoever waits on the pipe that the daemon answers, or why it does not come up."""
+
+    def say(content: object) -> None:
+        nonlocal report_fd
+        if report_fd is not None:
+            os.write(report_fd, json.dumps(content).encode() + b"\n")
+            os.close(report_fd)
+            report_fd = None
+
+    try:
+        yield lambda: say({"ok": True})
+    except CorralError as error:
+        say({"error": error.as_json()})
+        raise

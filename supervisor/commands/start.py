@@ -1,0 +1,156 @@
+"""`corral start` and `corral restart`: bring models up, and show how that goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from supervisor.commands.choice import Choice, among, choose
+from supervisor.commands.stop import end_daemon
+from supervisor.control.client import Client
+from supervisor.control.wire import DaemonStatus, InstanceStatus, Line
+from supervisor.errors import CorralError, DaemonBusy, NotRunning, StartFailed, from_json
+from supervisor.host.paths import Directories, directories, make_private
+from supervisor.show import Meter, Outcome
+
+# Codes of causes that are the settings' own fault, found before anything was spawned, keep their
+# exit code; whatever an engine ended with is a failed start.
+_OWN_CODES: Final = frozenset(
+    {"settings_invalid", "engine_missing", "engine_broken", "model_invalid", "state_denied"}
+)
+
+
+def start(words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool) -> Outcome:
+    """Bring models up; where no daemon runs, start one in the background first.
+
+    A daemon that was started for this and brought nothing up is ended again.
+
+    Raises:
+        CorralError: A model did not come up; says why.
+    """
+    where = directories()
+    client = Client(where.control_socket)
+    try:
+        names = among(words, client.status())
+    except NotRunning:
+        choice = choose(words, config, where, listen)
+        _spawn_daemon(choice, listen, where)
+        return _start_fresh(client, choice.names, where, wait=wait)
+    return _command(client, "start", names, wait=wait)
+
+
+def restart(words: Sequence[str]) -> Outcome:
+    """Drain models and bring them up again.
+
+    Raises:
+        NotRunning: No daemon runs.
+        CorralError: A model did not come up; says why.
+    """
+    client = Client(directories().control_socket)
+    return _command(client, "restart", among(words, client.status()), wait=True)
+
+
+def _start_fresh(
+    client: Client, names: Sequence[str], where: Directories, *, wait: bool
+) -> Outcome:
+    try:
+        return _command(client, "start", names, wait=wait)
+    except CorralError:
+        if not any(instance["state"] == "ready" for instance in _instances(client.status(), ())):
+            end_daemon(where)
+        raise
+
+
+def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> Outcome:
+    lines = client.command(verb, names)
+    if not wait:
+        next(lines, None)
+        status = client.status()
+        return Outcome(status, f"starting on {status['url']}/v1")
+    status = watch(lines)
+    instances = _instances(status, names)
+    for instance in instances:
+        if instance["state"] != "ready":
+            raise _failure(instance)
+    ready = "\n".join(f"ready: {instance['name']}" for instance in instances)
+    return Outcome(status, f"{ready}\n{status['url']}/v1")
+
+
+def _instances(status: DaemonStatus, names: Sequence[str]) -> list[InstanceStatus]:
+    """Return the instances of the named models, or of all."""
+    chosen = (model for model in status["models"] if not names or model["name"] in names)
+    return [instance for model in chosen for instance in model["instances"]]
+
+
+def watch(lines: Iterable[Line]) -> DaemonStatus:
+    """Show the progress that lines tell of, and return the status at their end.
+
+    Raises:
+        DaemonBusy: They ended without one.
+    """
+    meter = Meter()
+    try:
+        for line in lines:
+            if "done" in line:
+                return line["done"]
+            if "event" in line and line["event"]["name"] == "instance.progressed":
+                fields = line["event"]["fields"]
+                meter.show(f"loading {fields['instance']}", float(str(fields["value"])))
+    finally:
+        meter.clear()
+    raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
+
+
+def _failure(instance: InstanceStatus) -> CorralError:
+    error = instance["error"]
+    if error is None:
+        return StartFailed(f"{instance['name']} is {instance['state']}", log=instance["log"])
+    told = from_json({**error, "message": f"{instance['name']} did not start: {error['message']}"})
+    if error["code"] in _OWN_CODES:
+        return told
+    return StartFailed(told.message, hint=told.hint, log=told.log)
+
+
+def _spawn_daemon(choice: Choice, listen: str | None, where: Directories) -> None:
+    """Start `corral serve` in a session of its own and wait until it answers.
+
+    Raises:
+        CorralError: What the daemon met, or that it died without a word.
+    """
+    make_private(where.log)
+    reader, writer = os.pipe()
+    output = os.open(where.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        words = _daemon_words(choice, listen, writer)
+        subprocess.Popen(  # it outlives us by design
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[writer],
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+        os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as reports:
+        report = reports.readline()
+    if not report:
+        raise StartFailed("the daemon ended before it answered", log=str(where.daemon_log))
+    if told := json.loads(report).get("error"):
+        raise from_json(told)
+
+
+def _daemon_words(choice: Choice, listen: str | None, report_fd: int) -> list[str]:
+    words = [sys.executable, "-m", "supervisor.cli", "serve", *choice.words]
+    if choice.loaded.path:
+        words += ["--config", str(choice.loaded.path)]
+    if listen:
+        words += ["--listen", listen]
+    return [*words, "--report-fd", str(report_fd)]

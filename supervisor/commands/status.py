@@ -1,0 +1,61 @@
+"""`corral status`: what runs, how busy, how fast."""
+
+from __future__ import annotations
+
+from supervisor.control.client import Client
+from supervisor.control.wire import DaemonStatus, InstanceStatus
+from supervisor.errors import NotRunning
+from supervisor.host.paths import directories
+from supervisor.show import Outcome, duration, paint, size, table
+
+_HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
+_STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unwell": "yellow"}
+
+
+def status() -> Outcome:
+    """Ask the daemon; exit code 3 when there is none (Source: LSB, as systemctl status)."""
+    try:
+        found = Client(directories().control_socket).status()
+    except NotRunning as error:
+        return Outcome({"running": False}, error.message, (error.hint or "",), error.exit_code)
+    return Outcome({"running": True, **found}, render(found))
+
+
+def render(status: DaemonStatus) -> str:
+    """Return the status as a person reads it."""
+    stopping = ", stopping" if status["stopping"] else ""
+    head = (
+        f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
+        f"{stopping}\n{status['url']}/v1"
+    )
+    instances = [instance for model in status["models"] for instance in model["instances"]]
+    troubles = [line for instance in instances for line in _troubles(instance)]
+    return "\n".join([head, "", table(_HEAD, [*map(_row, instances)]), *troubles])
+
+
+def _row(instance: InstanceStatus) -> tuple[str, ...]:
+    speed = instance["tokens_per_second"]
+    return (
+        instance["name"],
+        _state(instance),
+        str(instance["pid"] or "-"),
+        f"{instance['slots_busy']}/{instance['slots']}",
+        "-" if speed is None else f"{speed:.1f}",
+        size(instance["memory_bytes"]),
+        duration(instance["up_s"]),
+        str(instance["restarts"]),
+    )
+
+
+def _state(instance: InstanceStatus) -> str:
+    if instance["state"] == "starting" and instance["progress"] is not None:
+        return f"starting {instance['progress']:.0%}"
+    return instance["state"]
+
+
+def _troubles(instance: InstanceStatus) -> list[str]:
+    lines = [f"\n{instance['name']}: {paint(text, 'yellow')}" for text in instance["warnings"]]
+    if error := instance["error"]:
+        lines.append(f"\n{instance['name']}: {paint(error['message'], 'red')}")
+        lines += [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
+    return lines

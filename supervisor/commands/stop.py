@@ -1,0 +1,44 @@
+"""`corral stop`: let answers finish, then stop models, or the daemon with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import filelock
+
+from supervisor.commands.choice import among
+from supervisor.control.client import Client
+from supervisor.errors import DaemonBusy, NotRunning
+from supervisor.host.paths import Directories, directories
+from supervisor.show import Outcome
+
+
+def stop(words: Sequence[str]) -> Outcome:
+    """Stop the named models, or the daemon; stopping what does not run is no error."""
+    where = directories()
+    client = Client(where.control_socket)
+    try:
+        if not words:
+            return end_daemon(where)
+        names = among(words, client.status())
+        for line in client.command("stop", names):
+            if "done" in line:
+                return Outcome(line["done"], "\n".join(f"stopped: {name}" for name in names))
+    except NotRunning:
+        return Outcome({"running": False}, "the daemon is not running")
+    raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
+
+
+def end_daemon(where: Directories) -> Outcome:
+    """Tell the daemon to end, and wait until it has.
+
+    The stream of the shutdown ends a little before the process, whose lock is the last to go.
+
+    Raises:
+        NotRunning: No daemon runs.
+        DaemonBusy: It does not answer.
+    """
+    for _ in Client(where.control_socket).shutdown():
+        pass
+    with filelock.FileLock(where.lock_file, mode=0o600):
+        return Outcome({"running": False}, "stopped")

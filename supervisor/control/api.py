@@ -1,0 +1,160 @@
+"""The daemon's side of the control socket: JSON over HTTP on a 0600 unix socket.
+
+    GET  /v1/status     what runs
+    GET  /v1/events     what happens, line by line, until the client leaves
+    POST /v1/start      {"models": [names]}; lines until each is ready or has failed
+    POST /v1/stop       {"models": [names]}; lines until each is down
+    POST /v1/restart    {"models": [names]}; lines until each is ready or has failed
+    POST /v1/shutdown   drain and end; lines until nothing runs any more
+
+A client that leaves a stream changes nothing: what it asked for goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, Protocol
+
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from supervisor.control.wire import DaemonStatus, Line
+from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
+from supervisor.events import EventStream, Listener
+
+_WAITING_EVERY_S: Final = 5.0
+# Said when nothing runs any more, and before this socket closes: every stream ends with it.
+_LAST_EVENT: Final = "daemon.stopped"
+_BODY_MAX_BYTES: Final = 64 * 1024
+
+
+class Service(Protocol):
+    """What the control API needs of the daemon."""
+
+    def status(self) -> DaemonStatus:
+        """Return what runs."""
+
+    async def refresh(self) -> None:
+        """Bring the figures of `status` up to date; takes a fraction of a second at most."""
+
+    def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
+        """Begin to start, stop or restart models; return what tells whether that is over.
+
+        Raises:
+            NoSuchModel: A name is not configured.
+        """
+
+    def shutdown(self, reason: str) -> None:
+        """Begin to drain and end; said again, shorten the drain."""
+
+
+@asynccontextmanager
+async def serve(service: Service, events: EventStream, path: Path) -> AsyncIterator[None]:
+    """Answer on the control socket for the length of the block."""
+    app = web.Application(client_max_size=_BODY_MAX_BYTES, middlewares=[_errors_as_json])
+    api = _Api(service, events)
+    app.add_routes(
+        [
+            web.get("/v1/status", api.status),
+            web.get("/v1/events", api.events),
+            web.post("/v1/{verb:start|stop|restart}", api.command),
+            web.post("/v1/shutdown", api.shutdown),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    path.unlink(missing_ok=True)
+    await web.UnixSite(runner, str(path)).start()
+    path.chmod(0o600)
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+        path.unlink(missing_ok=True)
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except CorralError as error:
+        is_unknown = isinstance(error, NoSuchModel)
+        status = HTTPStatus.NOT_FOUND if is_unknown else HTTPStatus.CONFLICT
+        return _json({"error": error.as_json()}, status)
+
+
+def _json(content: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
+
+
+class _Api:
+    def __init__(self, service: Service, events: EventStream) -> None:
+        self._service = service
+        self._events = events
+
+    async def status(self, _: web.Request) -> web.StreamResponse:
+        await self._service.refresh()
+        return _json(self._service.status())
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        with self._events.listen() as listener:
+            return await self._stream(request, listener, lambda: False)
+
+    async def command(self, request: web.Request) -> web.StreamResponse:
+        models = await _models(request)
+        with self._events.listen() as listener:
+            is_over = self._service.command(request.match_info["verb"], models)
+            return await self._stream(request, listener, is_over)
+
+    async def shutdown(self, request: web.Request) -> web.StreamResponse:
+        with self._events.listen() as listener:
+            self._service.shutdown("asked over the control socket")
+            return await self._stream(request, listener, lambda: False)
+
+    async def _stream(
+        self, request: web.Request, listener: Listener, is_over: Callable[[], bool]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        while not is_over():
+            line = await _next_line(listener)
+            await _write(response, line)
+            if line.get("event", {}).get("name") == _LAST_EVENT:
+                break
+        await _write(response, {"done": self._service.status()})
+        return response
+
+
+async def _next_line(listener: Listener) -> Line:
+    try:
+        async with asyncio.timeout(_WAITING_EVERY_S):
+            event = await listener.next()
+    except TimeoutError:
+        return {"waiting": _WAITING_EVERY_S}
+    return {
+        "event": {
+            "name": event.name,
+            "level": event.level,
+            "at": event.at.isoformat(),
+            "fields": dict(event.fields),
+        }
+    }
+
+
+async def _write(response: web.StreamResponse, line: Line) -> None:
+    await response.write(orjson.dumps(line) + b"\n")
+
+
+async def _models(request: web.Request) -> list[str]:
+    try:
+        models = orjson.loads(await request.read())["models"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise SettingsInvalid('the body must be {"models": [names]}') from error
+    if not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
+        raise SettingsInvalid('the body must be {"models": [names]}')
+    return models

@@ -1,0 +1,57 @@
+"""What models and instances are, in the shapes of `wire`. Pure."""
+
+from __future__ import annotations
+
+from supervisor.control.wire import ErrorFields, InstanceStatus, ModelStatus
+from supervisor.fleet.fleet import Model
+from supervisor.fleet.vitals import Vital
+from supervisor.life.diagnose import Cause
+from supervisor.life.facts import InstanceFacts
+from supervisor.profile.plan import Plan
+
+
+def model_status(model: Model, instances: list[InstanceStatus]) -> ModelStatus:
+    """Return a model with its instances; context and slots are known once it was planned."""
+    plan = model.plan
+    return {
+        "name": model.entry.name,
+        "aliases": list(model.entry.aliases),
+        "path": str(model.entry.path),
+        "profile": model.entry.profile,
+        "slots": plan.slots if plan else 0,
+        "ctx_size": plan.ctx_size if plan else None,
+        "instances": instances,
+    }
+
+
+def instance_status(
+    facts: InstanceFacts, plan: Plan | None, vital: Vital, slots_busy: int
+) -> InstanceStatus:
+    """Return an instance; what only a living process has is None without one."""
+    endpoint = facts.endpoint
+    return {
+        "name": facts.name,
+        "state": facts.state.value,
+        "pid": facts.pid,
+        "run": facts.run,
+        "up_s": facts.up_s or None,
+        "restarts": facts.restarts,
+        "progress": facts.load_progress,
+        "slots": plan.slots if plan else 0,
+        "slots_busy": slots_busy,
+        "tokens_per_second": vital.tokens_per_second,
+        "memory_bytes": vital.memory_bytes if facts.pid else None,
+        "address": str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
+        "log": str(facts.log_path) if facts.log_path else None,
+        "error": _error(facts, facts.cause) if facts.cause else None,
+        "warnings": [f"{warning.sentence}: {warning.hint}" for warning in facts.warnings],
+    }
+
+
+def _error(facts: InstanceFacts, cause: Cause) -> ErrorFields:
+    return {
+        "code": cause.code,
+        "message": cause.sentence,
+        "hint": cause.hint,
+        "log": str(facts.log_path) if facts.log_path else None,
+    }

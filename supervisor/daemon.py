@@ -1,0 +1,213 @@
+"""Builds everything, runs it, and ends it in order.
+
+A daemon's life: own the runtime directory, listen, answer on the control socket, bring the models
+up, wait for the word to end; then take no new requests, let the running ones finish, stop the
+engines, leave. The word comes by signal or over the control socket. Said a second time it shortens
+the wait to some seconds; said a third time it cuts everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from typing import Final
+
+from proxy.app import build_app
+from proxy.dispatch import Dispatch
+from proxy.errors import ListenFailed
+from proxy.server import Server
+from supervisor import __version__
+from supervisor.bridge import Catalogue, Gate, proxy_settings
+from supervisor.control import api
+from supervisor.control.report import instance_status, model_status
+from supervisor.control.wire import DaemonStatus, InstanceStatus
+from supervisor.errors import StateDenied
+from supervisor.events import EventStream
+from supervisor.fleet.fleet import Fleet, Model
+from supervisor.fleet.vitals import Vitals
+from supervisor.fleet.workshop import Workshop
+from supervisor.host.owner import myself, own, write_owner
+from supervisor.host.paths import Directories
+from supervisor.life.facts import Limits
+from supervisor.life.instance import Instance
+from supervisor.life.lifecycle import State
+from supervisor.settings import Loaded, SupervisorTable
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# What still runs after the second and after the third word to end has this long, in seconds.
+_HURRIES_S: Final = (5.0, 0.0)
+_DOWN: Final = frozenset({State.STOPPED})
+
+
+class Daemon:
+    """One daemon: made from settings on a running loop, `run` once.
+
+    Args:
+        loaded: The settings, and where they came from.
+        directories: Where everything is kept.
+        events: The stream to tell what happens.
+    """
+
+    def __init__(self, loaded: Loaded, directories: Directories, events: EventStream) -> None:
+        self._loaded = loaded
+        self._directories = directories
+        self._events = events
+        self._dispatch = Dispatch()
+        self._vitals = Vitals()
+        gate = Gate(self._dispatch)
+        self._workshop = Workshop(loaded.settings, directories)
+        limits = _limits(loaded.settings.supervisor)
+        gate.fleet = self._fleet = Fleet(self._workshop, gate, events.emit, limits)
+        self._server = self._make_server()
+        self._began_at_s = self._ending_at_s = self._now_s()
+        self._words = 0
+        self._told_to_end = asyncio.Event()
+        self._patience: asyncio.Timeout | None = None
+
+    def _make_server(self) -> Server:
+        settings = proxy_settings(self._loaded.settings.proxy)
+        catalogue = Catalogue(self._fleet, self._events)
+        return Server(build_app(self._dispatch, catalogue, settings, self._events.emit), settings)
+
+    # Its life.
+
+    async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:
+        """Serve until told to end.
+
+        Args:
+            models: Those to bring up at once.
+            report: Called once when clients and commands are answered.
+
+        Raises:
+            DaemonBusy: Another daemon owns the runtime directory.
+            StateDenied: A directory, or the address to listen on, cannot be used.
+            NoSuchModel: A model to bring up is not configured.
+        """
+        for name in models:
+            self._workshop.entry(name)
+        with own(self._directories), self._hearing_signals():
+            async with self._listening(), self._answering_commands(), asyncio.TaskGroup() as group:
+                lives = group.create_task(self._fleet.serve())
+                if models:
+                    self._fleet.command("start", models)
+                self._tell_started()
+                report()
+                await self._told_to_end.wait()
+                await self._end()
+                lives.cancel()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        try:
+            await self._server.start()
+        except ListenFailed as error:
+            raise StateDenied(error.message, hint=error.hint) from error
+        try:
+            write_owner(self._directories.state_file, myself(__version__, self._server.url))
+            yield
+        finally:
+            await self._server.close()
+
+    def _answering_commands(self) -> AbstractAsyncContextManager[None]:
+        return api.serve(self, self._events, self._directories.control_socket)
+
+    def _tell_started(self) -> None:
+        self._events.emit(
+            "daemon.started",
+            version=__version__,
+            url=self._server.url,
+            control=str(self._directories.control_socket),
+            settings=str(self._loaded.path) if self._loaded.path else None,
+        )
+
+    async def _end(self) -> None:
+        """Let requests finish, cut those that outlast the patience, then stop the engines."""
+        limits = self._loaded.settings.supervisor
+        async with self._patient(limits.drain_timeout_s):
+            await self._server.drain(limits.drain_timeout_s)
+        await self._server.close()
+        self._fleet.command("stop")
+        async with self._patient(2 * limits.stop_timeout_s):
+            await self._fleet.all_in(_DOWN)
+        self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._ending_at_s, 3))
+
+    @asynccontextmanager
+    async def _patient(self, limit_s: float) -> AsyncIterator[None]:
+        """Wait for the block this long, or for less once more words to end are said."""
+        is_over = self._words > len(_HURRIES_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if is_over else limit_s) as self._patience:
+                yield
+        self._patience = None
+
+    # The word to end.
+
+    def shutdown(self, reason: str) -> None:
+        """Begin to end; said again, shorten the wait."""
+        self._words += 1
+        if self._words == 1:
+            self._ending_at_s = self._now_s()
+            self._events.emit("daemon.stopping", reason=reason)
+            self._told_to_end.set()
+        elif self._patience and not self._patience.expired():
+            hurry_s = _HURRIES_S[min(self._words - 2, len(_HURRIES_S) - 1)]
+            self._patience.reschedule(self._now_s() + hurry_s)
+
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    # What commands ask (supervisor.control.api.Service).
+
+    def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
+        """Begin to start, stop or restart models; return what tells whether that is over."""
+        return self._fleet.command(verb, models)
+
+    async def refresh(self) -> None:
+        """Read the figures of every serving instance."""
+        await self._vitals.refresh(self._fleet.instances())
+
+    def status(self) -> DaemonStatus:
+        """Return what runs."""
+        path = self._loaded.path
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "url": self._server.url,
+            "up_s": self._now_s() - self._began_at_s,
+            "stopping": self._words > 0,
+            "config": str(path) if path else None,
+            "models": [
+                model_status(model, [self._instance_status(model, one) for one in model.instances])
+                for model in self._fleet.models.values()
+            ],
+        }
+
+    def _instance_status(self, model: Model, instance: Instance) -> InstanceStatus:
+        facts = instance.snapshot()
+        busy = self._dispatch.busy(facts.name)
+        return instance_status(facts, model.plan, self._vitals.of(facts), busy)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _limits(table: SupervisorTable) -> Limits:
+    return Limits(
+        load_timeout_s=table.load_timeout_s,
+        warm_timeout_s=table.warm_timeout_s,
+        unwell_timeout_s=table.unwell_timeout_s,
+        drain_timeout_s=table.drain_timeout_s,
+        stop_timeout_s=table.stop_timeout_s,
+    )

@@ -1,0 +1,18 @@
+"""What processes take of the host's memory."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def memory_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process, or None when it is gone.
+
+    A memory-mapped model counts in full once its pages were touched, and is shared between the
+    instances that map the same file.
+    """
+    try:
+        found: int = psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return None
+    return found

@@ -1,0 +1,93 @@
+"""The figures of each instance that its state does not tell: speed and memory.
+
+Asked only when somebody looks, at most every 2 s: polling an engine faster disturbs it (its
+`/metrics` gauges are reset by each reader, and frequent readers delay its notice of clients that
+left). Source: llama-server build 10434, tools/server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.fleet.devices import memory_bytes
+from supervisor.life.facts import InstanceFacts
+from supervisor.life.instance import Instance
+from supervisor.life.lifecycle import State
+from supervisor.life.llama import EngineSilent, Llama, Refused
+
+_FRESH_S: Final = 2.0
+_PATIENCE_S: Final = 0.1
+# A single token, as the warm-up asks for, is told to have taken no time at all.
+_SPAN_MIN_S: Final = 0.001
+_TOKENS: Final = "tokens_predicted_total"
+_SECONDS: Final = "tokens_predicted_seconds_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Vital:
+    """What was last seen of one run of an instance.
+
+    Attributes:
+        run: The run it is about.
+        tokens: Tokens decoded since the run began; grows when a request ends.
+        decoding_s: Seconds of decoding they took, summed over sequences.
+        tokens_per_second: Decoding speed of one sequence since the reading before, or None.
+        memory_bytes: Resident memory, or None.
+    """
+
+    run: int
+    tokens: float = 0
+    decoding_s: float = 0
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+
+
+class Vitals:
+    """The last reading of every instance."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Vital] = {}
+        self._read_at_s = float("-inf")
+
+    def of(self, facts: InstanceFacts) -> Vital:
+        """Return the last reading of an instance's present run."""
+        found = self._by_name.get(facts.name)
+        return found if found and found.run == facts.run else Vital(facts.run)
+
+    async def refresh(self, instances: Iterable[Instance]) -> None:
+        """Read every serving instance again, unless the last reading is fresh."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._read_at_s < _FRESH_S:
+            return
+        self._read_at_s = now_s
+        async with asyncio.TaskGroup() as readers:
+            for instance in instances:
+                readers.create_task(self._read(instance.snapshot()))
+
+    async def _read(self, facts: InstanceFacts) -> None:
+        before = self.of(facts)
+        metrics = await _metrics(facts) if facts.state is State.READY else {}
+        memory = memory_bytes(facts.pid) if facts.pid else None
+        self._by_name[facts.name] = reading(before, metrics, memory)
+
+
+def reading(before: Vital, metrics: Mapping[str, float], memory: int | None) -> Vital:
+    """Return a new reading; the speed stands until something new was decoded."""
+    tokens = metrics.get(_TOKENS, before.tokens)
+    decoding_s = metrics.get(_SECONDS, before.decoding_s)
+    speed = before.tokens_per_second
+    if decoding_s - before.decoding_s >= _SPAN_MIN_S:
+        speed = (tokens - before.tokens) / (decoding_s - before.decoding_s)
+    return Vital(before.run, tokens, decoding_s, speed, memory)
+
+
+async def _metrics(facts: InstanceFacts) -> Mapping[str, float]:
+    try:
+        async with Llama(facts.endpoint, facts.api_key) as llama, asyncio.timeout(_PATIENCE_S):
+            found = await llama.metrics()
+    except (TimeoutError, EngineSilent):
+        return {}
+    return {} if isinstance(found, Refused) else found

@@ -1,0 +1,124 @@
+"""What is done in each state of an instance, while it lasts.
+
+An activity returns the fact it found, which `instance.py` takes in, or None. It is cancelled when
+the state is left, and has no deadline of its own: the state has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.life.facts import Limits
+from supervisor.life.lifecycle import Event, State
+from supervisor.life.llama import Llama
+from supervisor.life.run import Run
+from supervisor.life.traffic import Traffic
+from supervisor.life.warm import Warmth, warm
+
+_FIRST_PROBE_S: Final = 0.1
+_LAST_PROBE_S: Final = 2.0
+# An engine that has just said it listens is asked again this soon, should it not be so quite yet.
+_EAGER_PROBE_S: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What an activity works with.
+
+    Attributes:
+        name: The instance.
+        run: Its present run.
+        traffic: Who sends it requests.
+        limits: How long each state may last.
+    """
+
+    name: str
+    run: Run
+    traffic: Traffic
+    limits: Limits
+
+
+async def watch(stage: Stage) -> Event:
+    """Look until the engine can serve: after 100 ms, doubling, or at once when it says so."""
+    # In vain, but it has the HTTP client's parts imported while the engine is busy loading: they
+    # take 40 ms the first time, which would otherwise be added to the time until ready.
+    await _is_up(stage.run)
+    pause_s = _FIRST_PROBE_S
+    while True:
+        told = await _told_within(stage.run, pause_s)
+        if await _is_up(stage.run):
+            return Event.HEALTHY
+        pause_s = _EAGER_PROBE_S if told else min(2 * pause_s, _LAST_PROBE_S)
+
+
+async def warm_up(stage: Stage) -> Event:
+    """Have one token made; an engine that cannot answer now is unwell."""
+    async with Llama(stage.run.endpoint, stage.run.launch.api_key) as llama:
+        return Event.UNHEALTHY if await warm(llama) is Warmth.SICK else Event.WARMED
+
+
+async def heal(stage: Stage) -> Event:
+    """Look, more and more rarely, until the engine is well again."""
+    pause_s = _FIRST_PROBE_S
+    while not await _is_up(stage.run):
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PROBE_S)
+    return Event.HEALTHY
+
+
+async def drain(stage: Stage) -> Event:
+    """Wait until the instance holds no request."""
+    await stage.traffic.idle(stage.name)
+    return Event.DRAINED
+
+
+async def leave(stage: Stage) -> None:
+    """Cut what is left, ask the engine to leave, and ask again at half the time.
+
+    The order matters: an engine with a connection open does not exit until that is closed.
+    """
+    await stage.traffic.close(stage.name)
+    stage.run.ask_to_leave()
+    await asyncio.sleep(stage.limits.stop_timeout_s / 2)
+    stage.run.insist()
+
+
+async def kill(stage: Stage) -> None:
+    """Kill the engine and its group."""
+    stage.run.kill()
+
+
+async def _told_within(run: Run, pause_s: float) -> bool:
+    """Wait for the engine's own word, or as long as the pause; return whether it came."""
+    try:
+        async with asyncio.timeout(pause_s):
+            await run.told.wait()
+    except TimeoutError:
+        return False
+    run.told.clear()
+    return True
+
+
+async def _is_up(run: Run) -> bool:
+    if not run.endpoint.is_known:
+        return False
+    async with Llama(run.endpoint, run.launch.api_key) as llama:
+        return await llama.is_healthy() and await llama.is_ours()
+
+
+Activity = Callable[[Stage], Awaitable[Event | None]]
+
+ACTIVITIES: Final[Mapping[State, Activity]] = MappingProxyType(
+    {
+        State.STARTING: watch,
+        State.WARMING: warm_up,
+        State.UNWELL: heal,
+        State.DRAINING: drain,
+        State.STOPPING: leave,
+        State.KILLING: kill,
+    }
+)

@@ -1,0 +1,223 @@
+"""Says why an engine ended, what to do about it, and whether trying again can help. Pure.
+
+Nearly every failure of llama-server is exit code 1, and what it prints last is seldom the reason:
+a usage error is followed by help, a missing file by three lines that only pass the error on. So the
+first line that matches a row of `marks.MARKS` decides, in the order in which the engine wrote. Two
+kinds of evidence go before it: a signal that says enough alone (`SIGNALS`), and lines that name
+which of several files was meant (`marks.TELLING`).
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.errors import CorralError
+from supervisor.life.marks import DEGRADATIONS, MARKS, TELLING, Mark
+
+_QUOTE_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an instance is not serving.
+
+    Attributes:
+        code: Stable name in snake case.
+        sentence: What happened, without a full stop.
+        hint: What to do next.
+        permanent: Whether trying again without a change is useless.
+    """
+
+    code: str
+    sentence: str
+    hint: str
+    permanent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation:
+    """Something an engine silently went without.
+
+    Attributes:
+        code: Stable name in snake case.
+        sentence: What it goes without, without a full stop.
+        hint: What to do about it.
+    """
+
+    code: str
+    sentence: str
+    hint: str
+
+
+# Signals that say enough alone, whatever the log says.
+SIGNALS: Final[Mapping[int, Cause]] = MappingProxyType(
+    {
+        signal.SIGILL: Cause(
+            "illegal_instruction",
+            "the engine was built for another processor: it met an instruction this one lacks",
+            "use a build for this processor, or try no-repack; `corral engine list` shows others",
+            permanent=True,
+        ),
+        signal.SIGSEGV: Cause(
+            "memory_fault",
+            "the engine crashed with a memory fault",
+            "on processors with AMX some builds fault at their first token: try no-repack",
+            permanent=False,
+        ),
+        signal.SIGBUS: Cause(
+            "model_changed",
+            "the engine could not read memory that a file stands behind",
+            "most likely the model's file changed or shrank while in use: put it back whole",
+            permanent=False,
+        ),
+        signal.SIGFPE: Cause(
+            "arithmetic_fault",
+            "the engine crashed with an arithmetic fault",
+            "the model's header may be wrong (`corral model show FILE`), or try another build",
+            permanent=False,
+        ),
+    }
+)
+
+_KILLED: Final = Cause(
+    "killed",
+    "the engine was killed from outside (signal 9)",
+    "most often the kernel, out of memory: see `dmesg`; lower ctx-size or use low-memory",
+    permanent=False,
+)
+
+
+def diagnose(returncode: int | None, lines: Sequence[str]) -> Cause:
+    """Say why an engine ended.
+
+    Args:
+        returncode: Exit code, or minus the number of the signal that ended it, as `subprocess`
+            gives it. None when it is not known.
+        lines: What the engine wrote last, oldest first.
+    """
+    if returncode is not None and (known := SIGNALS.get(-returncode)):
+        return known
+    return (
+        _first(TELLING, lines) or _first(MARKS, lines) or _by_exit(returncode, _last_error(lines))
+    )
+
+
+def stalled(silent_s: float) -> Cause:
+    """Return the cause of an engine that gave no sign of life while loading."""
+    return Cause(
+        "load_stalled",
+        f"the engine gave no sign of life for {silent_s:g} s while loading",
+        "look at the log and the disk; a slow disk needs a larger load_timeout_s",
+        permanent=False,
+    )
+
+
+def mute(silent_s: float) -> Cause:
+    """Return the cause of an engine that was up and stopped answering."""
+    return Cause(
+        "unresponsive",
+        f"the engine was up, but did not answer for {silent_s:g} s",
+        "look at the log; a device that hangs shows in `dmesg`",
+        permanent=False,
+    )
+
+
+def refused(error: OSError, program: str) -> Cause:
+    """Return the cause of an engine that could not even be spawned."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOENT:
+        return Cause(
+            "engine_missing",
+            f"there is no program {program}",
+            "`corral engine list` shows the engines that are found",
+            permanent=True,
+        )
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return Cause(
+            "engine_denied",
+            f"the engine {program} may not be run: {reason}",
+            f"make it executable (chmod +x {program}), on a file system without noexec",
+            permanent=True,
+        )
+    if error.errno == errno.ENOEXEC:
+        return Cause(
+            "engine_broken",
+            f"{program} is no program for this machine",
+            "use a build for this system and processor (`corral engine list`)",
+            permanent=True,
+        )
+    return Cause(
+        "spawn_failed",
+        f"the engine {program} could not be started: {reason}",
+        "the machine may be out of memory, processes or files; see `ulimit -a`",
+        permanent=False,
+    )
+
+
+def unprepared(error: CorralError) -> Cause:
+    """Return the cause of a run that failed before anything could be spawned."""
+    hint = error.hint or "correct what it names, then `corral start`"
+    return Cause(error.code, error.message, hint, permanent=True)
+
+
+def warnings(lines: Iterable[str]) -> tuple[Degradation, ...]:
+    """Return what a ready engine silently went without, each once, in the order it said so."""
+    found: dict[str, Degradation] = {}
+    for line in lines:
+        for mark in DEGRADATIONS:
+            if said := mark.read(line):
+                found.setdefault(mark.code, Degradation(mark.code, *said))
+    return tuple(found.values())
+
+
+def _first(marks: Sequence[Mark], lines: Sequence[str]) -> Cause | None:
+    for line in lines:
+        for mark in marks:
+            if said := mark.read(line):
+                return Cause(mark.code, *said, mark.permanent)
+    return None
+
+
+# The engine's own prefix is seconds.millis.micros, then the level (Source: build 10434).
+_ERROR_LINE: Final = re.compile(r"^(?:[\d.]+ )?E |\berror\b|\bfailed\b", re.IGNORECASE)
+
+
+def _last_error(lines: Sequence[str]) -> str:
+    """Return the last line that sounds like an error, for causes nobody knows yet."""
+    wrong = [line for line in lines if _ERROR_LINE.search(line)]
+    return wrong[-1].strip()[:_QUOTE_MAX] if wrong else ""
+
+
+def _by_exit(returncode: int | None, last: str) -> Cause:
+    said = f"; it last said: {last}" if last else ""
+    if returncode == -signal.SIGKILL:
+        return _KILLED
+    if returncode == 0:
+        return Cause(
+            "left",
+            "the engine ended by itself",
+            "look at the log for who asked it to",
+            permanent=False,
+        )
+    if returncode is not None and returncode < 0:
+        return Cause(
+            "signalled",
+            f"the engine was ended by {_signal_name(-returncode)}{said}",
+            "look at the log; sent from outside, or a crash of its own",
+            permanent=False,
+        )
+    code = "" if returncode is None else f" with code {returncode}"
+    return Cause("exited", f"the engine ended{code}{said}", "look at the log", permanent=False)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,72 @@
+"""What others may know of an instance, and the limits it lives by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor.life.diagnose import Cause, Degradation
+from supervisor.life.launch import Endpoint
+from supervisor.life.lifecycle import State
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long each state of an instance may last, in seconds.
+
+    Attributes:
+        load_timeout_s: Silence while loading, counted from the engine's last sign of life.
+        warm_timeout_s: The warm-up; after it the instance serves all the same.
+        unwell_timeout_s: Not answering, before it is ended as a fault.
+        drain_timeout_s: Finishing what it holds, before that is cut.
+        stop_timeout_s: Leaving when asked; it is asked again at half of it, and then killed.
+        kill_timeout_s: Leaving when killed, before it is killed once more.
+    """
+
+    load_timeout_s: float = 300.0
+    warm_timeout_s: float = 30.0
+    unwell_timeout_s: float = 60.0
+    drain_timeout_s: float = 600.0
+    stop_timeout_s: float = 5.0
+    kill_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFacts:
+    """One instance at one moment.
+
+    Attributes:
+        name: The instance, such as `chat.0`.
+        model: The model it serves a replica of.
+        state: Where it is in its life.
+        wanted: Whether it was asked to be up.
+        run: Number of its latest process, from 1; 0 before the first.
+        pid: That process while it lives.
+        since_s: Monotonic time at which it entered its state.
+        up_s: Seconds since it last became ready; 0 while it is not up.
+        restarts: Runs that followed a fault or a restart, since it was made.
+        faults: Faults the restart policy remembers.
+        cause: Why it does not serve, after a fault; None once it serves again.
+        warnings: What the engine silently went without, known once it is ready.
+        load_progress: Share of loading that is done, 0 to 1; None where the engine does not say.
+        endpoint: Where it listens, as far as known.
+        api_key: What it wants to be shown.
+        log_path: Where its output goes; None before the first run.
+    """
+
+    name: str
+    model: str
+    state: State
+    wanted: bool
+    run: int
+    pid: int | None
+    since_s: float
+    up_s: float
+    restarts: int
+    faults: int
+    cause: Cause | None
+    warnings: tuple[Degradation, ...]
+    load_progress: float | None
+    endpoint: Endpoint
+    api_key: str = field(repr=False)
+    log_path: Path | None

@@ -1,0 +1,307 @@
+"""Performs what `lifecycle` decides, for one instance.
+
+Every change of state happens in `_apply`, which has no `await`: commands from outside, facts from
+our own tasks and the deadline all go through it. Entering a state ends the last state's timer and
+activity and begins its own. Apart from these, one task holds the process of a run from spawn to
+burial, across states, and says EXITED at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from supervisor.errors import CorralError
+from supervisor.events import Emit
+from supervisor.life import diagnose, lifecycle
+from supervisor.life.activities import ACTIVITIES, Activity, Stage
+from supervisor.life.child import Exit
+from supervisor.life.facts import InstanceFacts, Limits
+from supervisor.life.launch import Endpoint, Launch
+from supervisor.life.lifecycle import STATES, Ending, Event, Leaving, Life, State
+from supervisor.life.restart import Memory, Policy, judge
+from supervisor.life.run import Run
+from supervisor.life.traffic import Traffic
+from supervisor.life.voice import Voice
+
+# Enough for a failed start with its help text, or for an abort with its backtrace.
+_LINES_TO_JUDGE = 300
+
+
+class Instance:
+    """One replica of a model, kept as it is wanted.
+
+    Commands never wait; `wait` does. They may be given before `serve` runs, which then takes the
+    last of them in.
+
+    Args:
+        name: Unique among instances; part of file names.
+        model: The model it is a replica of.
+        launch: Makes what run number N needs. Raises CorralError where that cannot be.
+        limits: How long each state may last.
+        policy: How patiently it is restarted.
+        traffic: Who sends it requests.
+        emit: Where events go.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(  # noqa: PLR0913 (each is a seam of its own)
+        self,
+        name: str,
+        model: str,
+        launch: Callable[[int], Launch],
+        *,
+        limits: Limits,
+        policy: Policy,
+        traffic: Traffic,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self._launch = launch
+        self._limits = limits
+        self._policy = policy
+        self._traffic = traffic
+        self._voice = Voice(name, model, emit)
+        self._clock = clock
+
+        self._life = Life()
+        self._since_s = clock()
+        self._ready_at_s: float | None = None
+        self._memory = Memory()
+        self._backoff_s = 0.0
+        self._restarts = 0
+        self._cause: diagnose.Cause | None = None
+        self._warnings: tuple[diagnose.Degradation, ...] = ()
+
+        self._run: Run | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._early: Event | None = None
+        self._waiters: dict[asyncio.Future[InstanceFacts], frozenset[State]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.name}: {self._life.state}, run {self._life.run}>"
+
+    # Commanding it.
+
+    def start(self) -> None:
+        """Want it up. One that failed or waits to try again is forgiven and starts at once."""
+        self._command(Event.START)
+
+    def stop(self) -> None:
+        """Want it down: what it holds is finished first, within the drain's limit."""
+        self._command(Event.STOP)
+
+    def restart(self) -> None:
+        """Want it up with a new process; forgives as `start` does."""
+        self._command(Event.RESTART)
+
+    def doubt(self, run: int) -> None:
+        """Say that it did not answer in this run. It gets no requests until it is well again."""
+        self._apply(Event.UNHEALTHY, run)
+
+    # Looking at it.
+
+    def snapshot(self) -> InstanceFacts:
+        """Return what is true now."""
+        run = self._run
+        return InstanceFacts(
+            name=self.name,
+            model=self.model,
+            state=self._life.state,
+            wanted=self._life.wanted,
+            run=self._life.run,
+            pid=run.pid if run else None,
+            since_s=self._since_s,
+            up_s=self._up_s(),
+            restarts=self._restarts,
+            faults=self._memory.faults,
+            cause=self._cause,
+            warnings=self._warnings,
+            load_progress=run.progress.value if run and run.progress else None,
+            endpoint=run.endpoint if run else Endpoint(),
+            api_key=run.launch.api_key if run else "",
+            log_path=run.launch.log_path if run else None,
+        )
+
+    async def wait(self, states: frozenset[State]) -> InstanceFacts:
+        """Wait until it is in, or passes through, one of the states; the deadline is the caller's.
+
+        Returns:
+            The facts of that moment.
+        """
+        if self._life.state in states:
+            return self.snapshot()
+        waiter: asyncio.Future[InstanceFacts] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = states
+        try:
+            return await waiter
+        finally:
+            del self._waiters[waiter]
+
+    # Keeping it.
+
+    async def serve(self) -> None:
+        """Keep it as it is wanted, until cancelled: then its process is killed and buried."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._serve_in(group)
+        finally:
+            self._apply(Event.STOP)
+            self._apply(Event.EXITED, self._life.run)
+
+    async def _serve_in(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        try:
+            if self._early:
+                self._command(self._early)
+            await asyncio.get_running_loop().create_future()  # until cancelled
+        finally:
+            self._group = None
+            self._end()
+
+    def _command(self, event: Event) -> None:
+        if self._group is None:
+            self._early = event
+            return
+        if event is not Event.STOP and self._life.state in {State.BACKOFF, State.FAILED}:
+            self._memory = Memory()
+        self._apply(event)
+
+    def _apply(
+        self, event: Event, run: int | None = None, *, hopeless: bool = False, why: str = ""
+    ) -> None:
+        """Take an event in: the one place where state changes."""
+        before = self._life
+        self._life = lifecycle.step(before, event, run=run, hopeless=hopeless)
+        if before.state is self._life.state and event is not Event.DEADLINE:
+            return
+        self._end()
+        self._since_s = self._clock()
+        self._voice.changed(before.state, self._life, why or event.value)
+        self._cross(before.state)
+        self._begin()
+        self._tell_waiters()
+
+    def _cross(self, before: State) -> None:
+        """Do what leaving one state and entering another means, whatever the two are."""
+        if before is State.READY:
+            self._traffic.withdraw(self.name)
+        if self._life.state is State.READY:
+            self._enter_service()
+        elif not STATES[self._life.state].process:
+            self._ready_at_s = None
+        elif self._life.state is State.STARTING:
+            self._ready_at_s = None
+            self._restarts += before is not State.STOPPED
+
+    def _enter_service(self) -> None:
+        self._cause = None
+        self._ready_at_s = self._ready_at_s or self._clock()
+        if self._run:
+            self._run.stop_looking()
+            self._warnings = diagnose.warnings(self._run.last_lines(_LINES_TO_JUDGE))
+        self._traffic.admit(self.snapshot())
+
+    # One timer and one activity.
+
+    def _begin(self) -> None:
+        """Begin the state's activity and timer."""
+        if self._group is None:
+            return
+        state = self._life.state
+        if state is State.STARTING:
+            self._group.create_task(self._live(self._life.run), name=f"{self.name} process")
+        if activity := ACTIVITIES.get(state):
+            self._task = self._group.create_task(self._do(activity), name=f"{self.name} {state}")
+        if limit := STATES[state].deadline:
+            delay_s = self._backoff_s if limit == "backoff_s" else getattr(self._limits, limit)
+            self._wind(delay_s)
+
+    def _end(self) -> None:
+        """End the state's activity and timer."""
+        if self._timer:
+            self._timer.cancel()
+        if self._task:
+            self._task.cancel()
+        self._timer = self._task = None
+
+    async def _do(self, activity: Activity) -> None:
+        """Do what the state is for, and take in what came of it."""
+        if self._run is None:
+            return
+        stage = Stage(self.name, self._run, self._traffic, self._limits)
+        if event := await activity(stage):
+            self._task = None
+            self._apply(event, stage.run.number)
+
+    def _wind(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        """Take the deadline in, unless a loading engine gave a sign of life meanwhile."""
+        if self._life.state is State.STARTING and self._run:
+            rest_s = self._run.alive_at_s + self._limits.load_timeout_s - self._clock()
+            if rest_s > 0:
+                self._wind(rest_s)
+                return
+        self._apply(Event.DEADLINE)
+
+    # The process of one run.
+
+    async def _live(self, number: int) -> None:
+        """Hold the process of a run from spawn to burial, and say how it ended."""
+        try:
+            launch = self._launch(number)
+        except CorralError as error:
+            self._settle(number, diagnose.unprepared(error))
+            return
+        self._run = run = Run(number, launch, clock=self._clock, on_progress=self._voice.progressed)
+        try:
+            self._exited(number, await run.live())
+        except CorralError as error:
+            self._settle(number, diagnose.unprepared(error))
+        except OSError as error:
+            self._settle(number, diagnose.refused(error, launch.argv[0]))
+
+    def _exited(self, number: int, how: Exit) -> None:
+        self._voice.exited(number, how, self._up_s())
+        self._settle(number, self._find_cause(how))
+
+    def _find_cause(self, how: Exit) -> diagnose.Cause:
+        match self._life.leaving:
+            case Leaving.STALLED:
+                return diagnose.stalled(self._limits.load_timeout_s)
+            case Leaving.MUTE:
+                return diagnose.mute(self._limits.unwell_timeout_s)
+            case _:
+                lines = self._run.last_lines(_LINES_TO_JUDGE) if self._run else ()
+                return diagnose.diagnose(how.returncode, lines)
+
+    def _settle(self, number: int, cause: diagnose.Cause) -> None:
+        """Say EXITED, and if that was a fault, what follows from it."""
+        if self._life.ending is not Ending.FAULT:
+            self._apply(Event.EXITED, number)
+            return
+        chance = random.random()  # noqa: S311 (spreads restarts, hides nothing)
+        verdict = judge(self._policy, self._memory, now_s=self._clock(), chance=chance)
+        self._cause, self._memory = cause, verdict.memory
+        self._backoff_s = verdict.delay_s or 0.0
+        hopeless = cause.permanent or verdict.delay_s is None
+        self._apply(Event.EXITED, number, hopeless=hopeless, why=cause.code)
+        if hopeless:
+            log_path = self._run.launch.log_path if self._run else None
+            self._voice.failed(cause, self._memory.faults, log_path)
+
+    def _up_s(self) -> float:
+        return 0.0 if self._ready_at_s is None else self._clock() - self._ready_at_s
+
+    def _tell_waiters(self) -> None:
+        for waiter, states in self._waiters.items():
+            if self._life.state in states and not waiter.done():
+                waiter.set_result(self.snapshot())

@@ -1,0 +1,81 @@
+"""Decides when to try again, and when to stop trying. No clock, no randomness of its own.
+
+Each fault adds one to a memory that halves every `half_life_s`: faults close together add up, old
+ones fade, and an instance that crashes once a week never meets the breaker. The wait before the
+next try is drawn from zero to a bound that doubles with the remembered faults ("full jitter"), so
+that instances which fell together do not rise together.
+
+Source: the fading memory is that of suture (thejerf/suture v4, supervisor.go); full jitter is from
+"Exponential Backoff And Jitter", AWS Architecture Blog.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patiently an instance is restarted.
+
+    Attributes:
+        base_s: Longest wait after the first fault, in seconds.
+        cap_s: Longest wait ever, in seconds.
+        breaker: Faults close together after which the instance is given up; at least 1.
+        half_life_s: Time in which the memory of faults halves, in seconds.
+    """
+
+    base_s: float = 0.5
+    cap_s: float = 60.0
+    breaker: int = 5
+    half_life_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered of an instance's faults; `Memory()` is forgiveness.
+
+    Attributes:
+        weight: Faults remembered, faded; 0 and up.
+        at_s: Monotonic time at which `weight` was true, in seconds.
+    """
+
+    weight: float = 0.0
+    at_s: float = 0.0
+
+    @property
+    def faults(self) -> int:
+        """Return the remembered faults as a whole number: 4.3 faded faults were five."""
+        return math.ceil(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from a fault.
+
+    Attributes:
+        memory: What to remember from now on.
+        delay_s: Seconds to wait before the next run, or None: the breaker is open, do not try.
+    """
+
+    memory: Memory
+    delay_s: float | None
+
+
+def judge(policy: Policy, memory: Memory, *, now_s: float, chance: float) -> Verdict:
+    """Judge one more fault.
+
+    Args:
+        policy: How patient to be.
+        memory: What was remembered so far.
+        now_s: Monotonic time of the fault, in seconds.
+        chance: A number drawn evenly from 0 to 1, which spreads the delay.
+    """
+    faded = memory.weight * 0.5 ** ((now_s - memory.at_s) / policy.half_life_s)
+    after = Memory(faded + 1, now_s)
+    if after.faults >= policy.breaker:
+        return Verdict(after, None)
+    # 2**64 would overflow nothing yet, and no cap is that far away.
+    doublings = min(after.faults - 1, 64)
+    return Verdict(after, chance * min(policy.cap_s, policy.base_s * 2**doublings))

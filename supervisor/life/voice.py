@@ -1,0 +1,78 @@
+"""Tells the event stream what happens to one instance, in the fields that `events.py` lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervisor.events import Emit
+from supervisor.life.child import Exit
+from supervisor.life.diagnose import Cause
+from supervisor.life.lifecycle import Life, State
+from supervisor.life.progress import Progress
+
+
+class Voice:
+    """Speaks for one instance.
+
+    Args:
+        name: The instance.
+        model: The model it serves.
+        emit: Where events go.
+    """
+
+    def __init__(self, name: str, model: str, emit: Emit) -> None:
+        self._name = name
+        self._model = model
+        self._emit = emit
+        self._told: tuple[int, int] = (0, 0)
+
+    def changed(self, before: State, life: Life, why: str) -> None:
+        """Tell that it entered a state, and for what reason."""
+        self._emit(
+            "instance.changed",
+            instance=self._name,
+            model=self._model,
+            before=before.value,
+            after=life.state.value,
+            run=life.run,
+            why=why,
+        )
+
+    def progressed(self, run: int, progress: Progress) -> None:
+        """Tell how far loading is, once for each whole percent."""
+        now = (run, int(progress.value * 100))
+        if now == self._told:
+            return
+        self._told = now
+        self._emit(
+            "instance.progressed",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            stage=progress.stage,
+            value=progress.value,
+        )
+
+    def exited(self, run: int, how: Exit, up_s: float) -> None:
+        """Tell that its process ended."""
+        self._emit(
+            "instance.exited",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            code=how.code,
+            signal=how.signal,
+            up_s=round(up_s, 3),
+        )
+
+    def failed(self, cause: Cause, faults: int, log_path: Path | None) -> None:
+        """Tell that it is given up, and what to do about it."""
+        self._emit(
+            "instance.failed",
+            instance=self._name,
+            model=self._model,
+            faults=faults,
+            why=cause.sentence,
+            hint=cause.hint,
+            log=None if log_path is None else str(log_path),
+        )

@@ -1,0 +1,233 @@
+"""Works out the flags that a profile leaves to the machine and the model. Pure.
+
+Each function decides one value and says why. They run in the order of DERIVED, and see what was
+chosen before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.errors import SettingsInvalid
+from supervisor.profile import kv
+from supervisor.profile.gguf import Gguf
+from supervisor.profile.machine import Machine
+from supervisor.profile.profile import FlagValue
+
+AUTO: Final = "auto"
+_MIB: Final = 1024**2
+
+# What one core of a server CPU of 2020 or later does when it reads a prompt: SmolLM2-135M, Q4_1,
+# f16 cache, build 10434: 165 tokens/s a core x 135 M weights x 2 = 45e9 operations a second.
+_CORE_FLOPS: Final = 40e9
+_BATCH_S: Final = 0.5
+_BATCH_MIN: Final = 32
+_BATCH_MAX: Final = 2048
+_UBATCH_MAX: Final = 512
+_SLOTS: Final = 4
+_CTX_SLOT: Final = 8192
+_CTX_SLOT_MIN: Final = 512
+_CACHE_RAM_MAX_MIB: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the derived values depend on.
+
+    Attributes:
+        gguf: The model.
+        machine: The machine.
+        device_bytes: Memory of all devices that layers can be offloaded to; 0 without a device.
+        instances: Processes that share the machine, this one among them.
+    """
+
+    gguf: Gguf
+    machine: Machine
+    device_bytes: int
+    instances: int
+
+    @property
+    def share_bytes(self) -> int:
+        """Return the memory that one instance may use beside the weights.
+
+        On a device, nine tenths of it without the weights; in main memory, three quarters without
+        the weights, which instances of one model share by mapping the file. Never less than an
+        eighth of the memory, or the plan would be for nothing.
+        """
+        if self.device_bytes:
+            room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
+            return max(room, self.device_bytes // 8) // self.instances
+        memory = self.machine.memory_bytes
+        return max(memory * 3 // 4 - self.gguf.tensor_bytes, memory // 8) // self.instances
+
+    @property
+    def kv_budget_bytes(self) -> int:
+        """Return what the KV cache may take: the device's whole share, or half of main memory's."""
+        return self.share_bytes if self.device_bytes else self.share_bytes // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A value, where it comes from (`machine`, `gguf` or `llama-corral`), and why."""
+
+    value: FlagValue
+    origin: str
+    why: str
+
+
+Chosen = Mapping[str, FlagValue]
+
+
+def slots(chosen: Chosen) -> int:
+    """Return the number of slots.
+
+    Raises:
+        SettingsInvalid: It is no number above 0.
+    """
+    return _positive("parallel", chosen.get("parallel", _SLOTS))
+
+
+def streams(chosen: Chosen) -> int:
+    """Return how many caches the context is shared out over: one a slot, unless they are unified.
+
+    Raises:
+        SettingsInvalid: The number of slots is no number above 0.
+    """
+    return 1 if chosen.get("kv-unified") is True else slots(chosen)
+
+
+def ctx_slot(chosen: Chosen) -> int:
+    """Return the context of one slot, in tokens, of the whole that was chosen; 0 means the model's.
+
+    Raises:
+        SettingsInvalid: It is no number above 0.
+    """
+    ctx = chosen.get("ctx-size", 0)
+    return _positive("ctx-size", ctx) // streams(chosen) if ctx else 0
+
+
+def _positive(key: str, value: FlagValue) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise SettingsInvalid(f"{key} = {value} is not possible", hint="it takes a number above 0")
+    return number
+
+
+def _parallel(_case: Case, _chosen: Chosen) -> Derived:
+    return Derived(_SLOTS, "llama-corral", "slots enough for a few conversations at once")
+
+
+def _threads(case: Case, _chosen: Chosen) -> Derived:
+    cores, instances = case.machine.physical_cores, case.instances
+    why = f"{_counted(cores, 'physical core')} shared out over {_counted(instances, 'instance')}"
+    return Derived(max(1, cores // instances), "machine", why)
+
+
+def _batch_size(case: Case, chosen: Chosen) -> Derived:
+    if case.device_bytes:
+        return Derived(_BATCH_MAX, "machine", "a device reads this much in well under a second")
+    rate = _prompt_rate(case, chosen)
+    size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
+    why = f"about half a second of reading at some {rate:.0f} tokens/s on this CPU"
+    return Derived(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", why)
+
+
+def _prompt_rate(case: Case, chosen: Chosen) -> float:
+    """Return the tokens of a prompt that the CPU should read in a second.
+
+    Two operations for each weight and token; threads x 40e9 operations a second.
+    """
+    threads = chosen.get("threads")
+    cores = threads if isinstance(threads, int) and threads > 0 else case.machine.physical_cores
+    return cores * _CORE_FLOPS / (2 * max(1, case.gguf.parameters))
+
+
+def _ubatch_size(_case: Case, chosen: Chosen) -> Derived:
+    batch = _positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
+    return Derived(min(_UBATCH_MAX, batch), "llama-corral", "no more than a batch, and at most 512")
+
+
+def _cache_type(case: Case, chosen: Chosen) -> Derived:
+    gguf = case.gguf
+    if not kv.can_quantise(gguf):
+        sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
+        return Derived("f16", "gguf", f"{sizes} cannot be cut into blocks of {kv.BLOCK}")
+    if case.device_bytes:
+        return Derived("q8_0", "machine", "halves the cache, and costs a device next to nothing")
+    ctx = ctx_slot(chosen) or _wanted_ctx(gguf)
+    wanted = kv.cache_bytes(gguf, ctx, streams(chosen), "f16", "f16")
+    if wanted > case.kv_budget_bytes:
+        why = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
+        return Derived("q8_0", "machine", why)
+    return Derived("f16", "machine", "on a CPU q8_0 reads prompts slower, and memory suffices")
+
+
+def _ctx_size(case: Case, chosen: Chosen) -> Derived:
+    count = streams(chosen)
+    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
+    wanted = fitting = _wanted_ctx(case.gguf)
+    while (
+        fitting > _CTX_SLOT_MIN
+        and kv.cache_bytes(case.gguf, fitting, count, *types) > case.kv_budget_bytes
+    ):
+        fitting = max(_CTX_SLOT_MIN, fitting // 2)
+    if fitting < wanted:
+        why, origin = f"{fitting} tokens a slot are what memory has room for", "machine"
+    elif wanted == case.gguf.ctx_train:
+        why, origin = f"{wanted} tokens a slot, as the model was trained for", "gguf"
+    else:
+        why, origin = f"{wanted} tokens a slot", "llama-corral"
+    return Derived(fitting * count, origin, f"{_counted(count, 'slot')}, {why}")
+
+
+def _wanted_ctx(gguf: Gguf) -> int:
+    return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT)
+
+
+def _cache_ram(case: Case, _chosen: Chosen) -> Derived:
+    memory = case.machine.memory_bytes
+    share = max(memory * 3 // 4 - case.gguf.tensor_bytes, memory // 8) // case.instances // 4
+    why = f"a quarter of one instance's share of {memory // _MIB} MiB memory"
+    return Derived(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", why)
+
+
+def _fit(case: Case, _chosen: Chosen) -> Derived:
+    if case.device_bytes:
+        return Derived("on", "machine", "the engine fits the model to its devices")
+    return Derived("off", "machine", "without a device there is nothing to fit; starts sooner")
+
+
+def _spec_type(_case: Case, chosen: Chosen) -> Derived:
+    if "spec-draft-model" in chosen:
+        return Derived("draft-simple", "llama-corral", "a draft model is given")
+    why = "without a draft model, repeated text is what can be foreseen"
+    return Derived("ngram-mod", "llama-corral", why)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# In the order they are decided: each may look at those before it.
+DERIVED: Final[Mapping[str, Callable[[Case, Chosen], Derived]]] = MappingProxyType(
+    {
+        "parallel": _parallel,
+        "threads": _threads,
+        "threads-batch": _threads,
+        "batch-size": _batch_size,
+        "ubatch-size": _ubatch_size,
+        "cache-type-k": _cache_type,
+        "cache-type-v": _cache_type,
+        "ctx-size": _ctx_size,
+        "cache-ram": _cache_ram,
+        "fit": _fit,
+        "spec-type": _spec_type,
+    }
+)

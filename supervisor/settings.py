@@ -1,0 +1,291 @@
+"""`corral.toml`, the environment and the command line, as one frozen value.
+
+Later wins: defaults, the file, the environment (`CORRAL_PROXY__LISTEN`), the command line. The file
+is the first found of `--config`, `CORRAL_CONFIG`, `./corral.toml` and `corral.toml` in the user's
+config directory. An unknown key is an error that names the nearest one. Model names are checked
+here, once: what passes is safe as part of a file name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from supervisor.errors import SettingsInvalid
+
+FILE_NAME: Final = "corral.toml"
+_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")
+_ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,127}")
+
+
+def _checked(pattern: re.Pattern[str], what: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if not pattern.fullmatch(name):
+            raise ValueError(f"not {what}: letters, digits and . _ : @ + - only")
+        return name
+
+    return AfterValidator(check)
+
+
+ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+ModelName = Annotated[str, _checked(_MODEL_NAME, "a model name")]
+Alias = Annotated[str, _checked(_ALIAS, "an alias")]
+FlagSetting = bool | int | float | str
+
+
+def _address(listen: str) -> str:
+    host, separator, port = listen.rpartition(":")
+    if not (host and separator and port.isdecimal() and int(port) <= 65535):
+        raise ValueError("not HOST:PORT")
+    return listen
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProxyTable(_Table):
+    """`[proxy]`: where clients connect, and what they may send."""
+
+    listen: Annotated[str, AfterValidator(_address)] = Field(
+        "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
+    )
+    max_body_bytes: int = Field(
+        64 * 1024**2, ge=1024, le=4 * 1024**3, description="largest request body taken, in bytes"
+    )
+    connect_timeout_s: float = Field(
+        5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"
+    )
+    silence_timeout_s: float = Field(
+        3600,
+        gt=0,
+        le=86_400,
+        description="seconds an engine may send nothing before its answer is given up",
+    )
+
+
+class SupervisorTable(_Table):
+    """`[supervisor]`: how long each phase of an instance's life may take, in seconds."""
+
+    load_timeout_s: float = Field(
+        300,
+        gt=0,
+        le=86_400,
+        description="silence allowed while loading, since the engine's last sign of life",
+    )
+    warm_timeout_s: float = Field(
+        30, gt=0, le=3600, description="time allowed for the warm-up request"
+    )
+    unwell_timeout_s: float = Field(
+        60, gt=0, le=3600, description="time to answer again before it is restarted"
+    )
+    drain_timeout_s: float = Field(
+        300, ge=0, le=86_400, description="time for running requests to finish before they are cut"
+    )
+    stop_timeout_s: float = Field(
+        5, gt=0, le=600, description="time to exit when asked, before SIGKILL"
+    )
+
+
+class ModelTable(_Table):
+    """`[models.NAME]`: a GGUF file and how to serve it."""
+
+    path: ExpandedPath = Field(description="the GGUF file; of a split model, its first shard")
+    profile: str = Field("base", description="a profile of `corral profile list`")
+    replicas: int = Field(1, ge=1, le=64, description="processes that serve this model")
+    draft: ExpandedPath | None = Field(
+        None, description="a smaller GGUF of the same vocabulary, for speculation"
+    )
+    aliases: tuple[Alias, ...] = Field((), description="other names that clients may use")
+    flags: dict[str, FlagSetting] = Field(
+        default_factory=dict, description="llama-server's own long names; they win over the profile"
+    )
+    args: tuple[str, ...] = Field(
+        (), description="passed to llama-server as they are, unchecked, last"
+    )
+
+
+class Settings(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="CORRAL_", env_nested_delimiter="__"
+    )
+
+    engine: ExpandedPath | None = Field(
+        None, description="path of llama-server; unset: vendor/, the installed package, PATH"
+    )
+    proxy: ProxyTable = ProxyTable()
+    supervisor: SupervisorTable = SupervisorTable()
+    models: dict[ModelName, ModelTable] = Field(
+        default_factory=dict, description="the models, by the name clients use"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 (pydantic-settings names the parameters)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the one source: load() merges the others itself, to tell their origins."""
+        return (init_settings,)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings, and where they came from.
+
+    Attributes:
+        settings: The merged value.
+        path: The file that was read, or None.
+        origins: Dotted key → "file", "environment" or "command line"; what is absent is a default.
+    """
+
+    settings: Settings
+    path: Path | None
+    origins: Mapping[str, str]
+
+
+def load(
+    config: Path | None = None,
+    *,
+    config_dir: Path,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Loaded:
+    """Read, merge and check every source.
+
+    Args:
+        config: What `--config` named, or None to look for the file.
+        config_dir: The user's config directory.
+        overrides: Values of the command line, shaped like the file.
+        environ: The environment; only `CORRAL_CONFIG` is taken from it here, pydantic-settings
+            reads the rest from the process's own.
+
+    Raises:
+        SettingsInvalid: The file is missing, is no TOML, or says something that cannot be.
+    """
+    path = find_file(config, config_dir=config_dir, environ=environ)
+    sources = {
+        "file": _read(path) if path else {},
+        "environment": EnvSettingsSource(Settings)(),
+        "command line": dict(overrides or {}),
+    }
+    merged: dict[str, Any] = functools.reduce(_merged, sources.values(), {})
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise SettingsInvalid(
+            _explain(error, path), hint="corral config check reads it again"
+        ) from error
+    origins = {key: name for name, table in sources.items() for key in flatten(table)}
+    return Loaded(_relative_to(settings, path), path, origins)
+
+
+def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the settings file to read, or None when there is none.
+
+    Raises:
+        SettingsInvalid: A file was named, and it is not there.
+    """
+    named = config or (Path(environ["CORRAL_CONFIG"]) if environ.get("CORRAL_CONFIG") else None)
+    if named is not None:
+        if not named.expanduser().is_file():
+            raise SettingsInvalid(
+                f"there is no settings file {named}",
+                hint="corral config path lists the places that are looked at",
+            )
+        return named.expanduser().absolute()
+    return next((place.absolute() for place in search_path(config_dir) if place.is_file()), None)
+
+
+def search_path(config_dir: Path) -> tuple[Path, ...]:
+    """Return where the file is looked for when none is named, first wins."""
+    return (Path(FILE_NAME), config_dir / FILE_NAME)
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested tables by dotted key."""
+    leaves: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            leaves |= flatten(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two nested tables as one; where both have a leaf, `over` wins."""
+    both = {
+        key: _merged(under[key], value)
+        for key, value in over.items()
+        if isinstance(value, Mapping) and isinstance(under.get(key), Mapping)
+    }
+    return {**under, **over, **both}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsInvalid(
+            f"{path} is not TOML: {error}", hint="see toml.io for the rules"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error}") from error
+
+
+def _relative_to(settings: Settings, path: Path | None) -> Settings:
+    """Return the settings with the models' relative paths counted from the file's directory."""
+    base = path.parent if path else Path.cwd()
+
+    def anchored(model: ModelTable) -> ModelTable:
+        draft = model.draft and base / model.draft
+        return model.model_copy(update={"path": base / model.path, "draft": draft})
+
+    models = {name: anchored(model) for name, model in settings.models.items()}
+    engine = settings.engine and base / settings.engine
+    return settings.model_copy(update={"models": models, "engine": engine})
+
+
+def _explain(error: ValidationError, path: Path | None) -> str:
+    where = f"{path}: " if path else ""
+    return "\n".join(f"{where}{_sentence(detail)}" for detail in error.errors())
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    *table, key = [str(part) for part in detail["loc"]]
+    name = ".".join([*table, key])
+    if detail["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, _known_keys(table), n=1)
+        return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+    if detail["type"] == "missing":
+        return f"{name} is missing"
+    return f"{name.removesuffix('.[key]')}: {detail['msg']} (it is {detail['input']!r})"
+
+
+def _known_keys(table: list[str]) -> list[str]:
+    if not table:
+        return list(Settings.model_fields)
+    tables = {"proxy": ProxyTable.model_fields, "supervisor": SupervisorTable.model_fields}
+    return list(tables.get(table[0], ModelTable.model_fields))

@@ -1,0 +1,41 @@
+"""The real engine and the models that tests run. All are found, or fetched, once a session."""
+
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+
+from supervisor.host.paths import directories
+from supervisor.profile import models
+from supervisor.profile.engine import Engine, load
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Return the engine that llama-corral itself would take on this machine."""
+    return load(None, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def engine_path(engine: Engine) -> Path:
+    """Return the engine's llama-server."""
+    return engine.path
+
+
+@pytest.fixture(scope="session")
+def engine_library_dirs(engine: Engine) -> tuple[Path, ...]:
+    """Return what must come first in LD_LIBRARY_PATH for quantised models to run here."""
+    return engine.library_dirs
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that loads in milliseconds; its F16 weights run on every processor."""
+    return tiny_gguf.make(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Return the demo model, 98 MB, kept where `corral model get` keeps it."""
+    pin = models.find_pin("smollm2")
+    return models.fetch(pin, directories().models, lambda *_: None)

@@ -1,0 +1,210 @@
+"""The main job on the real engine: start, ask, stop; and what happens when somebody is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from end_to_end.conftest import Corral, until
+
+
+def configured(corral: Corral, model: Path, *, replicas: int = 1) -> Corral:
+    corral.configure(f'[models.tiny]\npath = "{model}"\nreplicas = {replicas}\n')
+    return corral
+
+
+def client(corral: Corral) -> OpenAI:
+    return OpenAI(base_url=f"{corral.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(corral: Corral, tokens: int = 8) -> str:
+    answer = client(corral).chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=tokens
+    )
+    return answer.choices[0].message.content or ""
+
+
+def test_a_model_is_started_asked_and_stopped(corral: Corral, tiny_model: Path) -> None:
+    started = configured(corral, tiny_model).ok("start")
+    assert "ready" in started
+    assert ask(corral)
+    status = corral.data("status")
+    (instance,) = status["models"][0]["instances"]
+    assert instance["state"] == "ready"
+    assert instance["slots"] >= 1
+    assert instance["memory_bytes"] > 0
+    corral.ok("stop")
+    assert corral.engines() == []
+    assert corral("status").returncode == 3
+
+
+def test_a_gguf_is_served_without_any_settings(corral: Corral, tiny_model: Path) -> None:
+    corral.ok("start", str(tiny_model), "--listen", "127.0.0.1:0")
+    (model,) = corral.data("status")["models"]
+    assert model["path"] == str(tiny_model)
+
+
+def test_starting_what_runs_already_is_fine(corral: Corral, tiny_model: Path) -> None:
+    configured(corral, tiny_model).ok("start")
+    pid = corral.daemon_pid
+    corral.ok("start")
+    assert corral.daemon_pid == pid
+    assert len(corral.engines()) == 1
+
+
+def test_one_model_stops_and_restarts_while_the_daemon_stays(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    (before,) = corral.engines()
+    corral.ok("restart", "tiny")
+    (after,) = corral.engines()
+    assert after.pid != before.pid
+    corral.ok("stop", "tiny")
+    assert corral.engines() == []
+    assert corral.data("status")["models"][0]["instances"][0]["state"] == "stopped"
+    corral.ok("start", "tiny")
+    assert ask(corral)
+
+
+def test_a_second_daemon_is_refused_and_told_who_owns_the_place(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    refused = corral("serve")
+    assert refused.returncode == 69
+    assert f"pid {corral.daemon_pid}" in refused.stderr
+
+
+def test_replicas_share_the_load(corral: Corral, tiny_model: Path) -> None:
+    configured(corral, tiny_model, replicas=2).ok("start")
+    streams = [begin_stream(corral, 20_000) for _ in range(2)]
+    instances = corral.data("status")["models"][0]["instances"]
+    assert [instance["slots_busy"] for instance in instances] == [1, 1]
+    for stream in streams:
+        stream.close()
+    until(lambda: busy(corral) == 0, within_s=2)
+
+
+def begin_stream(corral: Corral, tokens: int):  # noqa: ANN201 (an http.client.HTTPResponse)
+    """Begin a streamed answer and return it once its first bytes are there."""
+    body = {
+        "model": "tiny",
+        "stream": True,
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    request = urllib.request.Request(
+        f"{corral.url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    response = urllib.request.urlopen(request, timeout=30)
+    response.readline()
+    return response
+
+
+def busy(corral: Corral) -> int:
+    models = corral.data("status")["models"]
+    return sum(instance["slots_busy"] for model in models for instance in model["instances"])
+
+
+def test_a_client_that_leaves_frees_its_slot_within_two_seconds(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    stream = begin_stream(corral, 20_000)
+    assert busy(corral) == 1
+    stream.close()
+    until(lambda: busy(corral) == 0, within_s=2)
+
+
+def serve(corral: Corral) -> subprocess.Popen[bytes]:
+    """Run a daemon in the foreground of this test and return it once its model is ready."""
+    daemon = subprocess.Popen(
+        corral.argv("serve"),
+        env=corral.env,
+        cwd=corral.home,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(lambda: corral("start").returncode == 0)
+    return daemon
+
+
+@pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_daemon_leaves_within_half_a_second(
+    corral: Corral, tiny_model: Path, word: signal.Signals
+) -> None:
+    daemon = serve(configured(corral, tiny_model))
+    told_at_s = time.monotonic()
+    daemon.send_signal(word)
+    assert daemon.wait(5) == 0
+    assert time.monotonic() - told_at_s < 0.5
+    assert corral.engines() == []
+
+
+def test_streams_end_whole_and_the_daemon_right_after_them(
+    corral: Corral, slow_model: Path
+) -> None:
+    daemon = serve(configured(corral, slow_model))
+    streams = [begin_stream(corral, 60) for _ in range(4)]
+    daemon.send_signal(signal.SIGTERM)
+    endings = [stream.read().strip().rpartition(b"\n")[2] for stream in streams]
+    last_at_s = time.monotonic()
+    assert endings == [b"data: [DONE]"] * 4
+    assert daemon.wait(5) == 0
+    assert time.monotonic() - last_at_s < 1
+
+
+def test_a_second_word_shortens_the_wait_and_a_third_kills(
+    corral: Corral, slow_model: Path
+) -> None:
+    daemon = serve(configured(corral, slow_model))
+    begin_stream(corral, 100_000)
+    daemon.send_signal(signal.SIGTERM)
+    until(lambda: corral.data("status")["stopping"])
+    daemon.send_signal(signal.SIGTERM)
+    daemon.send_signal(signal.SIGTERM)
+    told_at_s = time.monotonic()
+    daemon.wait(5)
+    assert time.monotonic() - told_at_s < 2
+    until(lambda: not corral.engines(), within_s=2)
+
+
+@pytest.mark.parametrize("moment", ["idle", "streaming"])
+def test_no_engine_survives_a_killed_daemon(
+    corral: Corral, tiny_model: Path, moment: str
+) -> None:
+    configured(corral, tiny_model)
+    for _ in range(5):
+        daemon = serve(corral)
+        if moment == "streaming":
+            begin_stream(corral, 20_000)
+        daemon.kill()
+        until(lambda: not corral.engines(), within_s=2)
+        daemon.wait()
+    corral.ok("start")
+    assert ask(corral)
+
+
+def test_no_engine_survives_a_daemon_killed_while_it_loads(
+    corral: Corral, smollm2: Path
+) -> None:
+    configured(corral, smollm2)
+    for _ in range(5):
+        daemon = subprocess.Popen(
+            corral.argv("serve"), env=corral.env, cwd=corral.home, stderr=subprocess.DEVNULL
+        )
+        until(corral.engines)
+        os.kill(daemon.pid, signal.SIGKILL)
+        until(lambda: not corral.engines(), within_s=2)
+        daemon.wait()
+    corral.ok("start")
+    assert ask(corral)

@@ -1,0 +1,125 @@
+"""A whole proxy in the test's own process, with fake instances behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+from fakes.upstream import Fake, Script, say_ok
+
+from proxy.app import FLOOR, build_app
+from proxy.dispatch import Dispatch, ModelCard
+from proxy.errors import ProxyError
+from proxy.server import Server
+from proxy.settings import ProxySettings
+
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def card(
+    name: str,
+    state: Literal["loaded", "loading", "unloaded", "failed"] = "loaded",
+    reason: str | None = None,
+) -> ModelCard:
+    return ModelCard(name, (f"vendor/{name}",), state, 1_700_000_000, 2048, 2, reason)
+
+
+class FakeLoader:
+    """Knows the models in `cards`; makes one ready by admitting the instances in `asleep`."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.cards = [card("chat")]
+        self.asleep: list[Fake] = []
+        self.failure: BaseException | None = None
+        self.began = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self._dispatch = dispatch
+
+    def models(self) -> Sequence[ModelCard]:
+        if self.failure and not isinstance(self.failure, ProxyError):
+            raise self.failure
+        return self.cards
+
+    async def ensure_ready(self, model: str) -> None:
+        self.began.set()
+        await self.may_go_on.wait()
+        if self.failure:
+            raise self.failure
+        for fake in self.asleep:
+            self._dispatch.admit(fake.upstream(model))
+
+
+class House:
+    """A running proxy and what a test needs of it."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self.dispatch = Dispatch()
+        self.loader = FakeLoader(self.dispatch)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.settings = ProxySettings(
+            port=0, max_body_bytes=100_000, connect_timeout_s=2, silence_timeout_s=20
+        )
+        self._directory = directory
+        self._stack = stack
+
+    async def open(self, **changes: Any) -> None:
+        """Start the server; `changes` are settings."""
+        self.settings = replace(self.settings, **changes)
+        self.server = self.build(self.settings)
+        await self.server.start()
+        self._stack.push_async_callback(self.server.close)
+        self.http = await self._stack.enter_async_context(
+            aiohttp.ClientSession(self.server.url, timeout=aiohttp.ClientTimeout(total=20))
+        )
+
+    def build(self, settings: ProxySettings) -> Server:
+        """Return a server that is not yet started."""
+        app = build_app(self.dispatch, self.loader, settings, self._hear)
+        self.floor = app[FLOOR]
+        return Server(app, settings)
+
+    async def fake(
+        self, script: Script = say_ok, name: str = "chat.1", *, is_admitted: bool = True
+    ) -> Fake:
+        """Start an instance of the model chat."""
+        fake = Fake(name, self._directory / name, script)
+        await fake.start()
+        self._stack.push_async_callback(fake.stop)
+        if is_admitted:
+            self.dispatch.admit(fake.upstream())
+        return fake
+
+    def ask(
+        self, path: str = "/v1/chat/completions", **members: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a chat request; enter what is returned to get the response."""
+        return self.http.post(path, json={**CHAT, **members})
+
+    async def send(self) -> None:
+        """Send a chat request and do not care for the answer."""
+        async with self.ask():
+            pass
+
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a connection to speak HTTP on by hand."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the fields of every event of this name that was told."""
+        return [fields for told, fields in self.told if told == name]
+
+    def _hear(self, name: str, /, **fields: object) -> None:
+        self.told.append((name, fields))

@@ -1,0 +1,241 @@
+"""A small program that behaves like llama-server, with faults on switches.
+
+    python llama_server.py --host PATH.sock [--fault NAME[=VALUE]] …
+    python llama_server.py --host 127.0.0.1 --port 0
+
+It stands in where the real engine cannot be brought to misbehave. It listens at once and answers
+503 until it is loaded, asks for LLAMA_API_KEY, and knows child mode: reports on stdout, the exit
+line and the end of stdin. Faults:
+
+    crash-at-start        fail to load, as on a missing file
+    slow-load=S           load for S seconds, telling progress ten times a second
+    silent-load           load for ever without a word
+    no-child-mode         an old build: no reports, deaf on stdin
+    ignore-sigterm        live on after SIGTERM, the exit line and the end of stdin
+    exit-after-ready      exit with 0 once the warm-up was answered
+    crash-after-ready     die of SIGSEGV once the warm-up was answered
+    sick                  answer 500 to the warm-up, and 503 to the next two looks at its health
+    no-completion         answer 501 to completions, as an engine for embeddings does
+    no-key                answer to everybody, as a stranger on our port would
+    flood-stderr=BYTES    write that much in lines of a hundred bytes before loading
+    megabyte-line         write a line of a megabyte before loading
+    grandchild            leave a process behind that holds the pipes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class Engine:
+    """What the handlers and the main thread share."""
+
+    def __init__(self, faults: dict[str, str]) -> None:
+        self.faults = faults
+        self.loaded = False
+        self.looks_to_refuse = 0
+        self.key = os.environ.get("LLAMA_API_KEY", "")
+        self.is_child = "LLAMA_SERVER_ROUTER_PORT" in os.environ and "no-child-mode" not in faults
+
+    def has(self, fault: str) -> bool:
+        return fault in self.faults
+
+    def report(self, **told: Any) -> None:
+        if self.is_child:
+            print(f"cmd_child_to_router:state:{json.dumps(told)}", flush=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    engine: Engine
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._route({"/props": self._props, "/slots": self._slots, "/metrics": self._metrics})
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body: Json = json.loads(self.rfile.read(length) or b"{}")
+        self._route({"/completion": self._complete, "/v1/chat/completions": self._chat})
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+        log(f"srv  request: {format % args}")
+
+    def address_string(self) -> str:
+        return "client"
+
+    def _route(self, routes: dict[str, Callable[[], None]]) -> None:
+        engine = self.engine
+        known = engine.has("no-key") or self.headers.get("Authorization") == f"Bearer {engine.key}"
+        if not engine.loaded:
+            self._refuse(503, "Loading model")
+        elif self.path == "/health":
+            self._health()
+        elif not known:
+            self._refuse(401, "Invalid API Key")
+        elif answer := routes.get(self.path):
+            answer()
+        else:
+            self._refuse(404, "File Not Found")
+
+    def _health(self) -> None:
+        if self.engine.looks_to_refuse:
+            self.engine.looks_to_refuse -= 1
+            self._refuse(503, "no")
+        else:
+            self._answer({"status": "ok"})
+
+    def _props(self) -> None:
+        settings = {"n_ctx": 256}
+        self._answer({"total_slots": 2, "model_path": "m", "default_generation_settings": settings})
+
+    def _slots(self) -> None:
+        slot = {"n_ctx": 256, "is_processing": True, "next_token": [{"n_decoded": 7}]}
+        self._answer([{"id": 0, "n_ctx": 256, "is_processing": False}, {"id": 1, **slot}])
+
+    def _metrics(self) -> None:
+        self._send(b'# HELP x\nllamacpp:n_decode_total 7\nllamacpp:per{a="1"} 1\n', "text/plain")
+
+    def _complete(self) -> None:
+        if self.engine.has("no-completion"):
+            self._refuse(501, "This server does not support completions")
+        elif self.engine.has("sick"):
+            self.engine.looks_to_refuse = 2
+            self._refuse(500, "decode failed")
+        else:
+            self._answer({"content": "a"})
+            self._maybe_go()
+
+    def _maybe_go(self) -> None:
+        self.wfile.flush()
+        if self.engine.has("exit-after-ready"):
+            os._exit(0)
+        if self.engine.has("crash-after-ready"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def _chat(self) -> None:
+        if not self.body.get("stream"):
+            self._answer({"choices": [{"message": {"role": "assistant", "content": "abc"}}]})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for letter in "abc":
+            chunk = {"choices": [{"delta": {"content": letter}}]}
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _answer(self, told: Json | list[Json], status: int = 200) -> None:
+        self._send(json.dumps(told).encode(), "application/json", status)
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer({"error": {"code": status, "message": message, "type": "fake"}}, status)
+
+    def _send(self, body: bytes, kind: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Tcp(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+class Unix(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+def log(text: str) -> None:
+    print(f"0.00.001.000 I {text}", file=sys.stderr, flush=True)
+
+
+def listen(host: str, port: int) -> tuple[socketserver.BaseServer, str]:
+    """Return the server and its address as the real engine prints it."""
+    if host.endswith(".sock"):
+        return Unix(host, Handler), f"unix://{host}"
+    server = Tcp((host, port), Handler)
+    return server, f"http://{host}:{server.server_address[1]}"
+
+
+def load(engine: Engine) -> None:
+    if engine.has("crash-at-start"):
+        log("E gguf_init_from_file: failed to open GGUF file 'x' (No such file or directory)")
+        sys.exit(1)
+    for _ in range(int(engine.faults.get("flood-stderr") or 0) // 100):
+        sys.stderr.write("x" * 99 + "\n")
+    if engine.has("megabyte-line"):
+        sys.stderr.write("y" * 1024**2 + "\n")
+    if engine.has("silent-load"):
+        threading.Event().wait()
+    steps = int(float(engine.faults.get("slow-load") or 0) * 10)
+    for step in range(steps):
+        told = {"stages": ["text_model"], "current": "text_model", "value": step / steps}
+        engine.report(state="loading", payload=told)
+        threading.Event().wait(0.1)
+
+
+def obey(engine: Engine) -> None:
+    """Take orders from stdin; the end of it is one."""
+    if not engine.is_child:
+        return
+    for line in sys.stdin:
+        if (
+            engine.loaded
+            and line == "cmd_router_to_child:exit\n"
+            and not engine.has("ignore-sigterm")
+        ):
+            os._exit(0)
+    while not engine.loaded:
+        threading.Event().wait(0.01)
+    if not engine.has("ignore-sigterm"):
+        os._exit(1)
+
+
+def on_sigterm(engine: Engine) -> None:
+    """Once loaded, as the real one: in child mode nothing ends before stdin does."""
+    if not engine.is_child and not engine.has("ignore-sigterm"):
+        os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--fault", action="append", default=[])
+    words = parser.parse_args()
+    engine = Handler.engine = Engine(dict((f"{f}=").split("=")[:2] for f in words.fault))
+    if engine.has("ignore-sigterm"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if engine.has("grandchild"):
+        child = subprocess.Popen(["/bin/sleep", "600"])
+        log(f"grandchild {child.pid}")
+    server, address = listen(words.host, words.port)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=obey, args=(engine,), daemon=True).start()
+    load(engine)
+    if not engine.has("ignore-sigterm"):
+        signal.signal(signal.SIGTERM, lambda *_: on_sigterm(engine))
+    engine.loaded = True
+    log(f"srv  llama_server: listening on {address}")
+    engine.report(state="ready", payload={})
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

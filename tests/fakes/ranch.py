@@ -1,0 +1,138 @@
+"""What tests of an instance need around it: somebody who sends requests, and ears for events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from supervisor.events import EventStream
+from supervisor.life.facts import InstanceFacts, Limits
+from supervisor.life.instance import Instance
+from supervisor.life.launch import Endpoint, Launch, clean_environment
+from supervisor.life.restart import Policy
+
+FAKE = Path(__file__).parent / "llama_server.py"
+QUICK = Limits(
+    load_timeout_s=20,
+    warm_timeout_s=20,
+    unwell_timeout_s=20,
+    drain_timeout_s=20,
+    stop_timeout_s=10,
+    kill_timeout_s=10,
+)
+PATIENT = Policy(base_s=0.01, cap_s=0.01)
+
+
+class RecordingTraffic:
+    """Writes down what an instance asks of it; `busy` holds its drains."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.busy = asyncio.Event()
+        self.busy.set()
+
+    def admit(self, facts: InstanceFacts, /) -> None:
+        assert facts.pid is not None
+        self.calls.append("admit")
+
+    def withdraw(self, name: str, /) -> None:
+        self._note("withdraw", name)
+
+    async def idle(self, name: str, /) -> None:
+        self._note("idle", name)
+        await self.busy.wait()
+
+    async def close(self, name: str, /) -> None:
+        self._note("close", name)
+
+    def _note(self, call: str, name: str) -> None:
+        assert name == "chat.0"
+        self.calls.append(call)
+
+
+class Ranch:
+    """One instance and everything around it."""
+
+    def __init__(self, launch: Launch, *, limits: Limits = QUICK, policy: Policy = PATIENT) -> None:
+        self.launch = launch
+        self.traffic = RecordingTraffic()
+        self.events: list[tuple[str, Mapping[str, object]]] = []
+        stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
+        self.instance = Instance(
+            "chat.0",
+            "chat",
+            lambda _run: self.launch,
+            limits=limits,
+            policy=policy,
+            traffic=self.traffic,
+            emit=stream.emit,
+        )
+
+    @property
+    def story(self) -> list[object]:
+        """Return the states it went through."""
+        return [fields["after"] for name, fields in self.events if name == "instance.changed"]
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Instance]:
+        """Serve the instance while the block runs."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.instance.serve())
+            yield self.instance
+            task.cancel()
+
+
+def launch_of(
+    *argv: str,
+    runtime: Path,
+    port: int | None = None,
+    library_dirs: tuple[Path, ...] = (),
+    log_path: Path | None = None,
+) -> Launch:
+    """Return a launch of `argv` and where it shall listen."""
+    endpoint = Endpoint(runtime / "chat.0.sock") if port is None else Endpoint(port=port)
+    where = ["--host", str(endpoint.socket or endpoint.host), "--port", str(port or 0)]
+    return Launch(
+        argv=(*argv, *where),
+        env=clean_environment(
+            {"PATH": "/usr/bin:/bin"}, library_dirs=library_dirs, api_key="k", marker="test"
+        ),
+        cwd=Path(argv[0]).parent,
+        endpoint=endpoint,
+        api_key="k",
+        log_path=log_path or runtime / "chat.0.log",
+    )
+
+
+def fake_launch(runtime: Path, *faults: str, port: int | None = None) -> Launch:
+    """Return a launch of the fake engine."""
+    switches = [word for fault in faults for word in ("--fault", fault)]
+    return launch_of(sys.executable, str(FAKE), *switches, runtime=runtime, port=port)
+
+
+def is_gone(pid: int, *, within_s: float = 2) -> bool:
+    """Return whether a process, not ours, has ended or does so in time; a zombie has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], within_s)[0])
+    finally:
+        os.close(process)
+
+
+async def loading(instance: Instance) -> None:
+    """Wait until it has a process, of which no event tells."""
+    while instance.snapshot().pid is None:  # noqa: ASYNC110 (a few turns of the loop)
+        await asyncio.sleep(0)
+
+
+def descriptors() -> int:
+    """Return how many files are open in this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))

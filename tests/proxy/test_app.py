@@ -1,0 +1,247 @@
+"""The pages, the models they are for, and the shapes of their errors."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fakes.house import House, card
+from fakes.upstream import Call
+
+from proxy.answer import Answer
+from proxy.app import PASSED
+from proxy.errors import Loading
+
+
+@pytest.mark.parametrize("path", PASSED["POST"])
+async def test_every_post_page_is_passed_under_its_own_path(house: House, path: str) -> None:
+    fake = await house.fake()
+    async with house.http.post(path, json={"model": "chat"}) as response:
+        assert await response.json() == {"ok": True}
+    assert (await fake.calls.get()).line == f"POST {path} HTTP/1.1"
+
+
+@pytest.mark.parametrize("path", PASSED["GET"])
+async def test_every_get_page_is_passed_by_the_model_in_its_query(house: House, path: str) -> None:
+    fake = await house.fake()
+    house.loader.cards = [card("chat"), card("other")]
+    async with house.http.get(f"{path}?model=vendor/chat") as response:
+        assert response.status == 200
+    assert (await fake.calls.get()).line == f"GET {path}?model=vendor/chat HTTP/1.1"
+
+
+@pytest.mark.parametrize("path", ["/slots", "/props", "/metrics", "/health", "/v1/models"])
+async def test_nothing_changes_an_instance_behind_our_back(house: House, path: str) -> None:
+    fake = await house.fake()
+    async with house.http.post(path, json={"model": "chat"}) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET, HEAD"
+    assert fake.calls.empty()
+
+
+async def test_a_path_outside_the_table_is_not_found_in_openais_shape(house: House) -> None:
+    async with house.http.post("/lora-adapters", json=[]) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["param"]) == (404, "not_found", None)
+
+
+async def test_an_unknown_model_is_answered_with_the_known_ones(house: House) -> None:
+    house.loader.cards = [card("chat"), card("code")]
+    async with house.ask(model="chta") as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (404, "model_not_found")
+    assert "did you mean chat?" in error["message"]
+    assert "chat, code" in error["message"]
+
+
+async def test_anthropics_clients_get_their_own_error_shape(house: House) -> None:
+    async with house.ask("/v1/messages", model="claude") as response:
+        content = await response.json()
+    assert (content["type"], content["error"]["type"]) == ("error", "not_found_error")
+
+
+async def test_no_model_means_the_only_one(house: House) -> None:
+    await house.fake()
+    async with house.http.post("/tokenize", json={"content": "a"}) as response:
+        assert response.status == 200
+
+
+async def test_no_model_among_several_is_a_question_back(house: House) -> None:
+    house.loader.cards = [card("chat"), card("code")]
+    async with house.http.post("/tokenize", json={"content": "a"}) as response:
+        assert response.status == 400
+        assert "chat, code" in (await response.json())["error"]["message"]
+
+
+async def test_a_model_that_is_not_loaded_is_loaded_first(house: House) -> None:
+    house.loader.asleep = [await house.fake(is_admitted=False)]
+    async with house.ask() as response:
+        assert response.status == 200
+    assert house.loader.began.is_set()
+
+
+async def test_a_load_that_takes_too_long_says_when_to_ask_again(house: House) -> None:
+    house.loader.failure = Loading("chat is loading: 47 %", retry_after_s=3)
+    async with house.ask() as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "3")
+        assert (await response.json())["error"]["code"] == "loading"
+
+
+async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(house: House) -> None:
+    async with house.ask() as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+
+
+# Health and models.
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+async def test_it_is_well_while_one_model_can_be_served(house: House, path: str) -> None:
+    house.loader.cards = [card("a", "failed"), card("b", "unloaded")]
+    async with house.http.get(path) as response:
+        assert (response.status, await response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("cards", "code", "why"),
+    [
+        ([card("a", "loading"), card("b", "failed")], "loading", "loading a"),
+        ([card("a", "failed", "no such file")], "unavailable", "a: no such file"),
+        ([], "unavailable", "no model is configured"),
+    ],
+)
+async def test_it_is_not_well_and_says_why(house: House, cards: Any, code: str, why: str) -> None:
+    house.loader.cards = cards
+    async with house.http.get("/health") as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["message"]) == (503, code, why)
+    assert house.told == []
+
+
+async def test_the_list_names_every_model_loaded_or_not(house: House) -> None:
+    house.loader.cards = [card("a"), card("b", "unloaded"), card("c", "failed", "broken")]
+    async with house.http.get("/v1/models") as response:
+        models = (await response.json())["data"]
+    assert [(model["id"], model["status"]["value"]) for model in models] == [
+        ("a", "loaded"),
+        ("b", "unloaded"),
+        ("c", "unloaded"),
+    ]
+    assert models[0] == {
+        "id": "a",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "llama-corral",
+        "context_length": 2048,
+        "aliases": ["vendor/a"],
+        "status": {"value": "loaded", "failed": False, "reason": None},
+    }
+
+
+@pytest.mark.parametrize("name", ["a", "vendor/a"])
+async def test_a_model_has_a_page_of_its_own_slashes_and_all(house: House, name: str) -> None:
+    house.loader.cards = [card("a")]
+    async with house.http.get(f"/v1/models/{name}") as response:
+        assert (await response.json())["id"] == "a"
+
+
+async def test_the_page_of_an_unknown_model_is_not_found(house: House) -> None:
+    async with house.http.get("/v1/models/nope") as response:
+        assert response.status == 404
+
+
+# The door.
+
+
+async def test_every_answer_carries_the_name_of_its_request(house: House) -> None:
+    fake = await house.fake()
+    async with house.http.post("/tokenize", json={}, headers={"X-Request-Id": "mine-1"}) as answer:
+        assert answer.headers["X-Request-Id"] == "mine-1"
+    assert (await fake.calls.get()).headers["X-Request-Id"] == "mine-1"
+    async with house.http.get("/nope", headers={"X-Request-Id": "a b"}) as answer:
+        assert answer.headers["X-Request-Id"].startswith("req_")
+
+
+async def test_a_request_is_told_once_when_it_is_over(house: House) -> None:
+    await house.fake()
+    async with house.ask() as response:
+        name = response.headers["X-Request-Id"]
+        await response.read()
+    (event,) = house.events("request.finished")
+    assert event.pop("took_ms") >= event.pop("first_byte_ms") >= 0
+    assert event == {
+        "request": name,
+        "model": "chat",
+        "instance": "chat.1",
+        "status": 200,
+        "bytes_out": 11,
+    }
+    assert len(house.told) == 1
+
+
+async def test_a_refused_request_is_told_once_with_the_reason(house: House) -> None:
+    async with house.ask(model="nope") as response:
+        name = response.headers["X-Request-Id"]
+    ((told, event),) = house.told
+    assert told == "request.refused"
+    assert (event["request"], event["model"], event["status"]) == (name, None, 404)
+    assert "there is no model 'nope'" in event["why"]
+
+
+async def test_a_client_that_leaves_during_a_load_is_told_as_gone(house: House) -> None:
+    house.loader.may_go_on.clear()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(house.send())
+        await house.loader.began.wait()
+        asking.cancel()
+    await house.floor.flights.idle()
+    assert house.events("request.finished")[0]["status"] == 499
+
+
+async def test_a_write_that_fails_is_a_client_that_left(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise aiohttp.ClientConnectionResetError
+
+    await house.fake()
+    monkeypatch.setattr(web.StreamResponse, "write", fail)
+    async with house.ask():
+        pass
+    assert house.events("request.finished")[0]["status"] == 499
+    assert not house.events("upstream.broke")
+
+
+async def test_a_fault_of_ours_is_an_error_and_no_silence(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.loader.failure = ZeroDivisionError()
+    async with house.ask() as response:
+        assert response.status == 500
+        assert (await response.json())["error"]["code"] == "internal_error"
+    assert "met a fault of the proxy" in caplog.text
+
+
+async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        await call.end()
+
+    await house.fake(speak)
+    monkeypatch.setattr(Answer, "finish", fail)
+    async with house.ask() as response:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+    assert "met a fault of the proxy" in caplog.text
+
+
+async def test_an_expectation_we_do_not_know_is_not_met(house: House) -> None:
+    async with house.raw() as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n")
+        assert b" 417 " in await reader.readline()

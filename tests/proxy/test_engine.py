@@ -1,0 +1,144 @@
+"""The real engine behind the proxy, asked by OpenAI's own client."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any
+
+import openai
+import pytest
+import tiny_gguf
+from fakes.house import House
+
+from proxy.upstream import Upstream
+
+KEY = "inner-key"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def socket(engine_path: Path) -> Iterator[Path]:
+    """Run the engine on one slot, with a model slow enough to be left while it speaks."""
+    with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+        model = Path(directory, "slow.gguf")
+        tiny_gguf.make(model, mode="cycle", embd=256, heads=8, layers=12, ff=1024, ctx=8192)
+        path = Path(directory, "engine.sock")
+        options = ["--alias", "chat", "-c", "8192", "-np", "1", "-t", "1", "--no-ui"]
+        with Popen(
+            [engine_path, "-m", model, "--host", path, *options],
+            env={"LLAMA_API_KEY": KEY, "LLAMA_SERVER_ROUTER_PORT": "1"},
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+        ) as engine:
+            assert engine.stdout
+            assert any(b'"state":"ready"' in line for line in engine.stdout)
+            yield path
+            engine.kill()
+
+
+@pytest.fixture
+async def client(house: House, socket: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    house.dispatch.admit(upstream(socket, KEY))
+    url = f"{house.server.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="outer", max_retries=0) as client:
+        yield client
+
+
+def upstream(socket: Path, key: str) -> Upstream:
+    return Upstream("chat.1", "chat", 1, str(socket), "", 0, key)
+
+
+async def test_a_chat_is_answered(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="chat", messages=HELLO, max_tokens=8)
+    assert answer.choices[0].message.content
+    assert answer.usage
+    assert answer.usage.completion_tokens == 8
+
+
+async def test_a_chat_is_streamed_to_its_end(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="chat", messages=HELLO, max_tokens=8, stream=True
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_a_text_is_completed(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="chat", prompt="abc", max_tokens=4)
+    assert answer.choices[0].text
+
+
+async def test_what_the_engine_refuses_is_refused_in_its_own_words(
+    client: openai.AsyncOpenAI,
+) -> None:
+    with pytest.raises(openai.APIStatusError, match="--embeddings"):
+        await client.embeddings.create(model="chat", input="abc", encoding_format="float")
+
+
+async def test_the_models_are_listed_and_found_by_name(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["chat"]
+    assert (await client.models.retrieve("chat")).owned_by == "llama-corral"
+
+
+async def test_a_wrong_model_name_is_answered_with_the_known_ones(
+    client: openai.AsyncOpenAI,
+) -> None:
+    with pytest.raises(openai.NotFoundError, match="the models are: chat") as failure:
+        await client.chat.completions.create(model="gpt-9", messages=HELLO)
+    assert failure.value.code == "model_not_found"
+    assert failure.value.request_id
+
+
+async def test_bad_json_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="the body is not JSON"):
+        await client.post("/chat/completions", cast_to=object, content=b'{"model": "chat"')
+
+
+async def test_a_stream_cut_by_us_is_an_error_for_the_client(
+    client: openai.AsyncOpenAI, house: House
+) -> None:
+    stream = await client.chat.completions.create(model="chat", messages=HELLO, stream=True)
+    await anext(aiter(stream))
+    await house.dispatch.close("chat.1")
+    with pytest.raises(openai.APIError, match=r"chat\.1 was stopped"):
+        async for _ in stream:
+            pass
+
+
+async def test_anthropics_page_is_served_by_the_engine(
+    client: openai.AsyncOpenAI, house: House
+) -> None:
+    async with house.ask("/v1/messages", max_tokens=4) as response:
+        assert (await response.json())["role"] == "assistant"
+
+
+async def test_the_engines_own_pages_are_there_for_its_clients(
+    client: openai.AsyncOpenAI, house: House
+) -> None:
+    async with house.http.post("/tokenize", json={"content": "abc"}) as response:
+        assert (await response.json())["tokens"]
+    async with house.http.get("/props?model=chat") as response:
+        assert (await response.json())["total_slots"] == 1
+
+
+async def test_a_client_that_leaves_mid_stream_frees_its_slot(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="chat", messages=HELLO, max_tokens=8000, stream=True
+    )
+    await anext(aiter(stream))
+    await stream.close()
+    # The engine has one slot: an answer to the next is the proof that it is free.
+    async with asyncio.timeout(2):
+        await client.chat.completions.create(model="chat", messages=HELLO, max_tokens=1)
+
+
+async def test_an_engine_with_another_key_is_not_the_clients_fault(
+    client: openai.AsyncOpenAI, house: House, socket: Path
+) -> None:
+    house.dispatch.admit(upstream(socket, "another"))
+    with pytest.raises(openai.InternalServerError, match="does not know our key"):
+        await client.chat.completions.create(model="chat", messages=HELLO)

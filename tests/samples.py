@@ -1,0 +1,77 @@
+"""Plain values for tests that plan: a machine, a model, an engine of any recorded build."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from supervisor.profile.engine import Device, Engine
+from supervisor.profile.gguf import Gguf
+from supervisor.profile.help import Flags, parse, recorded_builds
+from supervisor.profile.machine import Machine
+
+GIB = 1024**3
+GPU = Device("Vulkan0", "a GPU", 24 * 1024)
+
+_MACHINE = Machine(
+    physical_cores=8,
+    logical_cores=16,
+    memory_bytes=32 * GIB,
+    memory_available_bytes=24 * GIB,
+    memlock_bytes=None,
+    may_renice=True,
+    cpu_flags=frozenset({"avx2"}),
+)
+_GGUF = Gguf(
+    path=Path("/models/chat.gguf"),
+    size_bytes=100_000_000,
+    architecture="llama",
+    name="Chat",
+    parameters=135_000_000,
+    layers=30,
+    heads=9,
+    kv_heads=(3,) * 30,
+    key_length=64,
+    value_length=64,
+    embedding_length=576,
+    ctx_train=8192,
+    vocab_size=49152,
+    tokenizer="gpt2",
+    chat_template=None,
+    quantisation="Q4_1",
+    sliding_window=None,
+    recurrent=False,
+    shards=1,
+    tensor_bytes=96_000_000,
+    fingerprint="0" * 32,
+)
+
+
+def machine(**changes: Any) -> Machine:
+    """Return a machine of 8 cores, 32 GiB and every permission, but for the changes."""
+    return replace(_MACHINE, **changes)
+
+
+def model(**changes: Any) -> Gguf:
+    """Return the facts of a small model, but for the changes."""
+    return replace(_GGUF, **changes)
+
+
+def flags(build: str) -> Flags:
+    """Return the options of a recorded build, such as `b10434`."""
+    return parse(recorded_builds()[build].read_text("utf-8"))
+
+
+def engine(build: str = "b10434", *devices: Device, **changes: Any) -> Engine:
+    """Return an engine of a recorded build with these devices."""
+    made = Engine(
+        path=Path("/opt/llama-server"),
+        version=build,
+        build=int(build[1:]),
+        source="setting",
+        library_dirs=(),
+        devices=devices,
+        flags=flags(build),
+    )
+    return replace(made, **changes)

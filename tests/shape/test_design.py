@@ -1,0 +1,16 @@
+"""What the design documents say is what the code does."""
+
+import re
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_state_diagram_is_drawn_from_the_table() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts" / "diagram.py"))["diagram"]()
+    written = re.search(
+        r"```mermaid\n(.*?)\n```", (ROOT / "supervisor/DESIGN.md").read_text(), re.DOTALL
+    )
+    assert written
+    assert written[1] == drawn

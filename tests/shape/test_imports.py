@@ -1,0 +1,83 @@
+"""Who may import whom: the layers of the house, held by reading every import."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+# Each layer may import itself, the layers after it, and the leaves.
+LAYERS = ["cli", "commands", "daemon", "control", "fleet", "life", "profile"]
+LEAVES = {"errors", "events", "host", "log", "settings", "show", "__init__"}
+# psutil is read in few places, so that what it costs and where it lies stays known.
+PSUTIL = {"life/child.py", "fleet/devices.py", "host/owner.py", "profile/machine.py"}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def layer(path: Path) -> str:
+    first = path.relative_to(ROOT / "supervisor").parts[0]
+    return first.removesuffix(".py")
+
+
+def reached(path: Path) -> set[str]:
+    """Return the parts of supervisor that a file imports."""
+    parts = {name.split(".")[1] for name in imports(path) if name.startswith("supervisor.")}
+    return parts & {layer(source) for source in sources("supervisor")}
+
+
+@pytest.mark.parametrize("path", sources("proxy"), ids=lambda path: path.name)
+def test_the_proxy_imports_nothing_of_the_supervisor(path: Path) -> None:
+    assert not [name for name in imports(path) if name.split(".")[0] == "supervisor"]
+
+
+@pytest.mark.parametrize(
+    "path", sources("supervisor"), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_layer_imports_only_those_below_it(path: Path) -> None:
+    here = layer(path)
+    if here in LEAVES:
+        allowed = LEAVES
+    elif here == "bridge":
+        allowed = {"bridge", "fleet", "life", *LEAVES}
+    else:
+        allowed = {*LAYERS[LAYERS.index(here) :], *LEAVES}
+    if here == "daemon":
+        allowed |= {"bridge"}
+    assert reached(path) <= allowed
+
+
+def test_only_the_bridge_and_the_daemon_know_both_packages() -> None:
+    both = [
+        path.name
+        for path in sources("supervisor")
+        if any(name.split(".")[0] == "proxy" for name in imports(path))
+    ]
+    assert both == ["bridge.py", "daemon.py"]
+
+
+def test_psutil_is_read_in_few_places() -> None:
+    users = {
+        str(path.relative_to(ROOT / "supervisor"))
+        for path in sources("supervisor")
+        if "psutil" in imports(path)
+    }
+    assert users <= PSUTIL
+
+
+def test_typer_stays_in_the_command_line() -> None:
+    users = {layer(path) for path in sources("supervisor") if "typer" in imports(path)}
+    assert users <= {"cli", "commands"}

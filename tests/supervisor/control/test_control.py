@@ -1,0 +1,164 @@
+"""Both ends of the control socket, with a small service between them."""
+
+import asyncio
+import http.client
+import socket
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from supervisor.control import api
+from supervisor.control.client import Client
+from supervisor.control.wire import DaemonStatus, Line
+from supervisor.errors import DaemonBusy, NoSuchModel, NotRunning, SettingsInvalid
+from supervisor.events import EventStream
+
+
+class Service:
+    """Knows one model, `chat`, which is ready at the third event."""
+
+    def __init__(self, events: EventStream) -> None:
+        self._events = events
+        self.commands: list[tuple[str, list[str]]] = []
+        self.refreshed = 0
+        self.ending = False
+
+    def status(self) -> DaemonStatus:
+        return {
+            "pid": 1,
+            "version": "0",
+            "url": "http://127.0.0.1:8080",
+            "up_s": 1.0,
+            "stopping": self.ending,
+            "config": None,
+            "models": [],
+        }
+
+    async def refresh(self) -> None:
+        self.refreshed += 1
+
+    def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
+        if set(models) - {"chat"}:
+            raise NoSuchModel("no model is named 'x'", hint="models there are: chat")
+        self.commands.append((verb, list(models)))
+        answers = iter([False, False, False, True])
+        for value in (0.1, 0.5, 1.0):
+            fields = {"instance": "chat.0", "model": "chat", "run": 1, "stage": "text_model"}
+            self._events.emit("instance.progressed", value=value, **fields)
+        return lambda: next(answers)
+
+    def shutdown(self, reason: str) -> None:
+        self.ending = True
+        self._events.emit("daemon.stopping", reason=reason)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "control.sock"
+
+
+@pytest.fixture
+async def service(path: Path) -> AsyncIterator[Service]:
+    events = EventStream()
+    service = Service(events)
+    async with api.serve(service, events, path):
+        yield service
+
+
+async def lines(call: Callable[[], object]) -> list[Line]:
+    return await asyncio.to_thread(lambda: list(call()))  # type: ignore[call-overload]  # an iterator
+
+
+async def test_the_socket_is_private_and_gone_afterwards(path: Path) -> None:
+    events = EventStream()
+    async with api.serve(Service(events), events, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
+
+
+async def test_status_is_told_with_fresh_figures(service: Service, path: Path) -> None:
+    status = await asyncio.to_thread(Client(path).status)
+    assert status["url"] == "http://127.0.0.1:8080"
+    assert service.refreshed == 1
+
+
+async def test_a_command_tells_what_happens_until_it_is_over(service: Service, path: Path) -> None:
+    told = await lines(lambda: Client(path).command("start", ["chat"]))
+    assert service.commands == [("start", ["chat"])]
+    progress = [line["event"]["fields"]["value"] for line in told if "event" in line]
+    assert progress == [0.1, 0.5, 1.0]
+    assert told[-1].get("done", {}).get("pid") == 1
+
+
+async def test_an_unknown_model_is_an_error_with_its_hint(service: Service, path: Path) -> None:
+    with pytest.raises(NoSuchModel) as caught:
+        await lines(lambda: Client(path).command("stop", ["x"]))
+    assert caught.value.hint == "models there are: chat"
+    assert service.commands == []
+
+
+async def test_a_shutdown_is_begun_and_told(service: Service, path: Path) -> None:
+    def first() -> Line:
+        return next(Client(path).shutdown())
+
+    line = await asyncio.to_thread(first)
+    assert line["event"]["name"] == "daemon.stopping"
+    assert service.ending
+
+
+async def post(path: Path, target: str, body: bytes) -> tuple[int, bytes]:
+    def call() -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(path))
+        connection.request("POST", target, body)
+        response = connection.getresponse()
+        found = response.status, response.read()
+        connection.close()
+        return found
+
+    return await asyncio.to_thread(call)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"models": 1}', b'{"models": [1]}'])
+async def test_a_body_that_makes_no_sense_is_refused(
+    service: Service, path: Path, body: bytes
+) -> None:
+    status, said = await post(path, "/v1/start", body)
+    assert status == 409
+    assert SettingsInvalid.code.encode() in said
+    assert service.commands == []
+
+
+async def test_nothing_is_changed_by_get(service: Service, path: Path) -> None:
+    with pytest.raises(DaemonBusy, match="405"):
+        await asyncio.to_thread(lambda: next(Client(path)._lines("GET", "/v1/start", None)))
+    assert service.commands == []
+
+
+def test_without_a_daemon_the_client_says_so(path: Path) -> None:
+    with pytest.raises(NotRunning):
+        Client(path).status()
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    with pytest.raises(NotRunning):
+        Client(path).status()
+
+
+def test_a_socket_that_does_not_speak_http_is_a_mute_daemon(path: Path) -> None:
+    listener = socket.create_server(str(path), family=socket.AF_UNIX)
+
+    def hang_up() -> None:
+        connection, _ = listener.accept()
+        connection.close()
+
+    thread = threading.Thread(target=hang_up)
+    thread.start()
+    with pytest.raises(DaemonBusy, match="does not answer"):
+        Client(path).status()
+    thread.join()
+    listener.close()

@@ -1,0 +1,349 @@
+import asyncio
+import os
+import re
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.ranch import QUICK, Ranch, fake_launch, is_gone, launch_of, loading
+
+from supervisor.errors import EngineMissing
+from supervisor.life.launch import Launch
+from supervisor.life.lifecycle import State
+from supervisor.life.restart import Policy
+
+UP = frozenset({State.READY})
+DOWN = frozenset({State.STOPPED})
+WAITING = frozenset({State.BACKOFF})
+FAILED = frozenset({State.FAILED})
+ONCE = Policy(breaker=1)
+
+
+async def test_it_starts_is_warmed_serves_and_stops(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert (facts.run, facts.wanted, facts.load_progress) == (1, True, None)
+        instance.stop()
+        facts = await instance.wait(DOWN)
+    assert ranch.story == ["starting", "warming", "ready", "draining", "stopping", "stopped"]
+    assert ranch.traffic.calls == ["admit", "withdraw", "idle", "close"]
+    assert (facts.pid, facts.cause, facts.up_s) == (None, None, 0)
+    assert not (runtime / "chat.0.sock").exists()
+
+
+async def test_load_progress_is_told(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "slow-load=0.4"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+    told = [fields["value"] for name, fields in ranch.events if name == "instance.progressed"]
+    assert told == [0, 0.25, 0.5, 0.75]
+
+
+async def test_an_old_build_without_child_mode_is_found_ready_and_stopped(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "no-child-mode"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        instance.stop()
+        await instance.wait(DOWN)
+    exits = [fields for name, fields in ranch.events if name == "instance.exited"]
+    assert [(one["code"], one["signal"]) for one in exits] == [(0, None)]
+
+
+async def test_over_tcp_the_port_is_learnt_from_the_engine(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, port=0))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+    assert facts.endpoint.port > 0
+
+
+async def test_a_stranger_that_wants_no_key_is_never_taken_for_ours(runtime: Path) -> None:
+    limits = replace(QUICK, load_timeout_s=0.5)
+    ranch = Ranch(fake_launch(runtime, "no-key"), limits=limits, policy=ONCE)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(FAILED)
+    assert facts.cause
+    assert facts.cause.code == "load_stalled"
+    assert "warming" not in ranch.story
+
+
+async def test_commands_that_change_nothing_are_not_told(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.stop()
+        instance.start()
+        await instance.wait(UP)
+        instance.start()
+    assert ranch.story[:4] == ["starting", "warming", "ready", "draining"]
+
+
+async def test_stopping_before_anything_was_spawned_ends_well(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        await asyncio.sleep(0)
+        instance.start()
+        instance.stop()
+        facts = await instance.wait(DOWN)
+    assert facts.run == 1
+
+
+async def test_a_command_before_it_is_served_counts(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    ranch.instance.start()
+    async with asyncio.timeout(20), ranch.served() as instance:
+        await instance.wait(UP)
+
+
+async def test_cancelling_leaves_no_process_and_a_stopped_instance(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "ignore-sigterm"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+    assert facts.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(facts.pid, 0)
+    assert ranch.instance.snapshot().state is State.STOPPED
+    assert "withdraw" in ranch.traffic.calls
+
+
+async def test_a_drain_waits_for_what_it_holds_and_can_be_called_off(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        ranch.traffic.busy.clear()
+        instance.stop()
+        await asyncio.sleep(0)
+        assert instance.snapshot().state is State.DRAINING
+        instance.start()
+        assert (await instance.wait(UP)).run == 1
+    assert ranch.traffic.calls[:4] == ["admit", "withdraw", "idle", "admit"]
+
+
+async def test_a_drain_that_takes_too_long_is_cut(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime), limits=replace(QUICK, drain_timeout_s=0.05))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        ranch.traffic.busy.clear()
+        instance.stop()
+        await instance.wait(DOWN)
+    assert ranch.traffic.calls[-1] == "close"
+
+
+async def test_restart_brings_a_new_process(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        before = await instance.wait(UP)
+        instance.restart()
+        await instance.wait(frozenset({State.STARTING}))
+        after = await instance.wait(UP)
+    assert (after.run, after.restarts, after.faults) == (2, 1, 0)
+    assert after.pid != before.pid
+
+
+async def test_a_crash_while_serving_is_followed_by_another_try(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        os.kill(facts.pid, signal.SIGSEGV)
+        waiting = await instance.wait(WAITING)
+        assert waiting.cause
+        assert waiting.cause.code == "memory_fault"
+        facts = await instance.wait(UP)
+    assert (facts.run, facts.restarts, facts.faults, facts.cause) == (2, 1, 1, None)
+
+
+async def test_crashes_close_together_open_the_breaker_and_start_forgives(runtime: Path) -> None:
+    policy = Policy(base_s=0.001, cap_s=0.001, breaker=2)
+    ranch = Ranch(fake_launch(runtime, "exit-after-ready"), policy=policy)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(FAILED)
+        assert (facts.run, facts.faults) == (2, 2)
+        ranch.launch = fake_launch(runtime)
+        instance.start()
+        assert (await instance.wait(UP)).faults == 0
+    failed = [fields for name, fields in ranch.events if name == "instance.failed"]
+    assert [one["log"] for one in failed] == [str(runtime / "chat.0.log")]
+
+
+async def test_a_permanent_cause_fails_at_once_with_its_words_in_the_log(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "crash-at-start"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(FAILED)
+    assert (facts.run, facts.cause and facts.cause.code) == (1, "model_missing")
+    assert facts.log_path
+    text = facts.log_path.read_text()
+    assert text.startswith("[llama-corral: run 1, ")
+    assert "failed to open GGUF file" in text
+
+
+async def test_silence_while_loading_is_a_fault(runtime: Path) -> None:
+    limits = replace(QUICK, load_timeout_s=0.3)
+    ranch = Ranch(fake_launch(runtime, "silent-load"), limits=limits, policy=ONCE)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(FAILED)
+    assert facts.cause
+    assert facts.cause.code == "load_stalled"
+    assert ranch.story[:3] == ["starting", "stopping", "failed"]
+
+
+async def test_slow_loading_with_signs_of_life_is_no_fault(runtime: Path) -> None:
+    limits = replace(QUICK, load_timeout_s=0.6)
+    ranch = Ranch(fake_launch(runtime, "slow-load=1.5"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        assert (await instance.wait(UP | FAILED | WAITING)).state is State.READY
+
+
+@pytest.mark.parametrize("fault", ["slow-load=600", "silent-load"])
+async def test_stopping_while_it_loads_takes_no_time(runtime: Path, fault: str) -> None:
+    ranch = Ranch(fake_launch(runtime, fault))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await loading(instance)
+        began_at_s = time.monotonic()
+        instance.stop()
+        await instance.wait(DOWN)
+        assert time.monotonic() - began_at_s < 2
+
+
+async def test_an_engine_deaf_to_everything_is_killed(runtime: Path) -> None:
+    limits = replace(QUICK, stop_timeout_s=0.2)
+    ranch = Ranch(fake_launch(runtime, "ignore-sigterm"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        instance.stop()
+        facts = await instance.wait(DOWN)
+    assert ranch.story[-4:] == ["draining", "stopping", "killing", "stopped"]
+    assert facts.cause is None
+
+
+async def test_an_engine_that_cannot_complete_is_ready_all_the_same(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "no-completion"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+    assert ranch.story[:3] == ["starting", "warming", "ready"]
+
+
+async def test_a_sick_engine_gets_no_requests_until_it_is_well(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "sick"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+    assert ranch.story[:4] == ["starting", "warming", "unwell", "ready"]
+    assert ranch.traffic.calls[0] == "admit"
+
+
+async def test_doubt_takes_it_out_of_service_until_it_answers(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        instance.doubt(facts.run - 1)
+        assert instance.snapshot().state is State.READY
+        instance.doubt(facts.run)
+        assert instance.snapshot().state is State.UNWELL
+        await instance.wait(UP)
+    assert ranch.traffic.calls[:3] == ["admit", "withdraw", "admit"]
+
+
+async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
+    limits = replace(QUICK, unwell_timeout_s=0.2, stop_timeout_s=0.1)
+    ranch = Ranch(fake_launch(runtime), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        os.kill(facts.pid, signal.SIGSTOP)
+        instance.doubt(facts.run)
+        waiting = await instance.wait(WAITING)
+        assert waiting.cause
+        assert waiting.cause.code == "unresponsive"
+        assert (await instance.wait(UP)).run == 2
+
+
+@pytest.mark.parametrize("fault", ["flood-stderr=30000000", "megabyte-line"])
+async def test_much_output_neither_blocks_the_engine_nor_fills_the_disk(
+    runtime: Path, fault: str
+) -> None:
+    ranch = Ranch(fake_launch(runtime, fault))
+    async with asyncio.timeout(30), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+    assert sum(file.stat().st_size for file in runtime.glob("*.log*")) < 64 * 1024**2
+
+
+async def test_a_process_it_left_behind_goes_with_it(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "grandchild"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        instance.stop()
+        await instance.wait(DOWN)
+    assert facts.log_path
+    left = re.search(r"grandchild (\d+)", facts.log_path.read_text())
+    assert left
+    assert is_gone(int(left[1]))
+
+
+async def test_an_engine_that_is_not_there_is_a_cause(runtime: Path) -> None:
+    missing = replace(fake_launch(runtime), argv=(str(runtime / "llama-server"),))
+    assert await cause_of(missing) == "engine_missing"
+
+
+async def test_an_engine_that_may_not_be_run_is_a_cause(runtime: Path) -> None:
+    (runtime / "llama-server").touch(mode=0o600)
+    launch = launch_of(str(runtime / "llama-server"), runtime=runtime)
+    assert await cause_of(launch) == "engine_denied"
+
+
+async def test_a_log_that_cannot_be_written_is_found_before_anything_runs(runtime: Path) -> None:
+    (runtime / "chat.0.log").mkdir()
+    assert await cause_of(fake_launch(runtime)) == "state_denied"
+
+
+async def test_a_launch_that_cannot_be_made_is_a_cause(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+
+    def launch(run: int) -> Launch:
+        raise EngineMissing(f"no llama-server for run {run}")
+
+    ranch.instance._launch = launch
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(FAILED)
+    assert facts.cause
+    assert (facts.cause.code, facts.pid) == ("engine_missing", None)
+
+
+async def cause_of(launch: Launch) -> str:
+    """Return the code of the permanent cause that a launch fails with."""
+    ranch = Ranch(launch)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(FAILED)
+    assert facts.cause
+    assert facts.cause.permanent
+    return facts.cause.code
+
+
+def test_it_shows_itself_without_its_key(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    assert repr(ranch.instance) == "<Instance chat.0: stopped, run 0>"
+    assert "api_key" not in repr(ranch.instance.snapshot())

@@ -1,0 +1,68 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from supervisor.events import EVENTS, Event, EventStream, Listener
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def stopping(reason: str = "test") -> dict[str, object]:
+    return {"reason": reason}
+
+
+async def test_a_listener_hears_what_is_emitted_while_it_listens() -> None:
+    stream = EventStream()
+    stream.emit("daemon.stopping", **stopping("before"))
+    with stream.listen() as listener:
+        stream.emit("daemon.stopping", **stopping("during"))
+        heard = await listener.next()
+    stream.emit("daemon.stopping", **stopping("after"))
+    assert (heard.name, heard.fields["reason"]) == ("daemon.stopping", "during")
+
+
+async def test_a_slow_listener_loses_the_oldest_and_is_told_how_many() -> None:
+    listener = Listener(backlog=2)
+    stream = EventStream(listener.push)
+    for reason in "abcd":
+        stream.emit("daemon.stopping", **stopping(reason))
+    heard = [await listener.next() for _ in range(3)]
+    assert heard[0].name == "events.dropped"
+    assert heard[0].fields == {"count": 2}
+    assert [event.fields["reason"] for event in heard[1:]] == ["c", "d"]
+
+
+def test_a_sink_gets_every_event_at_once() -> None:
+    seen: list[Event] = []
+    EventStream(seen.append).emit("daemon.stopping", **stopping())
+    assert [event.name for event in seen] == ["daemon.stopping"]
+
+
+def test_a_name_outside_the_table_is_refused() -> None:
+    with pytest.raises(KeyError):
+        EventStream().emit("daemon.exploded")
+
+
+def test_fields_other_than_the_table_says_are_refused() -> None:
+    with pytest.raises(ValueError, match="reason"):
+        EventStream().emit("daemon.stopping", why="x")
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "level"), [(0, None, "info"), (1, None, "warning"), (None, 9, "warning")]
+)
+def test_an_exit_that_was_a_fault_is_a_warning(
+    code: int | None, signal: int | None, level: str
+) -> None:
+    seen: list[Event] = []
+    fields = {"instance": "a.0", "model": "a", "run": 1, "up_s": 1.0}
+    EventStream(seen.append).emit("instance.exited", code=code, signal=signal, **fields)
+    assert seen[0].level == level
+
+
+def test_the_table_holds_exactly_what_the_code_emits() -> None:
+    sources = [*(ROOT / "supervisor").rglob("*.py"), *(ROOT / "proxy").rglob("*.py")]
+    text = "\n".join(path.read_text("utf-8") for path in sources)
+    emitted = set(re.findall(r'(?:emit|tell|Event)\(\s*"([a-z]+\.[a-z]+)"', text))
+    assert emitted == set(EVENTS)

@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from supervisor.errors import SettingsInvalid
+from supervisor.settings import Loaded, load
+
+CHAT = '[models.chat]\npath = "chat.gguf"\n'
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read(text: str, **overrides: object) -> Loaded:
+    path = Path("corral.toml")
+    path.write_text(text, "utf-8")
+    return load(path, config_dir=Path("nowhere"), overrides=overrides, environ={})
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(SettingsInvalid) as caught:
+        read(text)
+    return caught.value.message
+
+
+def test_without_a_file_the_defaults_stand() -> None:
+    loaded = load(config_dir=Path("nowhere"), environ={})
+    assert loaded.path is None
+    assert loaded.settings.proxy.listen == "127.0.0.1:8080"
+    assert loaded.settings.models == {}
+
+
+def test_the_file_is_found_here_before_the_config_directory(tmp_path: Path) -> None:
+    config_dir = tmp_path / "config"
+    config_dir.mkdir()
+    (config_dir / "corral.toml").write_text(CHAT, "utf-8")
+    assert load(config_dir=config_dir, environ={}).path == config_dir / "corral.toml"
+    Path("corral.toml").write_text(CHAT, "utf-8")
+    assert load(config_dir=config_dir, environ={}).path == tmp_path / "corral.toml"
+
+
+def test_the_environment_names_a_file_and_the_command_line_wins_over_it() -> None:
+    Path("one.toml").write_text(CHAT, "utf-8")
+    Path("two.toml").write_text(CHAT, "utf-8")
+    named = {"CORRAL_CONFIG": "one.toml"}
+    nowhere = Path("nowhere")
+    assert load(config_dir=nowhere, environ=named).path == Path("one.toml").absolute()
+    found = load(Path("two.toml"), config_dir=nowhere, environ=named)
+    assert found.path == Path("two.toml").absolute()
+
+
+def test_a_named_file_that_is_missing_is_an_error() -> None:
+    with pytest.raises(SettingsInvalid, match=r"no settings file gone\.toml"):
+        load(Path("gone.toml"), config_dir=Path("nowhere"), environ={})
+
+
+def test_the_environment_wins_over_the_file_and_the_command_line_over_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CORRAL_PROXY__LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv("CORRAL_MODELS__CHAT__REPLICAS", "3")
+    text = f'{CHAT}[proxy]\nlisten = "127.0.0.1:1"\nmax_body_bytes = 4096\n'
+    loaded = read(text)
+    assert loaded.settings.proxy.listen == "127.0.0.1:2"
+    assert loaded.settings.proxy.max_body_bytes == 4096
+    assert loaded.settings.models["chat"].replicas == 3
+    assert loaded.origins["proxy.listen"] == "environment"
+    assert loaded.origins["proxy.max_body_bytes"] == "file"
+    over = read(text, proxy={"listen": "127.0.0.1:3"})
+    assert over.settings.proxy.listen == "127.0.0.1:3"
+    assert over.origins["proxy.listen"] == "command line"
+
+
+def test_paths_count_from_the_file_that_names_them(tmp_path: Path) -> None:
+    assert read(CHAT).settings.models["chat"].path == tmp_path / "chat.gguf"
+
+
+def test_a_home_directory_is_expanded() -> None:
+    found = read('engine = "~/llama-server"\n').settings.engine
+    assert found == Path.home() / "llama-server"
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    assert "models.chat.replica is unknown; did you mean replicas?" in refusal(
+        CHAT + "replica = 2\n"
+    )
+    assert "prxy is unknown; did you mean proxy?" in refusal("[prxy]\n")
+    assert "proxy.lissten is unknown; did you mean listen?" in refusal("[proxy]\nlissten = 1\n")
+
+
+def test_every_fault_is_named_at_once_with_the_file() -> None:
+    message = refusal('[models.chat]\nreplicas = 0\n[proxy]\nlisten = "8080"\n')
+    assert "models.chat.path is missing" in message
+    assert "models.chat.replicas" in message
+    assert "proxy.listen" in message
+    assert all("corral.toml: " in line for line in message.splitlines())
+
+
+@pytest.mark.parametrize("name", ["../up", "-rf", ".hidden", "a/b", "a b", "", "x" * 65, "é"])
+def test_a_model_name_that_could_be_a_path_or_an_option_is_refused(name: str) -> None:
+    assert "not a model name" in refusal(f'[models."{name}"]\npath = "x"\n')
+
+
+def test_text_that_is_no_toml_says_where() -> None:
+    assert "line 1" in refusal("models = = 1")

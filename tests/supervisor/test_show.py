@@ -1,0 +1,121 @@
+import io
+import json
+
+import pytest
+
+from supervisor.errors import CorralError, ModelInvalid, from_json
+from supervisor.show import Meter, Outcome, duration, finish, paint, size, table
+
+KEYS = {"schema", "command", "status", "exit_code", "data", "notes", "error"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def fail() -> Outcome:
+    raise ModelInvalid("x.gguf is cut short", hint="fetch it again", log="x.log")
+
+
+def test_an_outcome_is_text_on_stdout_and_notes_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert finish("status", lambda: Outcome({}, "all well", ("but slow",)), as_json=False) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("all well\n", "but slow\n")
+
+
+def test_an_error_says_what_happened_what_to_do_and_where_to_look(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert finish("start", fail, as_json=False) == 78
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "error: x.gguf is cut short\n hint: fetch it again\n  log: x.log\n"
+
+
+@pytest.mark.parametrize("call", [lambda: Outcome({"a": 1}), fail])
+def test_the_envelope_has_the_same_keys_for_success_and_failure(
+    call: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = finish("start", call, as_json=True)  # type: ignore[arg-type]  # one of two callables
+    envelope = json.loads(capsys.readouterr().out)
+    assert set(envelope) == KEYS
+    assert envelope["exit_code"] == code
+    assert (envelope["status"] == "ok") == (envelope["error"] is None) == (code == 0)
+
+
+def test_an_interrupt_exits_with_130() -> None:
+    def interrupted() -> Outcome:
+        raise KeyboardInterrupt
+
+    assert finish("logs", interrupted, as_json=False) == 130
+
+
+def test_an_error_survives_the_wire() -> None:
+    with pytest.raises(ModelInvalid) as caught:
+        fail()
+    back = from_json(caught.value.as_json())
+    assert type(back) is ModelInvalid
+    assert back.as_json() == caught.value.as_json()
+    assert type(from_json({"code": "from_the_future", "message": "?"})) is CorralError
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert paint("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
+    assert paint("x", "red", io.StringIO()) == "x"
+    monkeypatch.setenv("TERM", "dumb")
+    assert paint("x", "red", Terminal()) == "x"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert paint("x", "red", io.StringIO()) == "\x1b[31mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert paint("x", "red", Terminal()) == "x"
+
+
+def test_a_table_aligns_names_left_and_numbers_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert (
+        table(("NAME", "N"), [("a", "1"), ("bcd ef", "10")]) == "NAME     N\na        1\nbcd ef  10"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(None, "-"), (5, "5 B"), (2048, "2.0 KiB"), (98_362_432, "93.8 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_sizes(count: int | None, said: str) -> None:
+    assert size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "-"), (7.9, "7s"), (245, "4m 05s"), (3_720, "1h 02m"), (183_600, "2d 3h")],
+)
+def test_durations(seconds: float | None, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_a_meter_redraws_one_line_on_a_terminal_and_removes_it() -> None:
+    stream = Terminal()
+    meter = Meter(stream)
+    meter.show("loading chat", 0.1)
+    meter.show("loading chat", 0.101)
+    meter.show("loading chat", 0.2)
+    meter.clear()
+    assert stream.getvalue() == (
+        "\r\x1b[2Kloading chat · 10 %\r\x1b[2Kloading chat · 20 %\r\x1b[2K"
+    )
+
+
+def test_a_meter_writes_a_line_each_quarter_elsewhere() -> None:
+    stream = io.StringIO()
+    meter = Meter(stream)
+    for percent in range(101):
+        meter.show("fetching", percent / 100)
+    assert stream.getvalue().splitlines() == [
+        f"fetching · {percent} %" for percent in (0, 25, 50, 75, 100)
+    ]

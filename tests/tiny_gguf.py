@@ -1,0 +1,172 @@
+"""Writes a tiny llama model that the real engine loads in milliseconds.
+
+Mode `random` has random weights: every earlier token matters, so a wrong KV cache changes the text.
+Mode `cycle` says the alphabet over and over, so a lost or doubled token shows. Neither ever samples
+a control or byte token at temperature 0: an answer is as long as `max_tokens` allows.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+Mode = Literal["random", "cycle"]
+
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+# Dimension 0 of the residual stream is this constant: no layer writes to it, so that an output row
+# can forbid its token by a large negative weight there.
+_CONSTANT: Final = 4.0
+_FORBID: Final = -100.0
+_WORDS: Final = ("the", "an", "in", "of", "on", "er", "th", "he", "user", "system", "assistant")
+
+
+def make(
+    path: Path,
+    *,
+    mode: Mode = "random",
+    embd: int = 64,
+    layers: int = 2,
+    heads: int = 2,
+    kv_heads: int | None = None,
+    ff: int = 128,
+    ctx: int = 2048,
+    seed: int = 0,
+    extra_tokens: int = 0,
+    chat_template: str | None = CHAT_TEMPLATE,
+) -> Path:
+    """Write a GGUF of architecture `llama` and return its path.
+
+    Args:
+        path: Where to write.
+        mode: What the model says.
+        embd: Width of the residual stream; `embd / heads` is the head size.
+        layers: Number of blocks.
+        heads: Query heads a layer.
+        kv_heads: Key and value heads a layer; None means as many as query heads.
+        ff: Width of the feed-forward part.
+        ctx: Context length the model claims to be trained for, in tokens.
+        seed: Of the weights.
+        extra_tokens: Tokens added to the vocabulary; with any, it fits no model without them.
+        chat_template: The template to store; None stores none.
+    """
+    kv_heads = kv_heads or heads
+    tokens, types = _vocabulary(extra_tokens)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(f"tiny {mode}")
+    writer.add_context_length(ctx)
+    writer.add_embedding_length(embd)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(ff)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(embd // heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    _add_tokenizer(writer, tokens, types, chat_template)
+    for name, weights in _tensors(
+        mode, tokens, types, (embd, layers, kv_heads * embd // heads, ff), seed
+    ):
+        writer.add_tensor(name, weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _vocabulary(extra: int) -> tuple[list[str], list[int]]:
+    control = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    letters = [*string.ascii_letters, *string.digits, *".,:;!?'\"()-_/\\@#$%&*+=<>|[]{}~^`", "▁"]
+    words = [
+        *_WORDS,
+        *(f"▁{word}" for word in _WORDS),
+        *(f"▁{one}" for one in string.ascii_lowercase),
+    ]
+    normal = [*letters, *words, *(f"▁extra{number}" for number in range(extra))]
+    tokens = ["<unk>", *control, *(f"<0x{byte:02X}>" for byte in range(256)), *normal]
+    kind = gguf.TokenType
+    types = [kind.UNKNOWN, *[kind.CONTROL] * 4, *[kind.BYTE] * 256, *[kind.NORMAL] * len(normal)]
+    return tokens, types
+
+
+def _add_tokenizer(writer: Any, tokens: list[str], types: list[int], template: str | None) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    # Longer pieces win, as a trained SentencePiece model would have it.
+    writer.add_token_scores([float(len(token)) for token in tokens])
+    writer.add_token_types(types)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(4)
+    writer.add_add_bos_token(True)
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _tensors(
+    mode: Mode, tokens: list[str], types: list[int], sizes: tuple[int, int, int, int], seed: int
+) -> list[tuple[str, NDArray[Any]]]:
+    embd, layers, kv, ff = sizes
+    random = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> NDArray[Any]:
+        return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float16)
+
+    def onto_stream(columns: int) -> NDArray[Any]:
+        weights = matrix(embd, columns) * np.float16(mode == "random")
+        weights[0] = 0
+        return weights
+
+    norm = np.ones(embd, np.float32)
+    embedding = random.standard_normal((len(tokens), embd)).astype(np.float16)
+    embedding[:, 0] = _CONSTANT
+    found: list[tuple[str, NDArray[Any]]] = [
+        ("token_embd.weight", embedding),
+        ("output_norm.weight", norm),
+        ("output.weight", _output(mode, tokens, types, embedding, matrix(len(tokens), embd))),
+    ]
+    for layer in range(layers):
+        block = {
+            "attn_norm": norm,
+            "attn_q": matrix(embd, embd) * np.float16(2),
+            "attn_k": matrix(kv, embd) * np.float16(2),
+            "attn_v": matrix(kv, embd) * np.float16(2),
+            "attn_output": onto_stream(embd),
+            "ffn_norm": norm,
+            "ffn_gate": matrix(ff, embd),
+            "ffn_up": matrix(ff, embd),
+            "ffn_down": onto_stream(ff),
+        }
+        found += [(f"blk.{layer}.{name}.weight", weights) for name, weights in block.items()]
+    return found
+
+
+def _output(
+    mode: Mode,
+    tokens: list[str],
+    types: list[int],
+    embedding: NDArray[Any],
+    output: NDArray[Any],
+) -> NDArray[Any]:
+    """Return the output rows, where row i scores token i as the next one."""
+    alphabet = [tokens.index(letter) for letter in string.ascii_lowercase]
+    if mode == "cycle":
+        for before, after in zip(alphabet, alphabet[1:] + alphabet[:1], strict=True):
+            output[after] = embedding[before]
+        allowed = set(alphabet)
+    else:
+        allowed = {i for i, kind in enumerate(types) if kind == gguf.TokenType.NORMAL}
+    for token in range(len(tokens)):
+        output[token, 0] = 0 if token in allowed else _FORBID
+    return output
