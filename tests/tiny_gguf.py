@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Mode = Literal["random", "cycle"]
+Array = NDArray[Any]
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -109,21 +110,22 @@ def _add_tokenizer(writer: Any, tokens: list[str], types: list[int], template: s
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(4)
-    writer.add_add_bos_token(True)
+    writer.add_add_bos_token(value=True)
     if template is not None:
         writer.add_chat_template(template)
 
 
 def _tensors(
     mode: Mode, tokens: list[str], types: list[int], sizes: tuple[int, int, int, int], seed: int
-) -> list[tuple[str, NDArray[Any]]]:
+) -> list[tuple[str, Array]]:
     embd, layers, kv, ff = sizes
     random = np.random.default_rng(seed)
 
-    def matrix(rows: int, columns: int) -> NDArray[Any]:
-        return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float16)
+    def matrix(rows: int, columns: int) -> Array:
+        weights: Array = random.standard_normal((rows, columns)) / np.sqrt(columns)
+        return weights.astype(np.float16)
 
-    def onto_stream(columns: int) -> NDArray[Any]:
+    def onto_stream(columns: int) -> Array:
         weights = matrix(embd, columns) * np.float16(mode == "random")
         weights[0] = 0
         return weights
@@ -131,13 +133,13 @@ def _tensors(
     norm = np.ones(embd, np.float32)
     embedding = random.standard_normal((len(tokens), embd)).astype(np.float16)
     embedding[:, 0] = _CONSTANT
-    found: list[tuple[str, NDArray[Any]]] = [
+    found: list[tuple[str, Array]] = [
         ("token_embd.weight", embedding),
         ("output_norm.weight", norm),
         ("output.weight", _output(mode, tokens, types, embedding, matrix(len(tokens), embd))),
     ]
     for layer in range(layers):
-        block = {
+        block: dict[str, Array] = {
             "attn_norm": norm,
             "attn_q": matrix(embd, embd) * np.float16(2),
             "attn_k": matrix(kv, embd) * np.float16(2),
@@ -156,9 +158,9 @@ def _output(
     mode: Mode,
     tokens: list[str],
     types: list[int],
-    embedding: NDArray[Any],
-    output: NDArray[Any],
-) -> NDArray[Any]:
+    embedding: Array,
+    output: Array,
+) -> Array:
     """Return the output rows, where row i scores token i as the next one."""
     alphabet = [tokens.index(letter) for letter in string.ascii_lowercase]
     if mode == "cycle":

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,9 @@ from supervisor.show import Meter, Outcome
 _OWN_CODES: Final = frozenset(
     {"settings_invalid", "engine_missing", "engine_broken", "model_invalid", "state_denied"}
 )
+# How long a daemon may hold its lock before it answers, and how often to look.
+_COMING_UP_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.05
 
 
 def start(words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool) -> Outcome:
@@ -39,8 +43,12 @@ def start(words: Sequence[str], config: Path | None, listen: str | None, *, wait
         names = among(words, client.status())
     except NotRunning:
         choice = choose(words, config, where, listen)
-        _spawn_daemon(choice, listen, where)
-        return _start_fresh(client, choice.names, where, wait=wait)
+        try:
+            _spawn_daemon(choice, listen, where)
+        except DaemonBusy:
+            names = among(words, _await_status(client))
+        else:
+            return _start_fresh(client, choice.names, where, wait=wait)
     return _command(client, "start", names, wait=wait)
 
 
@@ -64,6 +72,22 @@ def _start_fresh(
         if not any(instance["state"] == "ready" for instance in _instances(client.status(), ())):
             end_daemon(where)
         raise
+
+
+def _await_status(client: Client) -> DaemonStatus:
+    """Wait for a daemon that somebody else is starting at this moment.
+
+    Raises:
+        NotRunning: It does not answer in time.
+    """
+    give_up_at_s = time.monotonic() + _COMING_UP_S
+    while True:
+        try:
+            return client.status()
+        except NotRunning:
+            if time.monotonic() > give_up_at_s:
+                raise
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> Outcome:

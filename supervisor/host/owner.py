@@ -87,19 +87,6 @@ def _held(directories: Directories) -> DaemonBusy:
     )
 
 
-def is_held(directories: Directories) -> bool:
-    """Tell whether a daemon holds the runtime directory at this moment."""
-    lock = filelock.FileLock(directories.lock_file, timeout=0, mode=0o600)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        return True
-    except OSError:
-        return False
-    lock.release()
-    return False
-
-
 def write_owner(path: Path, owner: Owner) -> None:
     """Write the state file whole or not at all; only its owner can read it."""
     temporary = path.with_suffix(".tmp")

@@ -209,9 +209,9 @@ def _cannot_say(key: str, value: FlagValue, flag: Flag) -> LeftOut:
 
 def _in_words_of(flag: Flag, key: str, value: FlagValue) -> FlagValue:
     """Return a value as this build says it; a bool where the option is a switch in this build."""
-    if key in ONCE_BARE and not flag.choices:
+    if key in ONCE_BARE and flag.hint is None:
         return value if isinstance(value, bool) else value == "on"
-    if isinstance(value, bool) and {"on", "off"} <= set(flag.choices):
+    if isinstance(value, bool) and (key in ONCE_BARE or {"on", "off"} <= set(flag.choices)):
         return "on" if value else "off"
     if isinstance(value, bool) and flag.kind not in {"switch", "unknown"}:
         raise SettingsInvalid(f"{key} needs a value ({flag.hint})", hint=_allowed(flag))

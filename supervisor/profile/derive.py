@@ -30,6 +30,8 @@ _BATCH_MAX: Final = 2048
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
 _CTX_SLOT: Final = 8192
+# More would only cost memory: those who want many slots send short requests.
+_CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
 
@@ -161,7 +163,7 @@ def _cache_type(case: Case, chosen: Chosen) -> Derived:
         return Derived("f16", "gguf", f"{sizes} cannot be cut into blocks of {kv.BLOCK}")
     if case.device_bytes:
         return Derived("q8_0", "machine", "halves the cache, and costs a device next to nothing")
-    ctx = ctx_slot(chosen) or _wanted_ctx(gguf)
+    ctx = ctx_slot(chosen) or _wanted_ctx(gguf, streams(chosen))
     wanted = kv.cache_bytes(gguf, ctx, streams(chosen), "f16", "f16")
     if wanted > case.kv_budget_bytes:
         why = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
@@ -172,7 +174,7 @@ def _cache_type(case: Case, chosen: Chosen) -> Derived:
 def _ctx_size(case: Case, chosen: Chosen) -> Derived:
     count = streams(chosen)
     types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
-    wanted = fitting = _wanted_ctx(case.gguf)
+    wanted = fitting = _wanted_ctx(case.gguf, count)
     while (
         fitting > _CTX_SLOT_MIN
         and kv.cache_bytes(case.gguf, fitting, count, *types) > case.kv_budget_bytes
@@ -187,8 +189,9 @@ def _ctx_size(case: Case, chosen: Chosen) -> Derived:
     return Derived(fitting * count, origin, f"{_counted(count, 'slot')}, {why}")
 
 
-def _wanted_ctx(gguf: Gguf) -> int:
-    return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT)
+def _wanted_ctx(gguf: Gguf, count: int) -> int:
+    shared = max(_CTX_SLOT_MIN, _CTX_TOTAL // count)
+    return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
 
 
 def _cache_ram(case: Case, _chosen: Chosen) -> Derived:

@@ -147,8 +147,8 @@ def _read(shards: Sequence[Path]) -> Gguf:
 
 def _checked_size(path: Path, found: Header, size_bytes: int) -> int:
     """Return the size of the weights, having seen that all of them are there."""
-    ends = [offset + _tensor_bytes(kind, count) for offset, kind, count in found.tensors]
-    expected = found.data_at + max(ends, default=0)
+    ends = (offset + _tensor_bytes(kind, count) for offset, kind, count in found.tensors)
+    expected = max((found.data_at + end for end in ends), default=0)
     if size_bytes < expected:
         raise ModelInvalid(
             f"{path} is cut short: {size_bytes:,} of at least {expected:,} bytes are there",

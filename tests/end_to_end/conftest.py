@@ -1,114 +1,25 @@
-"""A llama-corral of its own for each test: its directories, its settings, its daemon."""
+"""A llama-corral of its own for each test, and the models they serve."""
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-
-PATIENCE_S = 20
-
-
-@dataclass
-class Corral:
-    """The command line, with everything it keeps under one directory."""
-
-    home: Path
-    env: dict[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        kept = {name: str(self.home / name) for name in ("config", "log", "run", "data")}
-        ours = {f"CORRAL_{name.upper()}_DIR": path for name, path in kept.items()}
-        ours["CORRAL_RUNTIME_DIR"] = ours.pop("CORRAL_RUN_DIR")
-        clean = {name: value for name, value in os.environ.items() if "CORRAL" not in name}
-        self.env = {**clean, **ours, "NO_COLOR": "1"}
-
-    def configure(self, text: str) -> None:
-        """Write corral.toml; clients connect to any free port unless the text says another."""
-        (self.home / "config").mkdir(exist_ok=True)
-        listen = "" if "[proxy]" in text else '[proxy]\nlisten = "127.0.0.1:0"\n'
-        (self.home / "config" / "corral.toml").write_text(text + "\n" + listen, "utf-8")
-
-    def __call__(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
-        return subprocess.run(
-            self.argv(*words),
-            env=self.env,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-
-    def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "supervisor.cli", *words]
-
-    def ok(self, *words: str) -> str:
-        """Run a command that must work; return its stdout."""
-        done = self(*words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def data(self, *words: str) -> Any:
-        """Run a command that must work with --json; return the envelope's data."""
-        return json.loads(self.ok(*words, "--json"))["data"]
-
-    @property
-    def url(self) -> str:
-        url: str = self.data("status")["url"]
-        return url
-
-    def engines(self) -> list[psutil.Process]:
-        """Return the engines that run for this home, the dying included, zombies not."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            line = process.cmdline()
-            alive = process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
-        ours = any(str(self.home) in word for word in line)
-        return alive and ours and "llama-server" in line[0]
-
-    @property
-    def daemon_pid(self) -> int:
-        return int(json.loads((self.home / "run" / "daemon.json").read_text("utf-8"))["pid"])
-
-
-def until(condition: Callable[[], object], *, within_s: float = PATIENCE_S) -> float:
-    """Wait for another process to bring a condition about; return how long that took.
-
-    Looks every 10 ms: what is waited for (a process gone, a slot free) has no event that a test
-    could hear. This is the one place that does.
-    """
-    began_at_s = time.monotonic()
-    while not condition():
-        took_s = time.monotonic() - began_at_s
-        assert took_s < within_s, f"not within {within_s} s"
-        time.sleep(0.01)
-    return time.monotonic() - began_at_s
+import tiny_gguf
+from end_to_end.home import Corral
 
 
 @pytest.fixture
 def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corral]:
     # Short, because unix socket paths are.
-    home = tmp_path_factory.mktemp("c")
-    corral = Corral(home)
-    try:
-        yield corral
-    finally:
-        if (home / "run" / "daemon.json").exists():
-            corral("stop")
-        left = corral.engines()
-        for process in left:
-            process.kill()
-        assert not left, f"engines left behind: {left}"
+    corral = Corral(tmp_path_factory.mktemp("c"))
+    yield corral
+    corral.end()
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that writes for a minute when it may, so that streams overlap."""
+    path = tmp_path_factory.mktemp("models") / "slow.gguf"
+    return tiny_gguf.make(
+        path, embd=256, heads=8, kv_heads=2, layers=12, ff=1024, ctx=32_768, mode="cycle"
+    )

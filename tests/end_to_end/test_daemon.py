@@ -1,17 +1,15 @@
 """The main job on the real engine: start, ask, stop; and what happens when somebody is killed."""
 
+import http.client
 import json
-import os
 import signal
-import subprocess
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from end_to_end.home import Corral, until
 from openai import OpenAI
-
-from end_to_end.conftest import Corral, until
 
 
 def configured(corral: Corral, model: Path, *, replicas: int = 1) -> Corral:
@@ -82,8 +80,8 @@ def test_a_second_daemon_is_refused_and_told_who_owns_the_place(
     assert f"pid {corral.daemon_pid}" in refused.stderr
 
 
-def test_replicas_share_the_load(corral: Corral, tiny_model: Path) -> None:
-    configured(corral, tiny_model, replicas=2).ok("start")
+def test_replicas_share_the_load(corral: Corral, slow_model: Path) -> None:
+    configured(corral, slow_model, replicas=2).ok("start")
     streams = [begin_stream(corral, 20_000) for _ in range(2)]
     instances = corral.data("status")["models"][0]["instances"]
     assert [instance["slots_busy"] for instance in instances] == [1, 1]
@@ -92,7 +90,7 @@ def test_replicas_share_the_load(corral: Corral, tiny_model: Path) -> None:
     until(lambda: busy(corral) == 0, within_s=2)
 
 
-def begin_stream(corral: Corral, tokens: int):  # noqa: ANN201 (an http.client.HTTPResponse)
+def begin_stream(corral: Corral, tokens: int) -> http.client.HTTPResponse:
     """Begin a streamed answer and return it once its first bytes are there."""
     body = {
         "model": "tiny",
@@ -105,7 +103,7 @@ def begin_stream(corral: Corral, tokens: int):  # noqa: ANN201 (an http.client.H
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    response = urllib.request.urlopen(request, timeout=30)
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=30)
     response.readline()
     return response
 
@@ -116,33 +114,20 @@ def busy(corral: Corral) -> int:
 
 
 def test_a_client_that_leaves_frees_its_slot_within_two_seconds(
-    corral: Corral, tiny_model: Path
+    corral: Corral, slow_model: Path
 ) -> None:
-    configured(corral, tiny_model).ok("start")
+    configured(corral, slow_model).ok("start")
     stream = begin_stream(corral, 20_000)
     assert busy(corral) == 1
     stream.close()
     until(lambda: busy(corral) == 0, within_s=2)
 
 
-def serve(corral: Corral) -> subprocess.Popen[bytes]:
-    """Run a daemon in the foreground of this test and return it once its model is ready."""
-    daemon = subprocess.Popen(
-        corral.argv("serve"),
-        env=corral.env,
-        cwd=corral.home,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    until(lambda: corral("start").returncode == 0)
-    return daemon
-
-
 @pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_daemon_leaves_within_half_a_second(
     corral: Corral, tiny_model: Path, word: signal.Signals
 ) -> None:
-    daemon = serve(configured(corral, tiny_model))
+    daemon = configured(corral, tiny_model).serve()
     told_at_s = time.monotonic()
     daemon.send_signal(word)
     assert daemon.wait(5) == 0
@@ -153,7 +138,7 @@ def test_an_idle_daemon_leaves_within_half_a_second(
 def test_streams_end_whole_and_the_daemon_right_after_them(
     corral: Corral, slow_model: Path
 ) -> None:
-    daemon = serve(configured(corral, slow_model))
+    daemon = configured(corral, slow_model).serve()
     streams = [begin_stream(corral, 60) for _ in range(4)]
     daemon.send_signal(signal.SIGTERM)
     endings = [stream.read().strip().rpartition(b"\n")[2] for stream in streams]
@@ -166,8 +151,8 @@ def test_streams_end_whole_and_the_daemon_right_after_them(
 def test_a_second_word_shortens_the_wait_and_a_third_kills(
     corral: Corral, slow_model: Path
 ) -> None:
-    daemon = serve(configured(corral, slow_model))
-    begin_stream(corral, 100_000)
+    daemon = configured(corral, slow_model).serve()
+    stream = begin_stream(corral, 30_000)
     daemon.send_signal(signal.SIGTERM)
     until(lambda: corral.data("status")["stopping"])
     daemon.send_signal(signal.SIGTERM)
@@ -175,35 +160,32 @@ def test_a_second_word_shortens_the_wait_and_a_third_kills(
     told_at_s = time.monotonic()
     daemon.wait(5)
     assert time.monotonic() - told_at_s < 2
-    until(lambda: not corral.engines(), within_s=2)
+    with pytest.raises(http.client.IncompleteRead) as broken:
+        stream.read()
+    assert broken.value.partial.strip().rpartition(b"\n")[2].startswith(b'data: {"error"')
 
 
 @pytest.mark.parametrize("moment", ["idle", "streaming"])
-def test_no_engine_survives_a_killed_daemon(
-    corral: Corral, tiny_model: Path, moment: str
-) -> None:
+def test_no_engine_survives_a_killed_daemon(corral: Corral, tiny_model: Path, moment: str) -> None:
     configured(corral, tiny_model)
-    for _ in range(5):
-        daemon = serve(corral)
-        if moment == "streaming":
-            begin_stream(corral, 20_000)
+    for _ in range(3):
+        daemon = corral.serve()
+        stream = begin_stream(corral, 20_000) if moment == "streaming" else None
         daemon.kill()
         until(lambda: not corral.engines(), within_s=2)
         daemon.wait()
+        if stream:
+            stream.close()
     corral.ok("start")
     assert ask(corral)
 
 
-def test_no_engine_survives_a_daemon_killed_while_it_loads(
-    corral: Corral, smollm2: Path
-) -> None:
+def test_no_engine_survives_a_daemon_killed_while_it_loads(corral: Corral, smollm2: Path) -> None:
     configured(corral, smollm2)
-    for _ in range(5):
-        daemon = subprocess.Popen(
-            corral.argv("serve"), env=corral.env, cwd=corral.home, stderr=subprocess.DEVNULL
-        )
+    for _ in range(3):
+        daemon = corral.serve(until_ready=False)
         until(corral.engines)
-        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.kill()
         until(lambda: not corral.engines(), within_s=2)
         daemon.wait()
     corral.ok("start")

@@ -1,0 +1,27 @@
+import pytest
+from samples import model
+
+from supervisor.profile import kv
+
+
+@pytest.mark.parametrize(
+    ("type_", "mib"),
+    [("f16", 45.0), ("q8_0", 23.90625)],
+)
+def test_a_cache_is_as_large_as_the_engine_reports(type_: str, mib: float) -> None:
+    assert kv.cache_bytes(model(), 2048, 1, type_, type_) == mib * 1024**2
+
+
+def test_every_slot_is_rounded_up_on_its_own() -> None:
+    assert kv.cache_bytes(model(), 1000, 4, "f16", "f16") == 4 * 1024 * 23040
+
+
+def test_layers_without_a_cache_take_nothing() -> None:
+    assert kv.token_bytes(model(kv_heads=(0, 2, 0)), "f16", "f16") == 2 * 128 * 2
+    assert kv.cache_bytes(model(kv_heads=()), 4096, 4, "f16", "f16") == 0
+
+
+def test_heads_of_odd_sizes_cannot_be_quantised() -> None:
+    assert kv.can_quantise(model())
+    assert not kv.can_quantise(model(key_length=80))
+    assert not kv.can_quantise(model(value_length=80))
