@@ -11,6 +11,7 @@ from fakes.house import House
 from fakes.upstream import Call, say_ok
 from yarl import URL
 
+from proxy.flight import flying
 from proxy.upstream import Upstream
 
 EVENT = b'data: {"n":%d}\n\n'
@@ -84,6 +85,15 @@ async def test_a_body_larger_than_every_buffer_arrives_whole(house: House) -> No
     assert text.encode() in call.body
 
 
+async def test_a_compressed_body_is_passed_as_what_it_says(house: House) -> None:
+    fake = await house.fake()
+    body = aiohttp.BytesPayload(b'{"prompt": "a"}')
+    async with house.http.post("/completion", data=body, compress="deflate"):
+        call = await fake.calls.get()
+    assert call.body == b'{"prompt": "a"}'
+    assert "Content-Encoding" not in call.headers
+
+
 async def test_a_slot_pinned_by_the_client_is_taken_out(house: House) -> None:
     fake = await house.fake()
     async with house.http.post("/completion", data=b'{"id\\u005fslot": 0, "prompt": "a"}'):
@@ -91,9 +101,11 @@ async def test_a_slot_pinned_by_the_client_is_taken_out(house: House) -> None:
     assert call.body == b'{"prompt":"a"}'
 
 
-async def test_an_instance_on_tcp_is_reached_too(house: House) -> None:
+async def test_an_instance_on_tcp_is_reached_too_and_never_sees_the_clients_key(
+    house: House,
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        assert b"outer" not in await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         await writer.drain()
         writer.close()
@@ -101,7 +113,8 @@ async def test_an_instance_on_tcp_is_reached_too(house: House) -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         house.dispatch.admit(Upstream("tcp", "chat", 1, None, "127.0.0.1", port, ""))
-        async with house.http.get("/props") as response:
+        headers = {"Authorization": "Bearer outer"}
+        async with house.http.get("/props", headers=headers) as response:
             assert await response.read() == b"ok"
 
 
@@ -231,6 +244,18 @@ async def test_an_instance_that_refuses_is_forgiven_once_and_another_is_asked(ho
         assert response.status == 200
     assert house.events("request.finished")[0]["instance"] == "chat.2"
     assert house.events("upstream.broke")[0]["phase"] == "ask"
+
+
+async def test_the_second_try_goes_elsewhere_even_where_there_is_more_to_do(house: House) -> None:
+    dead = await house.fake(name="chat.1")
+    await house.fake(name="chat.2")
+    await dead.stop()
+    async with (
+        flying() as flight,
+        house.dispatch.lease("chat", flight, avoid={"chat.1"}),
+        house.ask() as response,
+    ):
+        assert response.status == 200
 
 
 async def test_an_instance_that_drops_before_the_first_byte_is_asked_again(house: House) -> None:

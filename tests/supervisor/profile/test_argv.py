@@ -5,6 +5,7 @@ from samples import flags
 
 from supervisor.errors import SettingsInvalid
 from supervisor.profile.argv import canonical, render
+from supervisor.profile.help import parse
 from supervisor.profile.profile import FlagValue
 
 
@@ -87,8 +88,6 @@ def test_what_is_left_out_has_a_reason(
 
 def test_a_word_that_only_newer_builds_know_is_left_out() -> None:
     text = "--load-mode MODE   how\n" + " " * 40 + "- mmap: map\n" + " " * 40 + "- dio: direct\n"
-    from supervisor.profile.help import parse
-
     (left_out,) = render({"load-mode": "mlock"}, parse(text)).omitted
     assert "does not know mlock" in left_out.why
 

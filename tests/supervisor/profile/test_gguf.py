@@ -152,7 +152,7 @@ def test_a_later_shard_names_the_first(tiny: Path, tmp_path: Path, cache: Path) 
 def test_a_missing_shard_is_named(tiny: Path, tmp_path: Path, cache: Path) -> None:
     first, second = sharded(tmp_path, tiny, 2)
     second.unlink()
-    with pytest.raises(ModelInvalid, match="there is no model file .*00002-of-00002"):
+    with pytest.raises(ModelInvalid, match=r"there is no model file .*00002-of-00002"):
         read(first, cache_dir=cache)
 
 

@@ -43,7 +43,7 @@ def pin(library: Path) -> EnginePin:
 
 
 def at(path: Path | None) -> FindInside:
-    return lambda module, name: path
+    return lambda *_: path
 
 
 def test_a_processor_that_has_all_needs_nothing(

@@ -159,6 +159,11 @@ def test_a_profile_never_asks_more_than_the_model_was_trained_for_but_a_model_ma
     assert "more than the 1024" in asked.warnings[0]
 
 
+def test_many_slots_get_a_smaller_context_each() -> None:
+    plan = planned("high-throughput")
+    assert (plan.slots, plan.ctx_size) == (16, 16 * 4096)
+
+
 def test_unified_slots_share_one_context() -> None:
     assert planned(set_flags={"kv-unified": True}).ctx_size == 8192
 

@@ -1,0 +1,124 @@
+"""The commands that only look, as a newcomer types them."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from end_to_end.home import Corral, until
+
+KEYS = {"schema", "command", "status", "exit_code", "data", "notes", "error"}
+
+
+@pytest.fixture
+def configured(corral: Corral, tiny_model: Path) -> Corral:
+    corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nprofile = "low-latency"\n')
+    return corral
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--version"], "llama-corral"),
+        (["engine", "list"], "10434"),
+        (["engine", "path"], "llama-server"),
+        (["engine", "help", "ctx-size"], "--ctx-size"),
+        (["engine", "help"], "--flash-attn"),
+        (["model", "list"], "smollm2"),
+        (["profile", "list"], "speculative"),
+        (["profile", "show", "low-latency"], "flash-attn"),
+        (["profile", "check"], "low-memory: fine"),
+        (["config", "check"], "models: tiny"),
+        (["config", "show"], "models.tiny.profile"),
+        (["config", "path"], "corral.toml"),
+        (["plan", "tiny"], "--ctx-size"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_looks_says_something(
+    configured: Corral, words: list[str], said: str
+) -> None:
+    assert said in configured.ok(*words)
+
+
+def test_what_a_gguf_says_is_shown(corral: Corral, tiny_model: Path) -> None:
+    assert "llama" in corral.ok("model", "show", str(tiny_model))
+    assert corral.data("model", "show", str(tiny_model))["architecture"] == "llama"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["plan", "tiny"], ["plan", "nothing"], ["model", "show", "gone.gguf"]],
+    ids=" ".join,
+)
+def test_json_is_one_envelope_with_the_same_keys(configured: Corral, words: list[str]) -> None:
+    done = configured(*words, "--json")
+    envelope = json.loads(done.stdout)
+    assert set(envelope) == KEYS
+    assert envelope["exit_code"] == done.returncode
+
+
+def test_a_plan_names_the_origin_of_every_flag_and_is_what_runs(configured: Corral) -> None:
+    plan = configured.data("plan", "tiny")
+    assert all(line["origin"] for line in plan["lines"])
+    configured.ok("start")
+    (engine,) = configured.engines()
+    assert engine.cmdline() == plan["argv"]
+
+
+def test_wrong_words_end_with_two(corral: Corral) -> None:
+    assert corral("frobnicate").returncode == 2
+    assert corral("start", "--frobnicate").returncode == 2
+
+
+def test_an_unknown_model_ends_with_four_and_names_the_known(configured: Corral) -> None:
+    failed = configured("plan", "tinny")
+    assert failed.returncode == 4
+    assert "tiny" in failed.stderr
+
+
+def test_nothing_in_colour_is_written_to_a_pipe(configured: Corral) -> None:
+    configured.env.pop("NO_COLOR")
+    for words in (["profile", "list"], ["plan", "tiny"], ["status"]):
+        done = configured(*words)
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_status_answers_within_a_quarter_of_a_second(configured: Corral) -> None:
+    configured.ok("start")
+
+    def took_s() -> float:
+        began_at_s = time.monotonic()
+        configured.ok("status")
+        return time.monotonic() - began_at_s
+
+    # The best of some tries: a busy machine must not decide this.
+    assert min(took_s() for _ in range(5)) < 0.25
+
+
+def test_logs_show_the_engine_and_the_daemon(configured: Corral) -> None:
+    configured.ok("start")
+    assert "listening on" in configured.ok("logs", "tiny")
+    assert "listening on" in configured.ok("logs", "tiny.0")
+    assert "daemon.started" in configured.ok("logs")
+    assert len(configured.ok("logs", "-n", "2", "tiny").splitlines()) == 2
+    unknown = configured("logs", "tinny")
+    assert unknown.returncode == 4
+    assert "tiny" in unknown.stderr
+
+
+def test_logs_follow_until_they_are_interrupted(configured: Corral) -> None:
+    configured.ok("start")
+    command = configured.argv("logs", "-f", "-n", "1000")
+    follower = subprocess.Popen(
+        command, env=configured.env, cwd=configured.home, stdout=subprocess.PIPE, text=True
+    )
+    assert follower.stdout
+    assert "daemon.started" in follower.stdout.readline()
+    until(lambda: "ready" in follower.stdout.readline())
+    configured.ok("stop", "tiny")
+    until(lambda: "stopped" in follower.stdout.readline())
+    follower.send_signal(2)
+    assert follower.wait(5) == 130
+    follower.stdout.close()
