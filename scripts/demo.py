@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,9 +24,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop after one answer")
     once = parser.parse_args().once
-    # A demo must not meet a daemon or a settings file of the user's.
-    os.environ.setdefault("CORRAL_RUNTIME_DIR", str(Path(".venv/demo").absolute()))
+    with tempfile.TemporaryDirectory(prefix="corral-") as runtime:
+        # A demo must not meet a daemon of the user's.
+        os.environ["CORRAL_RUNTIME_DIR"] = runtime
+        run(once=once)
+    return 0
 
+
+def run(*, once: bool) -> None:
+    """Run the demo's commands, and stop whatever they started."""
     corral("model", "get", MODEL)
     corral("start", MODEL, "--listen", "127.0.0.1:0")
     try:
@@ -37,7 +44,6 @@ def main() -> int:
         print()
     finally:
         corral("stop")
-    return 0
 
 
 def corral(*words: str) -> None:

@@ -82,7 +82,11 @@ class Directories:
     def engine_socket(self, instance: str) -> Path | None:
         """Return the socket path of an instance, or None when it would be too long to bind."""
         path = self.runtime / f"{instance}.sock"
-        return path if len(os.fsencode(path)) <= _SOCKET_PATH_MAX else None
+        return path if _can_be_bound(path) else None
+
+
+def _can_be_bound(path: Path) -> bool:
+    return len(os.fsencode(path)) <= _SOCKET_PATH_MAX
 
 
 def directories() -> Directories:
@@ -92,14 +96,23 @@ def directories() -> Directories:
     and `CORRAL_RUNTIME_DIR`. Otherwise systemd's `STATE_DIRECTORY`, `CACHE_DIRECTORY`,
     `LOGS_DIRECTORY` and `RUNTIME_DIRECTORY` are used where set (Source: systemd.exec(5)), and then
     the platform's own, which honour the XDG variables.
+
+    Raises:
+        StateDenied: The runtime directory's path is too long for the control socket.
     """
-    return Directories(
+    found = Directories(
         config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", _platform("config")),
         data=_choose("CORRAL_DATA_DIR", "STATE_DIRECTORY", _platform("data")),
         cache=_choose("CORRAL_CACHE_DIR", "CACHE_DIRECTORY", _platform("cache")),
         log=_choose("CORRAL_LOG_DIR", "LOGS_DIRECTORY", _platform("log")),
         runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", _platform("runtime")),
     )
+    if not _can_be_bound(found.control_socket):
+        raise StateDenied(
+            f"the path {found.control_socket} is too long for a socket",
+            hint="set CORRAL_RUNTIME_DIR to a shorter one",
+        )
+    return found
 
 
 def _platform(kind: str) -> str:

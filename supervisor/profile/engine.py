@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from supervisor.errors import EngineBroken, EngineMissing
 from supervisor.host.paths import shipped
+from supervisor.profile import cache
 from supervisor.profile import help as flags_help
 from supervisor.profile.help import Flags
 from supervisor.profile.machine import cpu_flags
@@ -169,7 +170,7 @@ def _listed(candidate: Candidate, cache_dir: Path, places: Places) -> Listed:
 
 def _load(candidate: Candidate, cache_dir: Path, places: Places) -> Engine:
     path = candidate.path
-    pin = _pin(candidate, places.vendor)
+    pin = _pin(candidate, places.vendor, cache_dir)
     overlay = overlay_for(pin, places.cpu_flags, cache_dir, places.find) if pin else Overlay()
     answers = ask(path, overlay.library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
     version = next((line for line in answers.version.splitlines() if "version" in line), "unknown")
@@ -186,7 +187,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: Places) -> Engine:
     )
 
 
-def _pin(candidate: Candidate, vendor: Path) -> EnginePin | None:
+def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | None:
     """Return the pin of a binary, recognised by its hash.
 
     Raises:
@@ -198,7 +199,7 @@ def _pin(candidate: Candidate, vendor: Path) -> EnginePin | None:
         what = "is not a file" if path.exists() else "is not there"
         raise EngineMissing(f"the engine {path} {what}", hint=_INSTALL)
     try:
-        digest = sha256_of(path)
+        digest = _digest(path, cache_dir)
     except OSError as error:
         raise EngineBroken(f"{path} cannot be read: {error.strerror}") from error
     pin = next((pin for pin in engine_pins(vendor) if pin.sha256 == digest), None)
@@ -208,6 +209,17 @@ def _pin(candidate: Candidate, vendor: Path) -> EnginePin | None:
             hint="put the pinned file there, or correct the pin",
         )
     return pin
+
+
+def _digest(path: Path, cache_dir: Path) -> str:
+    """Return the SHA-256 of a binary, kept: one with its GPU code inside may have a gigabyte."""
+    key = cache.key_of([path], "sha256")
+    kept = cache.get(cache_dir / "engines", key)
+    if kept and isinstance(kept.get("sha256"), str):
+        return str(kept["sha256"])
+    digest = sha256_of(path)
+    cache.put(cache_dir / "engines", key, {"sha256": digest})
+    return digest
 
 
 def _build(version: str) -> int | None:

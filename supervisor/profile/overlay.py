@@ -73,7 +73,6 @@ def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
     if there.is_file() and there.stat().st_size == library.stat().st_size:
         return home
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
-        shutil.copyfile(library, file.name)
-    Path(file.name).replace(there)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        shutil.copyfile(library, Path(scratch, library.name)).replace(there)
     return home

@@ -20,7 +20,7 @@ from supervisor.profile import cache
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
-_SIGNED_OFF: Final = "it may be for another machine, or its download was cut short"
+_ANOTHER_MACHINE: Final = "it may be for another machine, or its download was cut short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
 def _did_not_start(path: str, error: OSError) -> EngineBroken:
     if isinstance(error, PermissionError):
         return EngineBroken(f"{path} may not be executed", hint=f"chmod +x {path}")
-    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=_SIGNED_OFF)
+    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=_ANOTHER_MACHINE)
 
 
 def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
@@ -114,4 +114,4 @@ def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
             hint="set engine to a llama-server built for this machine",
         )
     how = f"died of signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
-    return EngineBroken(f"{argv[0]} {argv[1]} {how}: {said}", hint=_SIGNED_OFF)
+    return EngineBroken(f"{argv[0]} {argv[1]} {how}: {said}", hint=_ANOTHER_MACHINE)

@@ -48,6 +48,17 @@ def test_a_gguf_is_served_without_any_settings(corral: Corral, tiny_model: Path)
     assert model["path"] == str(tiny_model)
 
 
+def test_a_long_path_is_no_obstacle_where_sockets_have_no_room(
+    corral: Corral, tiny_model: Path
+) -> None:
+    room = 103 - len(str(corral.home)) - len("/run//control.sock")
+    corral.env["CORRAL_RUNTIME_DIR"] = str(corral.home / "run" / ("x" * room))
+    corral.configure(f'[models.a-model-of-a-longer-name]\npath = "{tiny_model}"\n')
+    corral.ok("start")
+    (model,) = corral.data("status")["models"]
+    assert model["instances"][0]["address"].startswith("127.0.0.1:")
+
+
 def test_starting_what_runs_already_is_fine(corral: Corral, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
     pid = corral.daemon_pid

@@ -104,3 +104,11 @@ def test_a_failed_start_says_why_and_leaves_nothing_behind(
     assert took_s < 2
     assert corral("status").returncode == 3
     assert corral.engines() == []
+
+
+def test_a_runtime_directory_that_no_socket_fits_into_is_said(corral: Corral) -> None:
+    corral.env["CORRAL_RUNTIME_DIR"] = str(corral.home / ("x" * 90))
+    failed = corral("status")
+    assert failed.returncode == 1
+    assert "too long for a socket" in failed.stderr
+    assert "CORRAL_RUNTIME_DIR" in failed.stderr
