@@ -7,7 +7,7 @@ from pathlib import Path
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import directories
 from supervisor.profile import profile as profiles
-from supervisor.profile.argv import render
+from supervisor.profile.plan import check as check_profile
 from supervisor.profile.profile import Profile
 from supervisor.settings import load
 from supervisor.show import Outcome, table
@@ -45,16 +45,11 @@ def check(name: str | None, config: Path | None) -> Outcome:
     left_out = {}
     for one in names:
         found = profiles.load(one, where.profiles)
-        rendered = render(_fixed(found), flags)
+        rendered = check_profile(found, flags)
         left_out[one] = [f"{line.key}: {line.why}" for line in rendered.omitted]
     lines = [f"{one}: fine" for one in names]
     notes = tuple(f"{one}: left out {why}" for one, whys in left_out.items() for why in whys)
     return Outcome({"profiles": left_out}, "\n".join(lines), notes)
-
-
-def _fixed(found: Profile) -> dict[str, str | int | float | bool]:
-    """Return the flags that do not wait for a machine and a model to be derived from."""
-    return {flag: value for flag, value in found.flags.items() if value != "auto"}
 
 
 def _data(found: Profile) -> dict[str, object]:

@@ -117,6 +117,20 @@ class House:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
+    @asynccontextmanager
+    async def stream(self, begins_with: bytes) -> AsyncIterator[asyncio.StreamReader]:
+        """Ask for a stream by hand; go on once its first bytes are there.
+
+        aiohttp's client forgets what it holds when a body breaks off; a bare connection does not.
+        """
+        async with self.raw() as (reader, writer):
+            writer.write(
+                b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n"
+                b'{"stream":true}'
+            )
+            await reader.readuntil(begins_with + b"\r\n")
+            yield reader
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the fields of every event of this name that was told."""
         return [fields for told, fields in self.told if told == name]

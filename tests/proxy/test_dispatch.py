@@ -112,6 +112,7 @@ async def test_closing_twice_and_closing_the_unknown_are_nothing() -> None:
     await dispatch.close("a")
     await dispatch.close("a")
     await dispatch.idle("a")
+    assert not dispatch._seats
 
 
 async def test_of_two_cuts_the_first_counts() -> None:

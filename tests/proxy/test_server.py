@@ -6,7 +6,6 @@ import errno
 import time
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from fakes.house import House
@@ -99,30 +98,35 @@ async def test_open_connections_are_told_to_come_back_while_it_drains(house: Hou
 
 async def test_what_outlasts_the_drain_is_cut_by_the_rules(house: House) -> None:
     await begin(house)
-    async with house.ask(stream=True) as response:
-        await response.content.readany()
+    async with house.stream(EVENT) as reader:
         await house.server.drain(0)
-        assert b"the server stopped" in await response.content.readuntil(b"\n\n")
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.content.read()
+        rest = await reader.read()
+    assert b'data: {"error":{"message":"the server stopped' in rest
+    assert not rest.endswith(b"0\r\n\r\n")
+
+
+async def test_closing_without_a_drain_cuts_by_the_same_rules(house: House) -> None:
+    await begin(house)
+    async with house.stream(EVENT) as reader:
+        await house.server.close()
+        assert b"the server stopped" in await reader.read()
 
 
 async def test_a_second_drain_may_shorten_the_first_and_not_lengthen_it(house: House) -> None:
     await begin(house)
-    async with asyncio.TaskGroup() as group, house.ask(stream=True) as response:
-        await response.content.readany()
+    async with asyncio.TaskGroup() as group, house.stream(EVENT) as reader:
         group.create_task(house.server.drain(600))
         await _refused(house)
         group.create_task(house.server.drain(0))
         group.create_task(house.server.drain(900))
-        assert b"the server stopped" in await response.content.readuntil(b"\n\n")
+        assert b"the server stopped" in await reader.read()
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(house: House) -> None:
     async def flood(call: Call) -> None:
         await call.begin_stream()
         while True:
-            await call.chunk(b"x" * 65536)
+            await call.chunk(b"x" * 65536 + b"\n\n")
 
     await house.fake(flood)
     async with house.ask(stream=True):
@@ -145,7 +149,7 @@ async def test_an_idle_server_is_gone_at_once_idle_connections_and_all(house: Ho
 
 async def test_requests_that_are_no_http_do_not_fill_the_log(house: House, caplog: Any) -> None:
     async with house.raw() as (reader, writer):
-        writer.write(b"\x16\x03\x01 garbage\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
         assert b" 400 " in await reader.readline()
         assert caplog.text == ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def planned(
     at: Machine | None = None,
     instances: int = 1,
     draft: Gguf | None = None,
+    dirs: Sequence[Path] = (SHIPPED,),
     **entry: Any,
 ) -> Plan:
     return make_plan(
@@ -42,7 +43,7 @@ def planned(
             draft=draft.path if draft else None,
             **entry,
         ),
-        load(profile, [SHIPPED]),
+        load(profile, dirs),
         on or engine(),
         of or model(),
         at or machine(),
@@ -147,7 +148,8 @@ def test_every_slot_gets_the_context_that_the_model_was_trained_for() -> None:
 
 def test_the_context_shrinks_to_what_memory_has_room_for() -> None:
     plan = planned(of=model(kv_heads=(32,) * 80, key_length=128, value_length=128))
-    assert plan.ctx_size < 4 * 8192
+    # 0.66 MiB a token in q8_0: half of 24 GiB holds 4 times 4096, and not 4 times 8192.
+    assert plan.ctx_size == 4 * 4096
     assert line(plan, "--ctx-size").origin == "machine"
 
 
@@ -162,6 +164,15 @@ def test_a_profile_never_asks_more_than_the_model_was_trained_for_but_a_model_ma
 def test_many_slots_get_a_smaller_context_each() -> None:
     plan = planned("high-throughput")
     assert (plan.slots, plan.ctx_size) == (16, 16 * 4096)
+
+
+def test_what_a_profile_asks_is_counted_by_the_slot(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(
+        'extends = "base"\n[flags]\nparallel = 3\nctx-size = 65536\n'
+    )
+    plan = planned("long", dirs=(tmp_path, SHIPPED))
+    assert plan.ctx_size == 3 * 8192
+    assert "profile long has 65536" in line(plan, "--ctx-size").why
 
 
 def test_unified_slots_share_one_context() -> None:
