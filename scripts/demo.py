@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MODEL = "smollm2"
 PROMPT = "Tell me in three sentences why llamas make good neighbours."
@@ -66,7 +67,7 @@ def answer(url: str) -> None:
     print(f"\n> {PROMPT}\n", flush=True)
     asked_at_s = time.monotonic()
     first_token_s = None
-    timings = {}
+    timings: dict[str, Any] = {}
     for chunk in stream(url):
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
@@ -80,10 +81,10 @@ def answer(url: str) -> None:
     )
 
 
-def stream(url: str) -> Iterator[dict]:
+def stream(url: str) -> Iterator[dict[str, Any]]:
     """Yield the chunks of one streamed chat completion."""
-    body = {"model": MODEL, "stream": True, "max_tokens": 120}
-    body["messages"] = [{"role": "user", "content": PROMPT}]
+    messages = [{"role": "user", "content": PROMPT}]
+    body = {"model": MODEL, "stream": True, "max_tokens": 120, "messages": messages}
     request = urllib.request.Request(  # noqa: S310 (the daemon's own loopback address)
         f"{url}/v1/chat/completions",
         data=json.dumps(body).encode(),

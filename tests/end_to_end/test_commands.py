@@ -114,11 +114,12 @@ def test_logs_follow_until_they_are_interrupted(configured: Corral) -> None:
     follower = subprocess.Popen(
         command, env=configured.env, cwd=configured.home, stdout=subprocess.PIPE, text=True
     )
-    assert follower.stdout
-    assert "daemon.started" in follower.stdout.readline()
-    until(lambda: "ready" in follower.stdout.readline())
+    lines = follower.stdout
+    assert lines
+    assert "daemon.started" in lines.readline()
+    until(lambda: "ready" in lines.readline())
     configured.ok("stop", "tiny")
-    until(lambda: "stopped" in follower.stdout.readline())
+    until(lambda: "stopped" in lines.readline())
     follower.send_signal(2)
     assert follower.wait(5) == 130
-    follower.stdout.close()
+    lines.close()

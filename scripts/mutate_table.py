@@ -1,0 +1,137 @@
+"""Delete each row of the tables in lifecycle.py, one at a time; the laws must fail every time.
+
+Each deletion is tried in a process forked from this one, which has pytest loaded already and puts
+the mutated module in the place of the real one. Nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import multiprocessing
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULE = "supervisor.life.lifecycle"
+SOURCE = ROOT / "supervisor" / "life" / "lifecycle.py"
+LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
+NOTHING = "nothing deleted"
+# The laws need none of the project's fixtures and plugins, and the first failure settles it.
+PLAIN = ("-x", "-q", "-c", os.devnull, "--noconftest", "--assert=plain", "-p", "no:cacheprovider")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """The module without one row.
+
+    Attributes:
+        row: Which, as a person finds it in the file.
+        source: What is left.
+    """
+
+    row: str
+    source: str
+
+
+def main() -> int:
+    """Try every deletion, print those that went unnoticed, and return the exit code."""
+    began_at_s = time.monotonic()
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    sys.path.insert(0, str(ROOT))
+    mutants = list(mutants_of(SOURCE.read_text("utf-8")))
+    # The whole module goes first: were it to fail, every failure after it would prove nothing.
+    whole = Mutant(NOTHING, SOURCE.read_text("utf-8"))
+    with multiprocessing.get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        passed = pool.map(passes, [whole, *mutants], chunksize=1)
+    if not passed[0]:
+        print(f"{LAWS.relative_to(ROOT)} fails as it is")
+        return 1
+    survivors = [mutant.row for mutant, went in zip(mutants, passed[1:], strict=True) if went]
+    for row in survivors:
+        print(f"unnoticed: {row}")
+    took_s = time.monotonic() - began_at_s
+    print(f"{len(mutants)} rows deleted, {len(survivors)} unnoticed, {took_s:.0f} s")
+    return bool(survivors) or not mutants
+
+
+def mutants_of(text: str) -> Iterator[Mutant]:
+    """Yield the module without each row of each of its public tables."""
+    tree = ast.parse(text)
+    for number, table in enumerate(tree.body):
+        if not isinstance(table, ast.AnnAssign) or not isinstance(table.target, ast.Name):
+            continue
+        for path, label in rows(table):
+            less = copy.deepcopy(tree)
+            delete(less.body[number], path)
+            yield Mutant(f"{table.target.id}: {label}", ast.unparse(less))
+
+
+def rows(table: ast.AST) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield where each row is (which literal in walking order, which entry) and what it says."""
+    for nth, literal in enumerate(literals(table)):
+        for entry, label in enumerate(labels(literal)):
+            yield (nth, entry), label
+
+
+def literals(table: ast.AST) -> list[ast.Dict | ast.Set]:
+    """Return the dicts and sets of a table that hold rows, not other dicts."""
+    found = [node for node in ast.walk(table) if isinstance(node, ast.Dict | ast.Set)]
+    return [node for node in found if not any(isinstance(v, ast.Dict) for v in entries(node))]
+
+
+def entries(literal: ast.Dict | ast.Set) -> Sequence[ast.expr]:
+    """Return the values of a dict, the elements of a set."""
+    return literal.values if isinstance(literal, ast.Dict) else literal.elts
+
+
+def labels(literal: ast.Dict | ast.Set) -> list[str]:
+    """Return each row as written, with its line."""
+    keys = literal.keys if isinstance(literal, ast.Dict) else [None] * len(literal.elts)
+    return [
+        f"line {value.lineno}: " + ": ".join(ast.unparse(part) for part in (key, value) if part)
+        for key, value in zip(keys, entries(literal), strict=True)
+    ]
+
+
+def delete(table: ast.AST, path: tuple[int, int]) -> None:
+    """Delete one row."""
+    nth, entry = path
+    literal = literals(table)[nth]
+    if isinstance(literal, ast.Dict):
+        del literal.keys[entry], literal.values[entry]
+    else:
+        del literal.elts[entry]
+
+
+def passes(mutant: Mutant) -> bool:
+    """Tell whether every law holds of a mutant. Call it in a process of its own."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    hypothesis.settings.register_profile("mutants", database=None, print_blob=False)
+    hypothesis.settings.load_profile("mutants")
+    try:
+        put_in_place(mutant.source)
+    except (KeyError, NameError, TypeError, ValueError):
+        return False
+    return pytest.main([*PLAIN, str(LAWS)]) == pytest.ExitCode.OK
+
+
+def put_in_place(source: str) -> None:
+    """Let everybody who imports the module get this one."""
+    module = types.ModuleType(MODULE)
+    sys.modules[MODULE] = module
+    exec(compile(source, str(SOURCE), "exec"), vars(module))  # noqa: S102 (our own source)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
