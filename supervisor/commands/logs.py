@@ -20,21 +20,20 @@ def logs(model: str | None, lines: int, *, go_on: bool) -> Outcome:
         NoSuchModel: No log of that name was ever written.
     """
     files = _files(model, directories())
-    last = [line for file in files for line in tail(file, lines)]
     if go_on:
-        sys.stdout.writelines(f"{line}\n" for line in last)
-        asyncio.run(_print_all(files))
+        asyncio.run(_print_all(files, lines))
+    last = [line for file in files for line in tail(file, lines)]
     return Outcome({"files": [str(file) for file in files], "lines": last}, "\n".join(last))
 
 
-async def _print_all(files: Sequence[Path]) -> None:
+async def _print_all(files: Sequence[Path], lines: int) -> None:
     async with asyncio.TaskGroup() as readers:
         for file in files:
-            readers.create_task(_print(file, f"{file.stem}: " if len(files) > 1 else ""))
+            readers.create_task(_print(file, lines, f"{file.stem}: " if len(files) > 1 else ""))
 
 
-async def _print(file: Path, prefix: str) -> None:
-    async for line in follow(file):
+async def _print(file: Path, lines: int, prefix: str) -> None:
+    async for line in follow(file, lines):
         sys.stdout.write(f"{prefix}{line}\n")
         sys.stdout.flush()
 

@@ -21,22 +21,24 @@ def tail(path: Path, count: int) -> tuple[str, ...]:
     """
     try:
         with path.open("rb") as file:
-            data = _read_back(file, count)
+            _seek_back(file, count)
+            data = file.read(_LOOK_BACK_BYTES)
     except FileNotFoundError:
         return ()
-    lines = data.removesuffix(b"\n").split(b"\n") if data else []
-    return tuple(_text(line) for line in lines[max(0, len(lines) - count) :])
+    return tuple(_text(line) for line in data.removesuffix(b"\n").split(b"\n")) if data else ()
 
 
-async def follow(path: Path, *, interval_s: float = 0.1) -> AsyncGenerator[str, None]:
-    """Yield each line written to `path` from now on, without end.
+async def follow(
+    path: Path, count: int = 0, *, interval_s: float = 0.1
+) -> AsyncGenerator[str, None]:
+    """Yield up to `count` last lines of `path`, then each that is written, without end.
 
     Looks every `interval_s`. A file that was set aside is read to its end before the new one is
     begun, and a file that does not exist yet is waited for.
     """
     file = await _appear(path, interval_s)
     try:
-        file.seek(0, os.SEEK_END)
+        _seek_back(file, count)
         lines = LineSplitter()
         while True:
             replaced = _is_replaced(file, path)
@@ -52,7 +54,8 @@ async def follow(path: Path, *, interval_s: float = 0.1) -> AsyncGenerator[str, 
         file.close()
 
 
-def _read_back(file: BinaryIO, count: int) -> bytes:
+def _seek_back(file: BinaryIO, count: int) -> None:
+    """Go to where the last `count` lines begin, looking back no further than _LOOK_BACK_BYTES."""
     end = file.seek(0, os.SEEK_END)
     start, data = end, b""
     while start > 0 and data.count(b"\n") <= count and end - start < _LOOK_BACK_BYTES:
@@ -60,7 +63,9 @@ def _read_back(file: BinaryIO, count: int) -> bytes:
         start -= step
         file.seek(start)
         data = file.read(step) + data
-    return data
+    lines = data.removesuffix(b"\n").split(b"\n")
+    before = lines[: max(0, len(lines) - count)]
+    file.seek(min(end, start + sum(len(line) + 1 for line in before)))
 
 
 async def _appear(path: Path, interval_s: float) -> BinaryIO:

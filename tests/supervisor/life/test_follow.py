@@ -57,6 +57,16 @@ async def test_follow_gives_each_new_line_across_rotation(tmp_path: Path) -> Non
     assert (tmp_path / "a.log.1").exists()
 
 
+async def test_follow_begins_with_the_last_lines_and_loses_none_in_between(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("old\nlast\nunfin")
+    async with aclosing(follow(path, 2, interval_s=OFTEN_S)) as lines:
+        assert await anext(lines) == "last"
+        with path.open("a") as file:
+            file.write("ished\nnew\n")
+        assert [await anext(lines), await anext(lines)] == ["unfinished", "new"]
+
+
 async def test_follow_waits_for_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     async with hearing(path, path.write_bytes, b"") as lines:
