@@ -19,6 +19,7 @@ from supervisor.errors import CorralError
 
 SCHEMA: Final = 1
 _EXIT_INTERRUPTED: Final = 130
+_EXIT_PIPE_CLOSED: Final = 141
 _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
 
@@ -45,14 +46,25 @@ def finish(command: str, call: Callable[[], Outcome], *, as_json: bool) -> int:
     This is the CLI's one door: every CorralError ends here.
     """
     try:
+        return _finish(command, call, as_json=as_json)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough (`corral logs | head`). Python flushes once more at
+        # exit, which must find something that takes it. Source: Python docs, "Note on SIGPIPE".
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_PIPE_CLOSED
+
+
+def _finish(command: str, call: Callable[[], Outcome], *, as_json: bool) -> int:
+    try:
         outcome = call()
     except CorralError as error:
         _show_error(command, error, as_json=as_json)
         return error.exit_code
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return _EXIT_INTERRUPTED
     _show_outcome(command, outcome, as_json=as_json)
+    sys.stdout.flush()
     return outcome.exit_code
 
 

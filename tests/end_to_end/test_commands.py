@@ -123,3 +123,16 @@ def test_logs_follow_until_they_are_interrupted(configured: Corral) -> None:
     follower.send_signal(2)
     assert follower.wait(5) == 130
     lines.close()
+
+
+def test_a_reader_that_has_enough_is_no_failure(configured: Corral) -> None:
+    command = subprocess.Popen(
+        configured.argv("engine", "help"),
+        env=configured.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert command.stdout
+    command.stdout.close()
+    _, said = command.communicate()
+    assert (command.returncode, said) == (141, b"")
