@@ -135,9 +135,15 @@ def test_our_own_wishes_are_silent_where_a_build_does_not_know_them() -> None:
 # What is derived
 
 
-@pytest.mark.parametrize(("instances", "threads"), [(1, "8"), (3, "2"), (20, "1")])
-def test_physical_cores_are_shared_out_over_all_instances(instances: int, threads: str) -> None:
-    assert value(planned(instances=instances), "--threads") == threads
+@pytest.mark.parametrize(
+    ("instances", "threads", "reading"), [(1, "7", "8"), (3, "2", "2"), (20, "1", "1")]
+)
+def test_physical_cores_are_shared_out_and_decoding_leaves_one(
+    instances: int, threads: str, reading: str
+) -> None:
+    plan = planned(instances=instances)
+    assert value(plan, "--threads") == threads
+    assert value(plan, "--threads-batch") == reading
 
 
 def test_every_slot_gets_the_context_that_the_model_was_trained_for() -> None:
