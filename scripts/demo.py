@@ -28,16 +28,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="corral-") as runtime:
         # A demo must not meet a daemon of the user's.
         os.environ["CORRAL_RUNTIME_DIR"] = runtime
-        run(once=once)
+        run(Path(runtime), once=once)
     return 0
 
 
-def run(*, once: bool) -> None:
+def run(runtime: Path, *, once: bool) -> None:
     """Run the demo's commands, and stop whatever they started."""
     corral("model", "get", MODEL)
     corral("start", MODEL, "--listen", "127.0.0.1:0")
     try:
-        answer(base_url())
+        answer(base_url(runtime))
         corral("status")
         if not once:
             serve_until_interrupted()
@@ -55,10 +55,9 @@ def corral(*words: str) -> None:
         raise SystemExit(result.returncode)
 
 
-def base_url() -> str:
-    """Return where the daemon listens."""
-    status = subprocess.run([CORRAL, "status", "--json"], check=True, capture_output=True)
-    url: str = json.loads(status.stdout)["data"]["url"]
+def base_url(runtime: Path) -> str:
+    """Return where the daemon of a runtime directory listens."""
+    url: str = json.loads((runtime / "daemon.json").read_text("utf-8"))["url"]
     return url
 
 
