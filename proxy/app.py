@@ -20,7 +20,7 @@ from proxy.answer import Answer, error_response
 from proxy.dispatch import Dispatch, Loader
 from proxy.door import RECORD, door, sign
 from proxy.errors import ProxyError
-from proxy.flight import Flight, Floor, flying
+from proxy.flight import Floor, flying
 from proxy.forward import Forward
 from proxy.record import CLIENT_GONE, Tell
 from proxy.request import find_model, read_ask
@@ -115,7 +115,7 @@ class _Pages:
         try:
             async with flying() as flight:
                 with self._floor.flights.holding(flight):
-                    await self._serve(request, flight, answer)
+                    await self._serve(request, answer)
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE
         except ProxyError as error:
@@ -125,13 +125,13 @@ class _Pages:
             await answer.break_off(error)
         return answer.response
 
-    async def _serve(self, request: web.Request, flight: Flight, answer: Answer) -> None:
+    async def _serve(self, request: web.Request, answer: Answer) -> None:
         record, limit_bytes = answer.record, self._settings.max_body_bytes
         ask = await read_ask(request, record.request_id, limit_bytes, self._loader.models())
         record.model = ask.model
         if not self._dispatch.serves(ask.model):
             await self._loader.ensure_ready(ask.model)
-        await self._forward.carry(ask, flight, answer)
+        await self._forward.carry(ask, answer)
 
 
 def _json(content: object) -> web.Response:

@@ -3,6 +3,7 @@
 A lease is the right to use one slot of one instance for one request. An instance that is withdrawn
 gets no new lease and keeps those it has. Among the admitted instances of a model the least busy
 one is chosen: fewest leases for each slot, ties to the one whose last lease lies furthest back.
+What comes from an instance is counted here too, for whoever has to know whether it is alive.
 Everything but `idle`, `close` and the length of a lease happens in methods without `await`.
 """
 
@@ -12,11 +13,15 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
-from proxy.errors import Unavailable, UpstreamFailed
-from proxy.flight import Flight, Flights
+from proxy.errors import Unavailable, UpstreamStopped
+from proxy.flight import Flight, Flights, flying
 from proxy.upstream import Upstream
+
+# An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
+# Source: llama-server --sse-ping-interval; WHATWG HTML, section "Interpreting an event stream".
+_PING: Final = b":\r\n "
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +69,52 @@ class _Seat:
     upstream: Upstream
     is_admitted: bool = True
     leased_at: int = 0
+    bytes_heard: int = 0
     flights: Flights = field(default_factory=Flights)
 
     @property
     def is_over(self) -> bool:
         return not self.is_admitted and not self.flights
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What an instance does for us at one moment.
+
+    Attributes:
+        held: Requests it holds.
+        awaited: Those of them whose next bytes are the instance's to send; for the others, a client
+            has yet to take what was sent.
+        bytes_heard: Bytes of answers that came from it so far, pings not counted; never less while
+            it is admitted or holds a request.
+    """
+
+    held: int = 0
+    awaited: int = 0
+    bytes_heard: int = 0
+
+
+class Lease:
+    """The right to use one slot of one instance for one request; made by `Dispatch.lease`.
+
+    Attributes:
+        upstream: The instance.
+    """
+
+    def __init__(self, seat: _Seat, flight: Flight) -> None:
+        self.upstream = seat.upstream
+        self._seat = seat
+        self._flight = flight
+
+    def hear(self, chunk: bytes) -> None:
+        """Note bytes of the answer; until `listen`, it is for the client to go on."""
+        self._flight.is_awaited = False
+        if chunk.strip(_PING):
+            self._seat.bytes_heard += len(chunk)
+
+    def listen(self) -> None:
+        """Note that the client took them: it is for the instance to go on."""
+        self._flight.is_awaited = True
 
 
 class Dispatch:
@@ -99,6 +145,13 @@ class Dispatch:
         seat = self._seats.get(name)
         return len(seat.flights) if seat else 0
 
+    def pulse(self, name: str) -> Pulse:
+        """Return what an instance does for us; nothing where there is no such instance."""
+        seat = self._seats.get(name)
+        if seat is None:
+            return Pulse()
+        return Pulse(len(seat.flights), seat.flights.awaited, seat.bytes_heard)
+
     async def idle(self, name: str) -> None:
         """Wait until an instance holds no request. Without limit: `close` ends the wait."""
         if seat := self._seats.get(name):
@@ -108,28 +161,27 @@ class Dispatch:
         """Withdraw an instance and cut what it holds; return when its connections are closed."""
         self.withdraw(name)
         if seat := self._seats.get(name):
-            seat.flights.cut(UpstreamFailed(f"{name} was stopped before the answer was complete"))
+            seat.flights.cut(UpstreamStopped(name))
             await seat.flights.idle()
 
     @asynccontextmanager
-    async def lease(
-        self, model: str, flight: Flight, avoid: Collection[str] = ()
-    ) -> AsyncIterator[Upstream]:
+    async def lease(self, model: str, avoid: Collection[str] = ()) -> AsyncIterator[Lease]:
         """Hold one slot of the least busy instance for the length of the block.
 
         Args:
             model: The id of the model.
-            flight: The request that the lease is for; `close` cuts it.
             avoid: Names of instances to take only if there is no other.
 
         Raises:
             Unavailable: No instance of the model is admitted.
+            UpstreamStopped: `close` cut the block.
         """
         seat = self._least_busy(model, avoid)
         seat.leased_at = next(self._turn)
         try:
-            with seat.flights.holding(flight):
-                yield seat.upstream
+            async with flying() as flight:
+                with seat.flights.holding(flight):
+                    yield Lease(seat, flight)
         finally:
             self._forget(seat)
 

@@ -9,7 +9,8 @@
     ├── BodyTooLarge                 413    more bytes than the limit
     ├── Internal                     500    a fault of the proxy itself
     ├── UpstreamFailed               502    an instance broke while it answered
-    │   └── UpstreamUnreached        502    it did not begin to answer: one more try is safe
+    │   ├── UpstreamUnreached        502    it did not begin to answer: one more try is safe
+    │   └── UpstreamStopped          502    it was stopped: one more try is safe before a first byte
     ├── Unavailable                  503    no instance can take the request now
     │   ├── Loading                  503    one is on its way
     │   └── Draining                 503    the proxy is about to end
@@ -152,6 +153,18 @@ class UpstreamUnreached(UpstreamFailed):
 
     def __init__(self, instance: str, what: str) -> None:
         super().__init__(f"{instance} {what}")
+        self.instance = instance
+
+
+class UpstreamStopped(UpstreamFailed):
+    """An instance was stopped, by us, before its answer was complete.
+
+    Attributes:
+        instance: The instance's name.
+    """
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(f"{instance} was stopped before the answer was complete")
         self.instance = instance
 
 

@@ -16,11 +16,17 @@ from proxy.errors import ProxyError
 
 
 class Flight:
-    """One request under way; made by `flying`."""
+    """One request under way; made by `flying`.
+
+    Attributes:
+        cut_by: The error it was cut with, or None.
+        is_awaited: Whether the next step is the instance's, and not the client's.
+    """
 
     def __init__(self, scope: asyncio.Timeout) -> None:
         self._scope = scope
         self.cut_by: ProxyError | None = None
+        self.is_awaited = True
 
     def cut(self, error: ProxyError) -> None:
         """End it with this error. The first cut counts, later ones change nothing."""
@@ -59,6 +65,11 @@ class Flights:
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    @property
+    def awaited(self) -> int:
+        """Return how many of them wait for an instance."""
+        return sum(flight.is_awaited for flight in self._flights)
 
     @contextmanager
     def holding(self, flight: Flight) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 Once the answer flows, a chunk costs one read and one write; a client that reads slowly holds up
 the instance, not our memory. A client that leaves closes the connection upstream at once, and the
-instance is not blamed. An instance that does not begin to answer is forgiven once: the request
-goes to another, or to the same where there is no other. What breaks later breaks the answer.
+instance is not blamed. An instance that does not begin to answer, or is stopped before it does, is
+forgiven once: the request goes to another, or to the same where there is no other. What breaks
+later breaks the answer.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Final
 import aiohttp
 
 from proxy.answer import Answer
-from proxy.dispatch import Dispatch
-from proxy.errors import UpstreamFailed, UpstreamTimeout, UpstreamUnreached
-from proxy.flight import Flight
+from proxy.dispatch import Dispatch, Lease
+from proxy.errors import UpstreamFailed, UpstreamStopped, UpstreamTimeout, UpstreamUnreached
 from proxy.headers import for_client
 from proxy.record import Tell
 from proxy.request import Ask
@@ -37,7 +37,7 @@ class Forward:
         self._settings = settings
         self._tell = tell
 
-    async def carry(self, ask: Ask, flight: Flight, answer: Answer) -> None:
+    async def carry(self, ask: Ask, answer: Answer) -> None:
         """Have a request answered, with one more try where the first did not begin.
 
         Raises:
@@ -45,28 +45,31 @@ class Forward:
             ProxyError: No instance is admitted, or none answered to the end.
         """
         try:
-            await self._attempt(ask, flight, answer)
-        except UpstreamUnreached as error:
-            await self._attempt(ask, flight, answer, avoid=(error.instance,))
+            await self._attempt(ask, answer)
+        except (UpstreamUnreached, UpstreamStopped) as error:
+            if answer.has_begun:
+                raise
+            await self._attempt(ask, answer, avoid=(error.instance,))
 
-    async def _attempt(
-        self, ask: Ask, flight: Flight, answer: Answer, avoid: Collection[str] = ()
-    ) -> None:
-        async with self._dispatch.lease(ask.model, flight, avoid) as upstream:
-            answer.record.instance = upstream.name
+    async def _attempt(self, ask: Ask, answer: Answer, avoid: Collection[str] = ()) -> None:
+        async with self._dispatch.lease(ask.model, avoid) as lease:
+            answer.record.instance = lease.upstream.name
             try:
-                await self._exchange(ask, upstream, answer)
+                await self._exchange(ask, lease, answer)
             except (UpstreamFailed, UpstreamTimeout) as error:
                 answer.record.tell_broken(self._tell, error)
                 raise
 
-    async def _exchange(self, ask: Ask, upstream: Upstream, answer: Answer) -> None:
+    async def _exchange(self, ask: Ask, lease: Lease, answer: Answer) -> None:
+        upstream = lease.upstream
         async with connected(upstream, self._settings) as session:
             response = await _ask(session, ask, upstream)
             try:
                 await answer.begin(response.status, for_client(response.headers))
                 while chunk := await _next_chunk(response, upstream):
+                    lease.hear(chunk)
                     await answer.write(chunk)
+                    lease.listen()
                 await answer.finish()
             finally:
                 response.close()

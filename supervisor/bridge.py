@@ -11,16 +11,17 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from proxy.dispatch import Dispatch, ModelCard
-from proxy.errors import Loading, Unavailable
+from proxy.errors import Loading, Unavailable, UnknownModel
 from proxy.settings import ProxySettings
 from proxy.upstream import Upstream
 from supervisor.events import EventStream
-from supervisor.fleet.fleet import Fleet, Model
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.replica import Model
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.lifecycle import State
+from supervisor.life.traffic import Pulse
 from supervisor.settings import ProxyTable
 
-_COMING: Final = frozenset({State.STARTING, State.WARMING, State.BACKOFF, State.UNWELL})
 # How long a request waits for a model that is on its way before it is told to ask again.
 _PATIENCE_S: Final = 120.0
 
@@ -39,12 +40,12 @@ class Gate:
 
     def admit(self, facts: InstanceFacts) -> None:
         """Let requests come to an instance."""
-        model = self.fleet.models[facts.model]
+        model, plan = self.fleet.models[facts.model], self.fleet.replica(facts.name).plan
         endpoint = facts.endpoint
         upstream = Upstream(
             name=facts.name,
             model=facts.model,
-            slots=model.plan.slots if model.plan else 1,
+            slots=plan.slots if plan else 1,
             socket=str(endpoint.socket) if endpoint.socket else None,
             host=endpoint.host,
             port=endpoint.port,
@@ -56,6 +57,11 @@ class Gate:
     def withdraw(self, name: str) -> None:
         """Let no more requests come to an instance; those it has go on."""
         self._dispatch.withdraw(name)
+
+    def pulse(self, name: str) -> Pulse:
+        """Return what an instance does for clients now."""
+        pulse = self._dispatch.pulse(name)
+        return Pulse(pulse.held, pulse.awaited, pulse.bytes_heard)
 
     async def idle(self, name: str) -> None:
         """Wait until an instance has no request; the caller sets the deadline."""
@@ -76,7 +82,8 @@ class Catalogue:
 
     def models(self) -> list[ModelCard]:
         """Return every configured model, up or not."""
-        return [self._card(model) for model in self._fleet.models.values()]
+        models = self._fleet.models.values()
+        return [self._card(model) for model in models if model.is_configured]
 
     async def ensure_ready(self, model: str) -> None:
         """Wait for a model that is on its way.
@@ -84,8 +91,11 @@ class Catalogue:
         Raises:
             Loading: It takes too long.
             Unavailable: It is not on its way: stopped, or failed.
+            UnknownModel: It is configured no more.
         """
-        found = self._fleet.models[model]
+        found = self._fleet.models.get(model)
+        if found is None or not found.is_configured:  # since the request was read
+            raise UnknownModel(model, [card.id for card in self.models()])
         with self._events.listen() as changes:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
@@ -106,18 +116,17 @@ class Catalogue:
             state=state,
             created=self._created,
             context_length=plan.ctx_size // plan.slots if plan else None,
-            slots=plan.slots * model.entry.replicas if plan else 0,
+            slots=plan.slots * len(model.replicas) if plan else 0,
             reason=reason,
         )
 
 
 def availability(model: Model) -> tuple[Literal["loaded", "loading", "failed"], str | None]:
     """Return whether a model can answer, and if it cannot until somebody acts, why."""
-    facts = [instance.snapshot() for instance in model.instances]
-    states = {one.state for one in facts}
-    if State.READY in states:
+    facts = [one.instance.snapshot() for one in (*model.replicas, *model.coming)]
+    if any(one.state is State.READY for one in facts):
         return "loaded", None
-    if states & _COMING:
+    if any(one.wanted and one.state is not State.FAILED for one in facts):
         return "loading", None
     causes = [one.cause.sentence for one in facts if one.cause and one.state is State.FAILED]
     return "failed", causes[0] if causes else f"it is stopped (corral start {model.entry.name})"

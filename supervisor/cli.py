@@ -100,6 +100,7 @@ def serve(
     """Run the daemon here, in the foreground, until Ctrl-C.
 
     One Ctrl-C lets running answers finish, a second shortens the wait to 5 s, a third kills.
+    SIGHUP reloads the settings, as corral reload does.
     """
     from supervisor.commands.serve import serve as call
 
@@ -137,6 +138,23 @@ def restart(models: Names = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def reload(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read the settings again and replace only what they change; nothing in flight is cut.
+
+    Settings that cannot be used change nothing. Exits with 1 when something did not come up; what
+    it should have replaced then goes on as before.
+    """
+    from supervisor.commands.reload import reload as call
+
+    _finish("reload", lambda: call(dry_run=dry_run), as_json=as_json)
+
+
+@app.command()
 def status(as_json: Json = False) -> None:
     """Show what runs: state, slots, speed, memory. Exits with 3 when the daemon is down."""
     from supervisor.commands.status import status as call
@@ -155,6 +173,27 @@ def logs(
     from supervisor.commands.logs import logs as call
 
     _finish("logs", lambda: call(model, lines, go_on=follow), as_json=as_json)
+
+
+@app.command()
+def events(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Show what happens, as it happens, until Ctrl-C."""
+    from supervisor.commands.events import events as call
+
+    _finish("events", lambda: call(as_json=as_json), as_json=False)
+
+
+@app.command()
+def doctor(config: Config = None, as_json: Json = False) -> None:
+    """Look at everything that serving needs: what is wrong, and what to do about it.
+
+    Exits with 1 when something will not work. The report names no secrets and no user.
+    """
+    from supervisor.commands.doctor import doctor as call
+
+    _finish("doctor", lambda: call(config), as_json=as_json)
 
 
 @app.command()

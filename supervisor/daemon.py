@@ -1,9 +1,9 @@
-"""Builds everything, runs it, and ends it in order.
+"""Builds everything, runs it, takes new settings in, and ends it in order.
 
 A daemon's life: own the runtime directory, listen, answer on the control socket, bring the models
 up, wait for the word to end; then take no new requests, let the running ones finish, stop the
 engines, leave. The word comes by signal or over the control socket. Said a second time it shortens
-the wait to some seconds; said a third time it cuts everything at once.
+the wait to some seconds; said a third time it cuts everything at once. SIGHUP reloads the settings.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from supervisor.bridge import Catalogue, Gate, proxy_settings
 from supervisor.control import api
 from supervisor.control.report import instance_status, model_status
 from supervisor.control.wire import DaemonStatus, InstanceStatus
-from supervisor.errors import StateDenied
+from supervisor.errors import CorralError, StateDenied
 from supervisor.events import EventStream
-from supervisor.fleet.fleet import Fleet, Model
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.reload import Reload, Reloaded
+from supervisor.fleet.replica import Replica
 from supervisor.fleet.vitals import Vitals
+from supervisor.fleet.watch import Watch
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.owner import myself, own, write_owner
 from supervisor.host.paths import Directories
 from supervisor.life.facts import Limits
-from supervisor.life.instance import Instance
-from supervisor.life.lifecycle import State
+from supervisor.life.liveness import Rules
+from supervisor.life.reaper import reap
 from supervisor.settings import Loaded, SupervisorTable
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # What still runs after the second and after the third word to end has this long, in seconds.
 _HURRIES_S: Final = (5.0, 0.0)
-_DOWN: Final = frozenset({State.STOPPED})
 
 
 class Daemon:
@@ -47,12 +49,18 @@ class Daemon:
 
     Args:
         loaded: The settings, and where they came from.
+        reread: Reads the same sources again; raises CorralError. Called in a thread.
         directories: Where everything is kept.
         events: The stream to tell what happens.
     """
 
-    def __init__(self, loaded: Loaded, directories: Directories, events: EventStream) -> None:
-        self._loaded = loaded
+    def __init__(
+        self,
+        loaded: Loaded,
+        reread: Callable[[], Loaded],
+        directories: Directories,
+        events: EventStream,
+    ) -> None:
         self._directories = directories
         self._events = events
         self._dispatch = Dispatch()
@@ -61,6 +69,15 @@ class Daemon:
         self._workshop = Workshop(loaded.settings, directories)
         limits = _limits(loaded.settings.supervisor)
         gate.fleet = self._fleet = Fleet(self._workshop, gate, events.emit, limits)
+        self._reload = Reload(
+            self._fleet,
+            loaded,
+            read=reread,
+            make_workshop=lambda found: Workshop(found.settings, directories),
+            limits=_limits,
+            emit=events.emit,
+        )
+        self._watch = Watch(self._reload)
         self._server = self._make_server()
         self._began_at_s = self._ending_at_s = self._now_s()
         self._words = 0
@@ -68,7 +85,7 @@ class Daemon:
         self._patience: asyncio.Timeout | None = None
 
     def _make_server(self) -> Server:
-        settings = proxy_settings(self._loaded.settings.proxy)
+        settings = proxy_settings(self._reload.loaded.settings.proxy)
         catalogue = Catalogue(self._fleet, self._events)
         return Server(build_app(self._dispatch, catalogue, settings, self._events.emit), settings)
 
@@ -89,13 +106,16 @@ class Daemon:
         for name in models:
             self._workshop.entry(name)
         with own(self._directories), self._hearing_signals():
+            reap(self._directories.runtime, self._events.emit)
             async with self._listening(), self._answering_commands(), asyncio.TaskGroup() as group:
                 lives = group.create_task(self._fleet.serve())
+                reloads = group.create_task(self._watch.serve())
                 if models:
                     self._fleet.command("start", models)
                 self._tell_started()
                 report()
                 await self._told_to_end.wait()
+                reloads.cancel()
                 await self._end()
                 lives.cancel()
 
@@ -120,18 +140,18 @@ class Daemon:
             version=__version__,
             url=self._server.url,
             control=str(self._directories.control_socket),
-            settings=str(self._loaded.path) if self._loaded.path else None,
+            settings=str(self._reload.loaded.path) if self._reload.loaded.path else None,
         )
 
     async def _end(self) -> None:
         """Let requests finish, cut those that outlast the patience, then stop the engines."""
-        limits = self._loaded.settings.supervisor
+        limits = self._reload.loaded.settings.supervisor
         async with self._patient(limits.drain_timeout_s):
             await self._server.drain(limits.drain_timeout_s)
         await self._server.close()
         self._fleet.command("stop")
         async with self._patient(2 * limits.stop_timeout_s):
-            await self._fleet.all_in(_DOWN)
+            await self._fleet.all_down()
         self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._ending_at_s, 3))
 
     @asynccontextmanager
@@ -161,11 +181,13 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
+        loop.add_signal_handler(signal.SIGHUP, self._watch.tell)
         try:
             yield
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+            loop.remove_signal_handler(signal.SIGHUP)
 
     # What commands ask (supervisor.control.api.Service).
 
@@ -173,13 +195,17 @@ class Daemon:
         """Begin to start, stop or restart models; return what tells whether that is over."""
         return self._fleet.command(verb, models)
 
+    def reload(self, *, dry_run: bool) -> asyncio.Task[Reloaded | CorralError]:
+        """Begin to reload the settings, or to find out what that would do."""
+        return self._watch.ask(dry_run=dry_run)
+
     async def refresh(self) -> None:
         """Read the figures of every serving instance."""
-        await self._vitals.refresh(self._fleet.instances())
+        await self._vitals.refresh(replica.instance for replica in self._fleet.everyone())
 
     def status(self) -> DaemonStatus:
         """Return what runs."""
-        path = self._loaded.path
+        path = self._reload.loaded.path
         return {
             "pid": os.getpid(),
             "version": __version__,
@@ -188,15 +214,16 @@ class Daemon:
             "stopping": self._words > 0,
             "config": str(path) if path else None,
             "models": [
-                model_status(model, [self._instance_status(model, one) for one in model.instances])
+                model_status(model, [self._instance_status(one) for one in model.everyone])
                 for model in self._fleet.models.values()
             ],
         }
 
-    def _instance_status(self, model: Model, instance: Instance) -> InstanceStatus:
-        facts = instance.snapshot()
-        busy = self._dispatch.busy(facts.name)
-        return instance_status(facts, model.plan, self._vitals.of(facts), busy)
+    def _instance_status(self, replica: Replica) -> InstanceStatus:
+        facts = replica.instance.snapshot()
+        busy, is_leaving = self._dispatch.busy(facts.name), self._fleet.is_leaving(replica)
+        vital = self._vitals.of(facts)
+        return instance_status(facts, replica.plan, vital, busy, is_leaving=is_leaving)
 
     @staticmethod
     def _now_s() -> float:
@@ -210,4 +237,9 @@ def _limits(table: SupervisorTable) -> Limits:
         unwell_timeout_s=table.unwell_timeout_s,
         drain_timeout_s=table.drain_timeout_s,
         stop_timeout_s=table.stop_timeout_s,
+        liveness=Rules(
+            interval_s=table.liveness_interval_s,
+            probe_s=table.idle_probe_s,
+            batch_s=table.batch_timeout_s,
+        ),
     )

@@ -26,8 +26,18 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
         "daemon.stopped": ("info", ("took_s",)),
         "instance.changed": ("info", ("instance", "model", "before", "after", "run", "why")),
         "instance.progressed": ("info", ("instance", "model", "run", "stage", "value")),
-        "instance.exited": ("info", ("instance", "model", "run", "code", "signal", "up_s")),
+        "instance.withdrawn": ("info", ("instance", "model", "run", "in_flight")),
+        "instance.drained": ("info", ("instance", "model", "run")),
+        "instance.cut": ("warning", ("instance", "model", "run", "in_flight")),
+        "instance.asked": ("info", ("instance", "model", "run", "how")),
+        "instance.exited": (
+            "info",
+            ("instance", "model", "run", "code", "signal", "up_s", "fault"),
+        ),
         "instance.failed": ("error", ("instance", "model", "faults", "why", "hint", "log")),
+        "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
+        "settings.refused": ("warning", ("why",)),
+        "engine.reaped": ("warning", ("instance", "pid", "since")),
         "request.finished": (
             "info",
             ("request", "model", "instance", "status", "first_byte_ms", "took_ms", "bytes_out"),
@@ -58,7 +68,7 @@ class Event:
     @property
     def level(self) -> Level:
         """Return how much this matters; an exit that was a fault is a warning."""
-        if self.name == "instance.exited" and (self.fields["code"] or self.fields["signal"]):
+        if self.name == "instance.exited" and self.fields["fault"]:
             return "warning"
         return EVENTS[self.name][0]
 

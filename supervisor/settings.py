@@ -80,8 +80,38 @@ class ProxyTable(_Table):
     )
 
 
+class RestartTable(_Table):
+    """`[supervisor.restart]`: how patiently instances are tried again after a fault."""
+
+    base_s: float = Field(
+        0.5, gt=0, le=3600, description="longest wait after the first fault; doubles with each"
+    )
+    cap_s: float = Field(60, gt=0, le=86_400, description="longest wait ever")
+    breaker: int = Field(
+        5, ge=1, le=1000, description="faults close together after which it is given up"
+    )
+    half_life_s: float = Field(
+        300, gt=0, le=604_800, description="time in which the memory of faults halves"
+    )
+
+
+class ModelRestartTable(_Table):
+    """`[models.NAME.restart]`: where one model differs from `[supervisor.restart]`."""
+
+    base_s: float | None = Field(
+        None, gt=0, le=3600, description="as in [supervisor.restart], which stands where unset"
+    )
+    cap_s: float | None = Field(None, gt=0, le=86_400, description="as base_s")
+    breaker: int | None = Field(None, ge=1, le=1000, description="as base_s")
+    half_life_s: float | None = Field(None, gt=0, le=604_800, description="as base_s")
+
+
 class SupervisorTable(_Table):
     """`[supervisor]`: how long each phase of an instance's life may take, in seconds."""
+
+    watch_settings: bool = Field(
+        default=False, description="reload when this file changes; it is looked at every 2 s"
+    )
 
     load_timeout_s: float = Field(
         300,
@@ -93,7 +123,10 @@ class SupervisorTable(_Table):
         30, gt=0, le=3600, description="time allowed for the warm-up request"
     )
     unwell_timeout_s: float = Field(
-        60, gt=0, le=3600, description="time to answer again before it is restarted"
+        60,
+        gt=0,
+        le=3600,
+        description="time to answer again before it is restarted; less while clients wait for it",
     )
     drain_timeout_s: float = Field(
         300, ge=0, le=86_400, description="time for running requests to finish before they are cut"
@@ -101,6 +134,19 @@ class SupervisorTable(_Table):
     stop_timeout_s: float = Field(
         5, gt=0, le=600, description="time to exit when asked, before SIGKILL"
     )
+    liveness_interval_s: float = Field(
+        5,
+        ge=1,
+        le=3600,
+        description="an engine with work in which nothing moves for two of these is replaced",
+    )
+    idle_probe_s: float = Field(
+        60, ge=0, le=86_400, description="an idle engine makes one token this often; 0 for never"
+    )
+    batch_timeout_s: float = Field(
+        300, gt=0, le=86_400, description="time an engine may compute on one batch"
+    )
+    restart: RestartTable = RestartTable()
 
 
 class ModelTable(_Table):
@@ -119,6 +165,7 @@ class ModelTable(_Table):
     args: tuple[str, ...] = Field(
         (), description="passed to llama-server as they are, unchecked, last"
     )
+    restart: ModelRestartTable = ModelRestartTable()
 
 
 class Settings(BaseSettings):
@@ -285,7 +332,11 @@ def _sentence(detail: ErrorDetails) -> str:
 
 
 def _known_keys(table: list[str]) -> list[str]:
-    if not table:
-        return list(Settings.model_fields)
-    tables = {"proxy": ProxyTable.model_fields, "supervisor": SupervisorTable.model_fields}
-    return list(tables.get(table[0], ModelTable.model_fields))
+    tables: dict[str, type[BaseModel]] = {
+        "": Settings,
+        "proxy": ProxyTable,
+        "supervisor": SupervisorTable,
+        "supervisor.restart": RestartTable,
+    }
+    in_model = ModelRestartTable if table[2:] == ["restart"] else ModelTable
+    return list(tables.get(".".join(table), in_model).model_fields)

@@ -7,7 +7,7 @@ two need no settings file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,22 @@ def choose(
         names=names or tuple(loaded.settings.models),
         words=tuple(str(files[word][1]) if _looks_like_path(word) else word for word in words),
     )
+
+
+def rereader(choice: Choice, where: Directories, listen: str | None) -> Callable[[], Loaded]:
+    """Return what reads the sources of a choice again: the same file, and the same words.
+
+    Only words that name files are said again: those that name models of the settings file chose
+    among them, and the file may have others by now.
+    """
+    origins = choice.loaded.origins
+    pairs = zip(choice.names, choice.words, strict=False)  # without words, all are named
+    files = [word for name, word in pairs if origins[f"models.{name}.path"] == "command line"]
+
+    def read() -> Loaded:
+        return choose(files, choice.loaded.path, where, listen).loaded
+
+    return read
 
 
 def among(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:

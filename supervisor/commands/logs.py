@@ -52,5 +52,5 @@ def _files(model: str | None, where: Directories) -> list[Path]:
 
 
 def _belongs(stem: str, model: str) -> bool:
-    """Tell whether a log, NAME.REPLICA, is of a model, or of the one instance asked for."""
-    return stem == model or stem.rpartition(".")[0] == model
+    """Tell whether a log is of a model, of a replica NAME.0, or of an instance NAME.0~2 of it."""
+    return model in {stem, stem.partition("~")[0], stem.rpartition(".")[0]}

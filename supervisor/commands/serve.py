@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import sys
@@ -13,13 +14,12 @@ from pathlib import Path
 import uvloop
 
 from supervisor import log
-from supervisor.commands.choice import choose
+from supervisor.commands.choice import choose, rereader
 from supervisor.daemon import Daemon
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.life.logs import LogFile
-from supervisor.settings import Loaded
 from supervisor.show import Outcome
 
 
@@ -41,19 +41,18 @@ def serve(
         choice = choose(words, config, where, listen)
         with _sink(where, is_background=is_background) as sink:
             wanted = () if is_background else choice.names
-            _run(choice.loaded, where, sink, wanted, report)
+            daemon = functools.partial(
+                Daemon, choice.loaded, rereader(choice, where, listen), where, EventStream(sink)
+            )
+            _run(daemon, wanted, report)
     return Outcome(None)
 
 
 def _run(
-    loaded: Loaded,
-    where: Directories,
-    sink: log.Sink,
-    wanted: Sequence[str],
-    report: Callable[[], None],
+    make_daemon: Callable[[], Daemon], wanted: Sequence[str], report: Callable[[], None]
 ) -> None:
     async def main() -> None:
-        await Daemon(loaded, where, EventStream(sink)).run(wanted, report)
+        await make_daemon().run(wanted, report)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -106,9 +106,9 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
 
 
 def _instances(status: DaemonStatus, names: Sequence[str]) -> list[InstanceStatus]:
-    """Return the instances of the named models, or of all."""
+    """Return the instances of the named models, or of all, those that leave left out."""
     chosen = (model for model in status["models"] if not names or model["name"] in names)
-    return [instance for model in chosen for instance in model["instances"]]
+    return [one for model in chosen for one in model["instances"] if not one["leaving"]]
 
 
 def watch(lines: Iterable[Line]) -> DaemonStatus:
@@ -117,11 +117,20 @@ def watch(lines: Iterable[Line]) -> DaemonStatus:
     Raises:
         DaemonBusy: They ended without one.
     """
+    return last_of(lines)["done"]
+
+
+def last_of(lines: Iterable[Line]) -> Line:
+    """Show the progress that lines tell of, and return the one that ends them.
+
+    Raises:
+        DaemonBusy: They ended without one.
+    """
     meter = Meter()
     try:
         for line in lines:
-            if "done" in line:
-                return line["done"]
+            if "done" in line or "reloaded" in line:
+                return line
             if "event" in line and line["event"]["name"] == "instance.progressed":
                 fields = line["event"]["fields"]
                 meter.show(f"loading {fields['instance']}", float(str(fields["value"])))

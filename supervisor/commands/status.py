@@ -50,6 +50,8 @@ def _row(instance: InstanceStatus) -> tuple[str, ...]:
 def _state(instance: InstanceStatus) -> str:
     if instance["state"] == "starting" and instance["progress"] is not None:
         return f"starting {instance['progress']:.0%}"
+    if instance["retry_in_s"] is not None:
+        return f"backoff {instance['retry_in_s']:.0f} s"
     return instance["state"]
 
 

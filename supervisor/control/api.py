@@ -5,6 +5,7 @@
     POST /v1/start      {"models": [names]}; lines until each is ready or has failed
     POST /v1/stop       {"models": [names]}; lines until each is down
     POST /v1/restart    {"models": [names]}; lines until each is ready or has failed
+    POST /v1/reload     {"dry_run": bool}; lines until the settings are taken in, or refused
     POST /v1/shutdown   drain and end; lines until nothing runs any more
 
 A client that leaves a stream changes nothing: what it asked for goes on.
@@ -23,9 +24,11 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from supervisor.control.report import reload_report
 from supervisor.control.wire import DaemonStatus, Line
-from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
+from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import EventStream, Listener
+from supervisor.fleet.reload import Reloaded
 
 _WAITING_EVERY_S: Final = 5.0
 # Said when nothing runs any more, and before this socket closes: every stream ends with it.
@@ -49,6 +52,15 @@ class Service(Protocol):
             NoSuchModel: A name is not configured.
         """
 
+    def reload(self, *, dry_run: bool) -> asyncio.Future[Reloaded | CorralError]:
+        """Begin to reload the settings, or to find out what that would do.
+
+        Not a dry run, it ends with an event. It is cancelled when the daemon ends before it.
+
+        Raises:
+            DaemonBusy: A reload is under way, or the daemon ends.
+        """
+
     def shutdown(self, reason: str) -> None:
         """Begin to drain and end; said again, shorten the drain."""
 
@@ -63,6 +75,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.get("/v1/status", api.status),
             web.get("/v1/events", api.events),
             web.post("/v1/{verb:start|stop|restart}", api.command),
+            web.post("/v1/reload", api.reload),
             web.post("/v1/shutdown", api.shutdown),
         ]
     )
@@ -103,21 +116,38 @@ class _Api:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
-            return await self._stream(request, listener, lambda: False)
+            return await self._stream(request, listener, lambda: False, self._done)
 
     async def command(self, request: web.Request) -> web.StreamResponse:
         models = await _models(request)
         with self._events.listen() as listener:
             is_over = self._service.command(request.match_info["verb"], models)
-            return await self._stream(request, listener, is_over)
+            return await self._stream(request, listener, is_over, self._done)
+
+    async def reload(self, request: web.Request) -> web.StreamResponse:
+        dry_run = await _dry_run(request)
+        with self._events.listen() as listener:
+            reloading = self._service.reload(dry_run=dry_run)
+            if dry_run:
+                await asyncio.wait([reloading])
+            return await self._stream(
+                request, listener, reloading.done, lambda: _outcome(reloading)
+            )
 
     async def shutdown(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
             self._service.shutdown("asked over the control socket")
-            return await self._stream(request, listener, lambda: False)
+            return await self._stream(request, listener, lambda: False, self._done)
 
+    def _done(self) -> Line:
+        return {"done": self._service.status()}
+
+    @staticmethod
     async def _stream(
-        self, request: web.Request, listener: Listener, is_over: Callable[[], bool]
+        request: web.Request,
+        listener: Listener,
+        is_over: Callable[[], bool],
+        last_line: Callable[[], Line],
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
@@ -126,8 +156,29 @@ class _Api:
             await _write(response, line)
             if line.get("event", {}).get("name") == _LAST_EVENT:
                 break
-        await _write(response, {"done": self._service.status()})
+        await _write(response, last_line())
         return response
+
+
+def _outcome(reloading: asyncio.Future[Reloaded | CorralError]) -> Line:
+    if reloading.cancelled():
+        ending = DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
+        return _error_line(ending)
+    outcome = reloading.result()
+    if isinstance(outcome, CorralError):
+        return _error_line(outcome)
+    return {"reloaded": reload_report(outcome)}
+
+
+def _error_line(error: CorralError) -> Line:
+    return {
+        "error": {
+            "code": error.code,
+            "message": error.message,
+            "hint": error.hint,
+            "log": error.log,
+        }
+    }
 
 
 async def _next_line(listener: Listener) -> Line:
@@ -148,6 +199,16 @@ async def _next_line(listener: Listener) -> Line:
 
 async def _write(response: web.StreamResponse, line: Line) -> None:
     await response.write(orjson.dumps(line) + b"\n")
+
+
+async def _dry_run(request: web.Request) -> bool:
+    try:
+        dry_run = orjson.loads(await request.read())["dry_run"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise SettingsInvalid('the body must be {"dry_run": true or false}') from error
+    if not isinstance(dry_run, bool):
+        raise SettingsInvalid('the body must be {"dry_run": true or false}')
+    return dry_run
 
 
 async def _models(request: web.Request) -> list[str]:

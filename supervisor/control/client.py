@@ -46,6 +46,16 @@ class Client:
         """
         yield from self._lines("POST", f"/v1/{verb}", {"models": list(models)})
 
+    def reload(self, *, dry_run: bool) -> Iterator[Line]:
+        """Tell the daemon to reload its settings, line by line to the end.
+
+        Raises:
+            NotRunning: As `status`.
+            DaemonBusy: As `status`, or a reload is under way.
+            CorralError: The settings cannot be used; nothing was changed.
+        """
+        yield from self._lines("POST", "/v1/reload", {"dry_run": dry_run})
+
     def shutdown(self) -> Iterator[Line]:
         """Tell the daemon to drain and end; the stream breaks off when it does."""
         begun = self._lines("POST", "/v1/shutdown", {})
@@ -92,7 +102,7 @@ def _answer(
         if response.status != http.client.OK:
             raise _refusal(response)
         yield response
-    except (FileNotFoundError, ConnectionRefusedError) as error:
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
         raise NotRunning("the daemon is not running", hint="corral start starts it") from error
     except (OSError, http.client.HTTPException) as error:
         raise DaemonBusy(

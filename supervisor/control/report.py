@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from supervisor.control.wire import ErrorFields, InstanceStatus, ModelStatus
-from supervisor.fleet.fleet import Model
+from supervisor.control.wire import ErrorFields, InstanceStatus, ModelStatus, ReloadReport
+from supervisor.fleet.reload import Failure, Reloaded
+from supervisor.fleet.replica import Model
 from supervisor.fleet.vitals import Vital
 from supervisor.life.diagnose import Cause
 from supervisor.life.facts import InstanceFacts
@@ -25,17 +26,20 @@ def model_status(model: Model, instances: list[InstanceStatus]) -> ModelStatus:
 
 
 def instance_status(
-    facts: InstanceFacts, plan: Plan | None, vital: Vital, slots_busy: int
+    facts: InstanceFacts, plan: Plan | None, vital: Vital, slots_busy: int, *, is_leaving: bool
 ) -> InstanceStatus:
     """Return an instance; what only a living process has is None without one."""
     endpoint = facts.endpoint
     return {
         "name": facts.name,
         "state": facts.state.value,
+        "leaving": is_leaving,
         "pid": facts.pid,
         "run": facts.run,
         "up_s": facts.up_s or None,
         "restarts": facts.restarts,
+        "faults": facts.faults,
+        "retry_in_s": facts.retry_in_s,
         "progress": facts.load_progress,
         "slots": plan.slots if plan else 0,
         "slots_busy": slots_busy,
@@ -54,4 +58,26 @@ def _error(facts: InstanceFacts, cause: Cause) -> ErrorFields:
         "message": cause.sentence,
         "hint": cause.hint,
         "log": str(facts.log_path) if facts.log_path else None,
+    }
+
+
+def reload_report(done: Reloaded) -> ReloadReport:
+    """Return what came of a reload."""
+    places = done.difference
+    return {
+        "added": [str(place) for place in places.added],
+        "removed": [str(place) for place in places.removed],
+        "changed": [str(place) for place in places.changed],
+        "kept": [str(place) for place in places.kept],
+        "notes": list(done.notes),
+        "failures": [_failure(failure) for failure in done.failures],
+    }
+
+
+def _failure(failure: Failure) -> ErrorFields:
+    return {
+        "code": failure.cause.code if failure.cause else "start_failed",
+        "message": str(failure),
+        "hint": failure.cause.hint if failure.cause else None,
+        "log": str(failure.log_path) if failure.log_path else None,
     }

@@ -1,7 +1,8 @@
 """The shapes that the daemon and its commands exchange, as JSON.
 
-A stream of lines (start, stop, restart, events) carries one object a line, each with one key:
-`event` (something happened), `waiting` (nothing did for a while), and last `done` or `error`.
+A stream of lines (start, stop, restart, reload, events) carries one object a line, each with one
+key: `event` (something happened), `waiting` (nothing did for a while), and last `done`, `reloaded`
+or `error`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ class ErrorFields(TypedDict):
 class InstanceStatus(TypedDict):
     """One llama-server process.
 
+    `leaving` is whether it only finishes what it holds, for settings that are no more.
     `progress` is 0 to 1 while loading; rates are tokens per second while decoding; None is unknown.
     """
 
     name: str
     state: str
+    leaving: bool
     pid: int | None
     run: int
     up_s: float | None
     restarts: int
+    faults: int
+    retry_in_s: float | None
     progress: float | None
     slots: int
     slots_busy: int
@@ -65,6 +70,21 @@ class DaemonStatus(TypedDict):
     models: list[ModelStatus]
 
 
+class ReloadReport(TypedDict):
+    """What a reload did, or would do; replicas are named as `chat.0`.
+
+    Each replica stands in one of the first four; of those changed and added, some may have failed,
+    and `failures` says why. Those kept run on untouched.
+    """
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+    kept: list[str]
+    notes: list[str]
+    failures: list[ErrorFields]
+
+
 class EventLine(TypedDict):
     """One event; `fields` are those of supervisor.events.EVENTS."""
 
@@ -80,4 +100,5 @@ class Line(TypedDict):
     event: NotRequired[EventLine]
     waiting: NotRequired[float]
     done: NotRequired[DaemonStatus]
+    reloaded: NotRequired[ReloadReport]
     error: NotRequired[ErrorFields]

@@ -16,3 +16,16 @@ def memory_bytes(pid: int) -> int | None:
     except psutil.Error:
         return None
     return found
+
+
+def own_bytes(pid: int) -> int | None:
+    """Return the resident memory that a process shares with no file, or None when it is gone.
+
+    Where the system does not tell the two apart, this is all of it.
+    """
+    try:
+        found = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return None
+    own: int = found.rss - getattr(found, "shared", 0)
+    return own

@@ -1,78 +1,92 @@
 """Many instances, by the names of their models.
 
 The fleet turns a word about models (start, stop, restart) into words about instances, and knows
-when that is over. It decides nothing about one instance: that is life/lifecycle.py.
+when that is over. It decides nothing about one instance: that is life/lifecycle.py. Instances come
+and go while it serves; when and why is reload.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from supervisor.errors import SettingsInvalid
+from supervisor.errors import NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
+from supervisor.fleet.difference import Place
+from supervisor.fleet.replica import Model, Replica, name_for
 from supervisor.fleet.workshop import Workshop
 from supervisor.life.facts import InstanceFacts, Limits
 from supervisor.life.instance import Instance
-from supervisor.life.launch import Launch
 from supervisor.life.lifecycle import State
-from supervisor.life.restart import Policy
 from supervisor.life.traffic import Traffic
-from supervisor.profile.plan import ModelEntry, Plan
 
 # A start is over when the instance serves, or when whoever waits should hear why it does not:
 # in BACKOFF it will be tried again, but the cause of the first failure is known.
-_START_OVER: Final = frozenset({State.READY, State.FAILED, State.BACKOFF, State.STOPPED})
-
-
-class Model:
-    """One configured model and its instances.
-
-    Attributes:
-        entry: What the settings say of it.
-        plan: What its latest run was started with, or None before the first.
-        instances: Its replicas, `NAME.0` and up.
-    """
-
-    def __init__(self, entry: ModelEntry, workshop: Workshop) -> None:
-        self.entry = entry
-        self.plan: Plan | None = None
-        self.instances: tuple[Instance, ...] = ()
-        self._workshop = workshop
-
-    def launch(self, instance: str, _run: int) -> Launch:
-        """Plan and launch a run of an instance; blocks for some milliseconds of file reading."""
-        self.plan = self._workshop.plan(self.entry.name)
-        return self._workshop.launch(self.plan, instance)
+START_OVER: Final = frozenset({State.READY, State.FAILED, State.BACKOFF, State.STOPPED})
+_DOWN: Final = frozenset({State.STOPPED})
 
 
 class Fleet:
-    """Every instance of every model."""
+    """Every instance of every model.
+
+    Attributes:
+        models: By name, in the order of the settings; those that are being removed come last.
+    """
 
     def __init__(self, workshop: Workshop, traffic: Traffic, emit: Emit, limits: Limits) -> None:
-        self._workshop = workshop
-        self.models: Mapping[str, Model] = {
-            name: Model(entry, workshop) for name, entry in workshop.entries.items()
-        }
-        for model in self.models.values():
-            model.instances = tuple(_instances(model, traffic, emit, limits))
+        self._traffic = traffic
+        self._emit = emit
+        self._limits = limits
+        self._lives: asyncio.TaskGroup | None = None
+        self.models: dict[str, Model] = {}
+        for entry in workshop.entries.values():
+            self.models[entry.name] = Model(entry)
+            for number in range(entry.replicas):
+                self.add(Place(entry.name, number), workshop)
 
     async def serve(self) -> None:
         """Run every instance's life, until cancelled; then kill what is left."""
-        async with asyncio.TaskGroup() as lives:
-            for instance in self.instances():
-                lives.create_task(instance.serve())
+        async with asyncio.TaskGroup() as self._lives:
+            for replica in self.everyone():
+                self._serve(replica)
+            await asyncio.get_running_loop().create_future()  # until cancelled: more may come
+
+    # Looking at it.
+
+    def everyone(self) -> tuple[Replica, ...]:
+        """Return all replicas, those that come and leave included."""
+        return tuple(replica for model in self.models.values() for replica in model.everyone)
+
+    def replicas(self) -> tuple[Replica, ...]:
+        """Return the replicas that hold their places."""
+        return tuple(replica for model in self.models.values() for replica in model.replicas)
+
+    def replica(self, instance: str) -> Replica:
+        """Return the replica that an instance of this name is."""
+        return next(replica for replica in self.everyone() if replica.name == instance)
+
+    def is_leaving(self, replica: Replica) -> bool:
+        """Return whether a replica only finishes what it holds."""
+        return replica in self.models[replica.place.model].leaving
 
     def instances(self, names: Sequence[str] = ()) -> Iterator[Instance]:
-        """Yield the instances of the named models, or of all.
+        """Yield the instances of the named models, or of all, those that leave left out.
 
         Raises:
             NoSuchModel: A name is not configured.
         """
-        for name in names or self.models:
-            yield from self.models[self._workshop.entry(name).name].instances
+        for name in names or self._configured():
+            model = self.models.get(name)
+            if model is None or not model.is_configured:
+                known = ", ".join(self._configured()) or "none"
+                raise NoSuchModel(f"no model is named {name!r}", hint=f"models there are: {known}")
+            yield from (replica.instance for replica in (*model.replicas, *model.coming))
+
+    def _configured(self) -> list[str]:
+        return [name for name, model in self.models.items() if model.is_configured]
+
+    # Commanding it.
 
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
         """Begin to start, stop or restart models; return what tells whether that is over.
@@ -85,29 +99,95 @@ class Fleet:
         if verb == "stop":
             return _begin(instances, Instance.stop, lambda now, _: now.state is State.STOPPED)
         if verb == "start":
-            return _begin(instances, Instance.start, lambda now, _: now.state in _START_OVER)
+            return _begin(instances, Instance.start, lambda now, _: now.state in START_OVER)
         if verb == "restart":
             return _begin(instances, Instance.restart, _restarted)
         raise SettingsInvalid(f"no command is named {verb!r}")
 
-    async def all_in(self, states: frozenset[State], names: Sequence[str] = ()) -> None:
-        """Wait until each instance of the named models, or of all, was in one of the states."""
-        for instance in self.instances(names):
-            await instance.wait(states)
+    async def all_down(self) -> None:
+        """Wait until each instance, those that leave included, was STOPPED."""
+        for replica in self.everyone():
+            await replica.instance.wait(_DOWN)
 
+    # Changing it. Nothing here waits: what follows, follows in tasks of its own.
 
-def _instances(model: Model, traffic: Traffic, emit: Emit, limits: Limits) -> Iterator[Instance]:
-    for replica in range(model.entry.replicas):
-        name = f"{model.entry.name}.{replica}"
-        yield Instance(
-            name=name,
-            model=model.entry.name,
-            launch=functools.partial(model.launch, name),
-            limits=limits,
-            policy=Policy(),
-            traffic=traffic,
-            emit=emit,
+    def adopt(self, workshop: Workshop, limits: Limits) -> None:
+        """Take new settings in: their models and their order, and the limits of new instances."""
+        self._limits = limits
+        found = {name: self.models.get(name) for name in workshop.entries}
+        rest = {name: model for name, model in self.models.items() if name not in found}
+        self.models = {
+            name: model or Model(workshop.entries[name]) for name, model in found.items()
+        } | rest
+
+    def add(self, place: Place, workshop: Workshop) -> Replica:
+        """Make a replica in a place that is free; it is down until somebody starts it."""
+        replica = self._make(place, workshop)
+        model = self.models[place.model]
+        if not model.is_configured:
+            model.entry = workshop.entry(place.model)
+        model.seat(replica)
+        return replica
+
+    def add_beside(self, old: Replica, workshop: Workshop) -> Replica:
+        """Make a replica that may follow one that serves."""
+        replica = self._make(old.place, workshop)
+        model = self.models[old.place.model]
+        model.coming = (*model.coming, replica)
+        return replica
+
+    def follow(self, old: Replica, new: Replica) -> None:
+        """Give one replica's place to the one that came up beside it, and let it finish."""
+        self.models[old.place.model].seat(new)
+        self.remake(new, new.workshop)
+        self.retire(old)
+
+    def remake(self, replica: Replica, workshop: Workshop) -> None:
+        """Have a replica's runs made by another workshop from its next one on."""
+        replica.workshop = workshop
+        replica.instance.limits = self._limits
+        replica.instance.policy = workshop.policy(replica.place.model)
+        model = self.models[replica.place.model]
+        model.entry = workshop.entry(replica.place.model)
+        facts = replica.instance.snapshot()
+        if facts.state is State.READY:
+            self._traffic.admit(facts)  # under what its entry now says
+
+    def retire(self, replica: Replica) -> None:
+        """Let a replica finish what it holds, end it, and forget it."""
+        self.models[replica.place.model].dismiss(replica)
+        replica.instance.stop()
+        if self._lives:
+            self._lives.create_task(self._leave(replica), name=f"{replica.name} leaves")
+
+    def _make(self, place: Place, workshop: Workshop) -> Replica:
+        taken = {replica.name for replica in self.everyone()}
+        replica = Replica(place, name_for(place, taken), workshop)
+        replica.instance = Instance(
+            name=replica.name,
+            model=place.model,
+            launch=replica.launch,
+            limits=self._limits,
+            policy=workshop.policy(place.model),
+            traffic=self._traffic,
+            emit=self._emit,
         )
+        self._serve(replica)
+        return replica
+
+    def _serve(self, replica: Replica) -> None:
+        if self._lives:
+            replica.life = self._lives.create_task(replica.instance.serve(), name=replica.name)
+
+    async def _leave(self, replica: Replica) -> None:
+        await replica.instance.wait(_DOWN)  # the limits of its states are the deadline
+        if replica.life:
+            replica.life.cancel()
+            await asyncio.wait([replica.life])
+        model = self.models[replica.place.model]
+        model.forget(replica)
+        if not model.everyone:
+            del self.models[replica.place.model]
 
 
 def _begin(
@@ -124,4 +204,4 @@ def _begin(
 
 
 def _restarted(now: InstanceFacts, before: InstanceFacts) -> bool:
-    return now.state in _START_OVER and now.run > before.run
+    return now.state in START_OVER and now.run > before.run

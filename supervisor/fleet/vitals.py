@@ -28,17 +28,17 @@ _SECONDS: Final = "tokens_predicted_seconds_total"
 
 @dataclass(frozen=True, slots=True)
 class Vital:
-    """What was last seen of one run of an instance.
+    """What was last seen of one process.
 
     Attributes:
-        run: The run it is about.
+        pid: The process; None before there is one.
         tokens: Tokens decoded since the run began; grows when a request ends.
         decoding_s: Seconds of decoding they took, summed over sequences.
         tokens_per_second: Decoding speed of one sequence since the reading before, or None.
         memory_bytes: Resident memory, or None.
     """
 
-    run: int
+    pid: int | None
     tokens: float = 0
     decoding_s: float = 0
     tokens_per_second: float | None = None
@@ -53,9 +53,9 @@ class Vitals:
         self._read_at_s = float("-inf")
 
     def of(self, facts: InstanceFacts) -> Vital:
-        """Return the last reading of an instance's present run."""
+        """Return the last reading of an instance's present process."""
         found = self._by_name.get(facts.name)
-        return found if found and found.run == facts.run else Vital(facts.run)
+        return found if found and found.pid == facts.pid else Vital(facts.pid)
 
     async def refresh(self, instances: Iterable[Instance]) -> None:
         """Read every serving instance again, unless the last reading is fresh."""
@@ -63,9 +63,11 @@ class Vitals:
         if now_s - self._read_at_s < _FRESH_S:
             return
         self._read_at_s = now_s
+        everyone = [instance.snapshot() for instance in instances]
+        self._by_name = {facts.name: self.of(facts) for facts in everyone}
         async with asyncio.TaskGroup() as readers:
-            for instance in instances:
-                readers.create_task(self._read(instance.snapshot()))
+            for facts in everyone:
+                readers.create_task(self._read(facts))
 
     async def _read(self, facts: InstanceFacts) -> None:
         before = self.of(facts)
@@ -81,7 +83,7 @@ def reading(before: Vital, metrics: Mapping[str, float], memory: int | None) -> 
     speed = before.tokens_per_second
     if decoding_s - before.decoding_s >= _SPAN_MIN_S:
         speed = (tokens - before.tokens) / (decoding_s - before.decoding_s)
-    return Vital(before.run, tokens, decoding_s, speed, memory)
+    return Vital(before.pid, tokens, decoding_s, speed, memory)
 
 
 async def _metrics(facts: InstanceFacts) -> Mapping[str, float]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from supervisor.errors import NoSuchModel
+from supervisor.fleet.difference import Recipe, Stamp
 from supervisor.host.paths import Directories, make_private
-from supervisor.life.launch import Endpoint, Launch, clean_environment
+from supervisor.life.launch import Endpoint, Launch, Marker, clean_environment
+from supervisor.life.restart import Policy
 from supervisor.profile import engine as engines
 from supervisor.profile import gguf, machine, profile
 from supervisor.profile.engine import Engine
@@ -28,6 +31,7 @@ class Workshop:
 
     def __init__(self, settings: Settings, directories: Directories) -> None:
         self._engine_setting = settings.engine
+        self._settings = settings
         self._directories = directories
         self.entries: Mapping[str, ModelEntry] = {
             name: _entry(name, model) for name, model in settings.models.items()
@@ -65,6 +69,36 @@ class Workshop:
             draft=gguf.read(entry.draft, cache_dir=cache) if entry.draft else None,
         )
 
+    def recipe(self, model: str, engine: Engine) -> Recipe:
+        """Return what a model's instances are made from, as it is on disk now.
+
+        Files that are missing are no error here: their instances differ from all that run.
+
+        Raises:
+            NoSuchModel: It is not configured.
+            SettingsInvalid: Its profile is not there, or wrong.
+        """
+        entry = self.entry(model)
+        under = profile.load(entry.profile, self._directories.profiles)
+        return Recipe(
+            engine=stamp(engine.path),
+            library_dirs=engine.library_dirs,
+            model=stamp(entry.path),
+            draft=stamp(entry.draft) if entry.draft else None,
+            flags={**under.flags, **entry.flags},
+            args=entry.args,
+        )
+
+    def policy(self, model: str) -> Policy:
+        """Return how patiently a model's instances are tried again after a fault.
+
+        Raises:
+            NoSuchModel: It is not configured.
+        """
+        ours = self._settings.supervisor.restart.model_dump()
+        its = self._settings.models[self.entry(model).name].restart.model_dump(exclude_none=True)
+        return Policy(**{**ours, **its})
+
     def entry(self, model: str) -> ModelEntry:
         """Return a model's entry.
 
@@ -81,13 +115,14 @@ class Workshop:
         endpoint = self._endpoint(plan.engine, instance)
         api_key = secrets.token_hex(16)
         where = self._directories
+        argv = _argv(plan, endpoint)
         return Launch(
-            argv=_argv(plan, endpoint),
+            argv=argv,
             env=clean_environment(
                 os.environ,
                 library_dirs=plan.engine.library_dirs,
                 api_key=api_key,
-                marker=instance,
+                marker=Marker(where.runtime, instance, Path(argv[0])).text,
             ),
             cwd=plan.engine.path.parent,
             endpoint=endpoint,
@@ -102,6 +137,15 @@ class Workshop:
     def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
         socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None
         return Endpoint(socket=socket, host=_LOOPBACK, port=0)
+
+
+def stamp(path: Path) -> Stamp:
+    """Return what tells a file from another of its path."""
+    try:
+        found = path.stat()
+    except OSError:
+        return Stamp(path)
+    return Stamp(path, found.st_size, found.st_mtime_ns)
 
 
 def _argv(plan: Plan, endpoint: Endpoint) -> tuple[str, ...]:

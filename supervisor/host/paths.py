@@ -17,7 +17,7 @@ from supervisor.errors import StateDenied
 
 _APP = "llama-corral"
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
-# (Source: unix(7)); an instance's socket is RUNTIME/NAME.N.sock.
+# (Source: unix(7)); an instance's socket is RUNTIME/NAME.N.sock or NAME.N~M.sock.
 _SOCKET_PATH_MAX = 103
 
 

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from supervisor.life.attend import Attendant
 from supervisor.life.facts import Limits
 from supervisor.life.lifecycle import Event, State
+from supervisor.life.liveness import has_moved
 from supervisor.life.llama import Llama
 from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
+from supervisor.life.voice import Voice
 from supervisor.life.warm import Warmth, warm
 
 _FIRST_PROBE_S: Final = 0.1
@@ -34,12 +37,19 @@ class Stage:
         run: Its present run.
         traffic: Who sends it requests.
         limits: How long each state may last.
+        voice: Who tells what is done.
     """
 
     name: str
     run: Run
     traffic: Traffic
     limits: Limits
+    voice: Voice
+
+    @property
+    def attendant(self) -> Attendant:
+        """Return one who watches the run, knowing nothing of it yet."""
+        return Attendant(self.name, self.run, self.traffic, self.limits.liveness)
 
 
 async def watch(stage: Stage) -> Event:
@@ -61,18 +71,33 @@ async def warm_up(stage: Stage) -> Event:
         return Event.UNHEALTHY if await warm(llama) is Warmth.SICK else Event.WARMED
 
 
+async def attend(stage: Stage) -> Event:
+    """See that what the engine has to do goes on."""
+    await stage.attendant.watch()
+    return Event.UNHEALTHY
+
+
 async def heal(stage: Stage) -> Event:
-    """Look, more and more rarely, until the engine is well again."""
+    """Look, more and more rarely, until the engine is well again.
+
+    One that still holds requests must go on with them; any other must make a token. Health alone
+    is no proof: an engine whose decoding hangs answers that it is well.
+    """
+    attendant = stage.attendant
+    before = await attendant.examine()
     pause_s = _FIRST_PROBE_S
-    while not await _is_up(stage.run):
+    while True:
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LAST_PROBE_S)
-    return Event.HEALTHY
+        now = await attendant.examine()
+        if has_moved(before, now) if now.awaited else await _can_answer(stage.run):
+            return Event.HEALTHY
+        before, pause_s = now, min(2 * pause_s, _LAST_PROBE_S)
 
 
 async def drain(stage: Stage) -> Event:
     """Wait until the instance holds no request."""
     await stage.traffic.idle(stage.name)
+    stage.voice.drained(stage.run.number)
     return Event.DRAINED
 
 
@@ -81,15 +106,21 @@ async def leave(stage: Stage) -> None:
 
     The order matters: an engine with a connection open does not exit until that is closed.
     """
+    run = stage.run
+    if held := stage.traffic.pulse(stage.name).in_flight:
+        stage.voice.cut(run.number, held)
     await stage.traffic.close(stage.name)
-    stage.run.ask_to_leave()
+    if how := run.ask_to_leave():
+        stage.voice.asked(run.number, how)
     await asyncio.sleep(stage.limits.stop_timeout_s / 2)
-    stage.run.insist()
+    run.insist()
+    stage.voice.asked(run.number, "SIGTERM again")
 
 
 async def kill(stage: Stage) -> None:
     """Kill the engine and its group."""
     stage.run.kill()
+    stage.voice.asked(stage.run.number, "SIGKILL")
 
 
 async def _told_within(run: Run, pause_s: float) -> bool:
@@ -101,6 +132,13 @@ async def _told_within(run: Run, pause_s: float) -> bool:
         return False
     run.told.clear()
     return True
+
+
+async def _can_answer(run: Run) -> bool:
+    if not await _is_up(run):
+        return False
+    async with Llama(run.endpoint, run.launch.api_key) as llama:
+        return await warm(llama) is not Warmth.SICK
 
 
 async def _is_up(run: Run) -> bool:
@@ -116,6 +154,7 @@ ACTIVITIES: Final[Mapping[State, Activity]] = MappingProxyType(
     {
         State.STARTING: watch,
         State.WARMING: warm_up,
+        State.READY: attend,
         State.UNWELL: heal,
         State.DRAINING: drain,
         State.STOPPING: leave,

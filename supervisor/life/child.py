@@ -34,6 +34,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Final
 
+import psutil
+
 from supervisor.life.launch import Launch
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -105,6 +107,14 @@ class Child:
     def pid(self) -> int:
         """Return the number of the process."""
         return self._process.pid
+
+    def cpu_s(self) -> float | None:
+        """Return the processor time it has used, or None when it is gone."""
+        try:
+            used = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(used.user + used.system)
 
     async def keep(self, hear_stdout: Hear, hear_stderr: Hear) -> Exit:
         """Pass on what the process says until it is gone, and bury it.

@@ -82,14 +82,13 @@ SIGNALS: Final[Mapping[int, Cause]] = MappingProxyType(
             "the model's header may be wrong (`corral model show FILE`), or try another build",
             permanent=False,
         ),
+        signal.SIGKILL: Cause(
+            "killed",
+            "the engine was killed from outside (signal 9)",
+            "most often the kernel, out of memory: see `dmesg`; lower ctx-size or use low-memory",
+            permanent=False,
+        ),
     }
-)
-
-_KILLED: Final = Cause(
-    "killed",
-    "the engine was killed from outside (signal 9)",
-    "most often the kernel, out of memory: see `dmesg`; lower ctx-size or use low-memory",
-    permanent=False,
 )
 
 
@@ -196,8 +195,6 @@ def _last_error(lines: Sequence[str]) -> str:
 
 def _by_exit(returncode: int | None, last: str) -> Cause:
     said = f"; it last said: {last}" if last else ""
-    if returncode == -signal.SIGKILL:
-        return _KILLED
     if returncode == 0:
         return Cause(
             "left",

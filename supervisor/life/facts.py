@@ -8,6 +8,7 @@ from pathlib import Path
 from supervisor.life.diagnose import Cause, Degradation
 from supervisor.life.launch import Endpoint
 from supervisor.life.lifecycle import State
+from supervisor.life.liveness import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,12 @@ class Limits:
     Attributes:
         load_timeout_s: Silence while loading, counted from the engine's last sign of life.
         warm_timeout_s: The warm-up; after it the instance serves all the same.
-        unwell_timeout_s: Not answering, before it is ended as a fault.
+        unwell_timeout_s: Not answering, before it is ended as a fault; one interval of `liveness`
+            while clients wait for it.
         drain_timeout_s: Finishing what it holds, before that is cut.
         stop_timeout_s: Leaving when asked; it is asked again at half of it, and then killed.
         kill_timeout_s: Leaving when killed, before it is killed once more.
+        liveness: How closely it is watched while it serves.
     """
 
     load_timeout_s: float = 300.0
@@ -29,6 +32,7 @@ class Limits:
     drain_timeout_s: float = 600.0
     stop_timeout_s: float = 5.0
     kill_timeout_s: float = 5.0
+    liveness: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class InstanceFacts:
         up_s: Seconds since it last became ready; 0 while it is not up.
         restarts: Runs that followed a fault or a restart, since it was made.
         faults: Faults the restart policy remembers.
+        retry_in_s: Seconds until it is tried again; None unless it waits for that.
         cause: Why it does not serve, after a fault; None once it serves again.
         warnings: What the engine silently went without, known once it is ready.
         load_progress: Share of loading that is done, 0 to 1; None where the engine does not say.
@@ -64,6 +69,7 @@ class InstanceFacts:
     up_s: float
     restarts: int
     faults: int
+    retry_in_s: float | None
     cause: Cause | None
     warnings: tuple[Degradation, ...]
     load_progress: float | None

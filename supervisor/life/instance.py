@@ -21,6 +21,7 @@ from supervisor.life.child import Exit
 from supervisor.life.facts import InstanceFacts, Limits
 from supervisor.life.launch import Endpoint, Launch
 from supervisor.life.lifecycle import STATES, Ending, Event, Leaving, Life, State
+from supervisor.life.liveness import patience_s
 from supervisor.life.restart import Memory, Policy, judge
 from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
@@ -28,6 +29,8 @@ from supervisor.life.voice import Voice
 
 # Enough for a failed start with its help text, or for an abort with its backtrace.
 _LINES_TO_JUDGE = 300
+# A deadline that is noticed this late was missed because the daemon or the machine stood still.
+_LATE_S = 1.0
 
 
 class Instance:
@@ -45,6 +48,10 @@ class Instance:
         traffic: Who sends it requests.
         emit: Where events go.
         clock: Monotonic seconds.
+
+    Attributes:
+        limits: As given; replaced, the new ones count from its next state on.
+        policy: As given; replaced, the new one counts from its next fault on.
     """
 
     def __init__(  # noqa: PLR0913 (each is a seam of its own)
@@ -61,9 +68,9 @@ class Instance:
     ) -> None:
         self.name = name
         self.model = model
+        self.limits = limits
+        self.policy = policy
         self._launch = launch
-        self._limits = limits
-        self._policy = policy
         self._traffic = traffic
         self._voice = Voice(name, model, emit)
         self._clock = clock
@@ -71,6 +78,7 @@ class Instance:
         self._life = Life()
         self._since_s = clock()
         self._ready_at_s: float | None = None
+        self._unwell_at_s = 0.0
         self._memory = Memory()
         self._backoff_s = 0.0
         self._restarts = 0
@@ -109,7 +117,8 @@ class Instance:
 
     def snapshot(self) -> InstanceFacts:
         """Return what is true now."""
-        run = self._run
+        run, waits = self._run, self._life.state is State.BACKOFF
+        retry_at_s = self._since_s + self._backoff_s
         return InstanceFacts(
             name=self.name,
             model=self.model,
@@ -121,6 +130,7 @@ class Instance:
             up_s=self._up_s(),
             restarts=self._restarts,
             faults=self._memory.faults,
+            retry_in_s=max(0.0, retry_at_s - self._clock()) if waits else None,
             cause=self._cause,
             warnings=self._warnings,
             load_progress=run.progress.value if run and run.progress else None,
@@ -191,9 +201,11 @@ class Instance:
     def _cross(self, before: State) -> None:
         """Do what leaving one state and entering another means, whatever the two are."""
         if before is State.READY:
-            self._traffic.withdraw(self.name)
+            self._leave_service()
         if self._life.state is State.READY:
             self._enter_service()
+        elif self._life.state is State.UNWELL:
+            self._unwell_at_s = self._since_s
         elif not STATES[self._life.state].process:
             self._ready_at_s = None
         elif self._life.state is State.STARTING:
@@ -208,6 +220,10 @@ class Instance:
             self._warnings = diagnose.warnings(self._run.last_lines(_LINES_TO_JUDGE))
         self._traffic.admit(self.snapshot())
 
+    def _leave_service(self) -> None:
+        self._traffic.withdraw(self.name)
+        self._voice.withdrawn(self._life.run, self._traffic.pulse(self.name).in_flight)
+
     # One timer and one activity.
 
     def _begin(self) -> None:
@@ -220,8 +236,7 @@ class Instance:
         if activity := ACTIVITIES.get(state):
             self._task = self._group.create_task(self._do(activity), name=f"{self.name} {state}")
         if limit := STATES[state].deadline:
-            delay_s = self._backoff_s if limit == "backoff_s" else getattr(self._limits, limit)
-            self._wind(delay_s)
+            self._wind(self._limit_s(limit))
 
     def _end(self) -> None:
         """End the state's activity and timer."""
@@ -235,18 +250,35 @@ class Instance:
         """Do what the state is for, and take in what came of it."""
         if self._run is None:
             return
-        stage = Stage(self.name, self._run, self._traffic, self._limits)
+        stage = Stage(self.name, self._run, self._traffic, self.limits, self._voice)
         if event := await activity(stage):
             self._task = None
             self._apply(event, stage.run.number)
 
-    def _wind(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+    def _limit_s(self, limit: str) -> float:
+        if limit == "backoff_s":
+            return self._backoff_s
+        limit_s: float = getattr(self.limits, limit)
+        if self._life.state is State.UNWELL:
+            held = self._traffic.pulse(self.name).in_flight
+            return patience_s(self.limits.liveness, limit_s, held)
+        return limit_s
 
-    def _expire(self) -> None:
-        """Take the deadline in, unless a loading engine gave a sign of life meanwhile."""
+    def _wind(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_at_s = loop.time() + delay_s
+        self._timer = loop.call_at(due_at_s, self._expire, due_at_s, delay_s)
+
+    def _expire(self, due_at_s: float, delay_s: float) -> None:
+        """Take the deadline in, unless it was not the engine that was late.
+
+        Nor while a loading engine gave a sign of life meanwhile.
+        """
+        if asyncio.get_running_loop().time() - due_at_s > _LATE_S:
+            self._wind(delay_s)
+            return
         if self._life.state is State.STARTING and self._run:
-            rest_s = self._run.alive_at_s + self._limits.load_timeout_s - self._clock()
+            rest_s = self._run.alive_at_s + self.limits.load_timeout_s - self._clock()
             if rest_s > 0:
                 self._wind(rest_s)
                 return
@@ -270,15 +302,16 @@ class Instance:
             self._settle(number, diagnose.refused(error, launch.argv[0]))
 
     def _exited(self, number: int, how: Exit) -> None:
-        self._voice.exited(number, how, self._up_s())
+        is_fault = self._life.ending is Ending.FAULT
+        self._voice.exited(number, how, self._up_s(), is_fault=is_fault)
         self._settle(number, self._find_cause(how))
 
     def _find_cause(self, how: Exit) -> diagnose.Cause:
         match self._life.leaving:
             case Leaving.STALLED:
-                return diagnose.stalled(self._limits.load_timeout_s)
+                return diagnose.stalled(self.limits.load_timeout_s)
             case Leaving.MUTE:
-                return diagnose.mute(self._limits.unwell_timeout_s)
+                return diagnose.mute(round(self._clock() - self._unwell_at_s, 1))
             case _:
                 lines = self._run.last_lines(_LINES_TO_JUDGE) if self._run else ()
                 return diagnose.diagnose(how.returncode, lines)
@@ -289,7 +322,7 @@ class Instance:
             self._apply(Event.EXITED, number)
             return
         chance = random.random()  # noqa: S311 (spreads restarts, hides nothing)
-        verdict = judge(self._policy, self._memory, now_s=self._clock(), chance=chance)
+        verdict = judge(self.policy, self._memory, now_s=self._clock(), chance=chance)
         self._cause, self._memory = cause, verdict.memory
         self._backoff_s = verdict.delay_s or 0.0
         hopeless = cause.permanent or verdict.delay_s is None

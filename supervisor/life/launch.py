@@ -45,6 +45,35 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Marker:
+    """What every engine of ours carries in its environment, so that it can be told from others.
+
+    Attributes:
+        runtime: The runtime directory of the daemon it belongs to, which one daemon owns at a time.
+        instance: The instance it is a run of.
+        program: The program that was started, as its command line begins.
+    """
+
+    runtime: Path
+    instance: str
+    program: Path
+
+    @property
+    def text(self) -> str:
+        """Return the value of MARKER_ENV: its parts, each on a line."""
+        return "\n".join((str(self.runtime), self.instance, str(self.program)))
+
+    @classmethod
+    def read(cls, text: str) -> Marker | None:
+        """Return the marker that a text is, or None when it is none."""
+        match text.split("\n"):
+            case [runtime, instance, program]:
+                return cls(Path(runtime), instance, Path(program))
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """All that one run needs.
 
@@ -75,7 +104,7 @@ def clean_environment(
         library_dirs: Put before LD_LIBRARY_PATH, first one first.
         api_key: The key the engine asks of everybody. The environment of a process can be read by
             its own user only, a command line by all.
-        marker: Names the daemon and the instance, so that the process can be recognised as ours.
+        marker: `Marker.text`, by which the process can be recognised as ours.
     """
     env = {name: value for name, value in environ.items() if _is_harmless(name)}
     libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]

@@ -65,6 +65,12 @@ TELLING: Final = (
         "check the path of `mmproj`; it must be a whole GGUF projector",
     ),
     Mark(
+        "model_shard",
+        r"failed to load GGUF split from (?P<path>\S+)",
+        "the shard {path} of the split model is missing or cannot be read",
+        "put all shards of one download side by side, under their own names",
+    ),
+    Mark(
         "adapter_invalid",
         r"failed to (?:load|apply) lora adapter '(?P<path>[^']*)'"
         r"|failed to load lora adapter file from (?P<other>\S+)",
@@ -181,7 +187,7 @@ MARKS: Final = (
     ),
     Mark(
         "model_shard",
-        r"invalid split (?:count|file name|file)|failed to load GGUF split from (?P<path>\S+)",
+        r"invalid split (?:count|file name|file)",
         "a shard of the split model is missing or does not belong to it",
         "put all shards of one download side by side, under their own names",
     ),

@@ -70,6 +70,10 @@ class Run:
         """Return the number of the process; None before and after it."""
         return self._child.pid if self._child else None
 
+    def cpu_s(self) -> float | None:
+        """Return the processor time the engine has used, in seconds; None when that is not told."""
+        return self._child.cpu_s() if self._child else None
+
     def last_lines(self, count: int) -> tuple[str, ...]:
         """Return up to `count` lines the engine wrote last, oldest first."""
         return self._ring.last_lines(count)
@@ -91,20 +95,22 @@ class Run:
                 self._child = None
                 self._unlink()
 
-    def ask_to_leave(self) -> None:
-        """Ask the engine to exit.
+    def ask_to_leave(self) -> str | None:
+        """Ask the engine to exit; return how it was asked, None where nobody is there.
 
         In child mode and listening, it obeys the exit line at once, while SIGTERM hangs as long as
         stdin is open and aborts when that closes. While it loads the line is lost, and SIGTERM ends
         it. Builds without child mode know SIGTERM only.
         """
         if self._child is None:
-            return
-        if self._is_child_mode and self._is_listening:
+            return None
+        obeys_lines = self._is_child_mode and self._is_listening
+        if obeys_lines:
             self._child.say(EXIT_LINE)
         else:
             self._child.signal(signal.SIGTERM)
         self._child.hang_up()
+        return "exit line" if obeys_lines else "SIGTERM"
 
     def insist(self) -> None:
         """Send SIGTERM: to an engine that hangs in its first one, the order to quit at once."""

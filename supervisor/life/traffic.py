@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from supervisor.life.facts import InstanceFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What an instance does for clients at one moment.
+
+    Attributes:
+        in_flight: Requests it holds.
+        awaited: Those of them whose next bytes it owes; the others wait for a slow client.
+        bytes_seen: Bytes of answers that came from it so far. Only a change of it means anything.
+    """
+
+    in_flight: int = 0
+    awaited: int = 0
+    bytes_seen: int = 0
 
 
 class Traffic(Protocol):
@@ -15,6 +31,9 @@ class Traffic(Protocol):
 
     def withdraw(self, name: str, /) -> None:
         """Send it nothing new; what it holds goes on."""
+
+    def pulse(self, name: str, /) -> Pulse:
+        """Return what it does now; cheap enough to be asked several times a second."""
 
     async def idle(self, name: str, /) -> None:
         """Wait until it holds no request."""

@@ -53,8 +53,42 @@ class Voice:
             value=progress.value,
         )
 
-    def exited(self, run: int, how: Exit, up_s: float) -> None:
-        """Tell that its process ended."""
+    def withdrawn(self, run: int, in_flight: int) -> None:
+        """Tell that it gets no more requests, and how many it still holds."""
+        self._emit(
+            "instance.withdrawn",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            in_flight=in_flight,
+        )
+
+    def drained(self, run: int) -> None:
+        """Tell that it holds no more requests."""
+        self._emit("instance.drained", instance=self._name, model=self._model, run=run)
+
+    def cut(self, run: int, in_flight: int) -> None:
+        """Tell that the requests it still held are cut, and how many these are."""
+        self._emit(
+            "instance.cut",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            in_flight=in_flight,
+        )
+
+    def asked(self, run: int, how: str) -> None:
+        """Tell how its process was asked, or made, to leave."""
+        self._emit(
+            "instance.asked",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            how=how,
+        )
+
+    def exited(self, run: int, how: Exit, up_s: float, *, is_fault: bool) -> None:
+        """Tell that its process ended, and whether it should not have."""
         self._emit(
             "instance.exited",
             instance=self._name,
@@ -63,6 +97,7 @@ class Voice:
             code=how.code,
             signal=how.signal,
             up_s=round(up_s, 3),
+            fault=is_fault,
         )
 
     def failed(self, cause: Cause, faults: int, log_path: Path | None) -> None:

@@ -7,7 +7,9 @@ tenth of a second, and commands ask for them often.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Sequence
@@ -159,10 +161,9 @@ def _checked_size(path: Path, found: Header, size_bytes: int) -> int:
 
 def _tensor_bytes(kind: int, count: int) -> int:
     """Return the size of a tensor; 0 for a type that this version does not know."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 (it imports numpy)
-
+    tables = _tables()
     try:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        block, size = tables.GGML_QUANT_SIZES[tables.GGMLQuantizationType(kind)]
     except ValueError:
         return 0
     return int(count // block * size)
@@ -235,10 +236,26 @@ def _per_layer(given: Sequence[int], layers: int, otherwise: int) -> tuple[int, 
 
 
 def _quantisation(file_type: int) -> str:
-    from gguf import LlamaFileType  # noqa: PLC0415 (it imports numpy)
-
     try:
-        name: str = LlamaFileType(file_type).name
+        name: str = _tables().LlamaFileType(file_type).name
     except ValueError:
         return "unknown"
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+@functools.cache
+def _tables() -> Any:
+    """Return the module of constants of the `gguf` package, loaded by itself.
+
+    The package imports numpy on top, which costs a daemon 14 MB for as long as it lives.
+    """
+    package = importlib.util.find_spec("gguf")
+    assert package  # noqa: S101 (for mypy: it is one of our dependencies)
+    assert package.origin  # noqa: S101 (as above)
+    path = Path(package.origin).with_name("constants.py")
+    spec = importlib.util.spec_from_file_location("gguf_constants", path)
+    assert spec  # noqa: S101 (as above)
+    assert spec.loader  # noqa: S101 (as above)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,10 +1,12 @@
 """A llama-corral with a home of its own, driven as a person drives it: by its command line."""
 
+import http.client
 import json
 import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +104,24 @@ class Corral:
     @property
     def daemon_pid(self) -> int:
         return int(json.loads((self.home / "run" / "daemon.json").read_text("utf-8"))["pid"])
+
+
+def begin_stream(corral: Corral, tokens: int, model: str = "tiny") -> http.client.HTTPResponse:
+    """Begin a streamed answer and return it once its first bytes are there."""
+    body = {
+        "model": model,
+        "stream": True,
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    request = urllib.request.Request(
+        f"{corral.url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=30)
+    response.readline()
+    return response
 
 
 def until(condition: Callable[[], object], *, within_s: float = PATIENCE_S) -> float:

@@ -1,14 +1,12 @@
 """The main job on the real engine: start, ask, stop; and what happens when somebody is killed."""
 
 import http.client
-import json
 import signal
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
-from end_to_end.home import Corral, until
+from end_to_end.home import Corral, begin_stream, until
 from openai import OpenAI
 
 
@@ -99,24 +97,6 @@ def test_replicas_share_the_load(corral: Corral, slow_model: Path) -> None:
     for stream in streams:
         stream.close()
     until(lambda: busy(corral) == 0, within_s=2)
-
-
-def begin_stream(corral: Corral, tokens: int) -> http.client.HTTPResponse:
-    """Begin a streamed answer and return it once its first bytes are there."""
-    body = {
-        "model": "tiny",
-        "stream": True,
-        "max_tokens": tokens,
-        "messages": [{"role": "user", "content": "hello"}],
-    }
-    request = urllib.request.Request(
-        f"{corral.url}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=30)
-    response.readline()
-    return response
 
 
 def busy(corral: Corral) -> int:

@@ -103,7 +103,7 @@ def test_events_nobody_reads_on_end_in_silence(corral: Corral, tiny_model: Path)
     assert listener.stdout
     listener.stdout.close()
     corral.ok("restart", "tiny")
-    assert listener.wait(10) == 0
+    assert listener.wait(10) == 141
     assert listener.stderr
     assert listener.stderr.read() == ""
     listener.stderr.close()

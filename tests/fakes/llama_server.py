@@ -14,11 +14,15 @@ line and the end of stdin. Faults:
     ignore-sigterm        live on after SIGTERM, the exit line and the end of stdin
     exit-after-ready      exit with 0 once the warm-up was answered
     crash-after-ready     die of SIGSEGV once the warm-up was answered
-    sick                  answer 500 to the warm-up, and 503 to the next two looks at its health
+    sick                  answer 500 to completions until two looks at its health got 503
+    wedged                after the warm-up answer no completion, but that it is well all the same
+    fails-once            answer 500 to the second completion
     no-completion         answer 501 to completions, as an engine for embeddings does
     no-key                answer to everybody, as a stranger on our port would
     flood-stderr=BYTES    write that much in lines of a hundred bytes before loading
     megabyte-line         write a line of a megabyte before loading
+    endless-line=BYTES    write that much, no text in any encoding and no newline, before loading
+    flood-stream          answer a stream with chunks of 64 KiB, as fast as they are taken, for ever
     grandchild            leave a process behind that holds the pipes
 """
 
@@ -46,6 +50,8 @@ class Engine:
         self.faults = faults
         self.loaded = False
         self.looks_to_refuse = 0
+        self.completions = 0
+        self.is_cured = False
         self.key = os.environ.get("LLAMA_API_KEY", "")
         self.is_child = "LLAMA_SERVER_ROUTER_PORT" in os.environ and "no-child-mode" not in faults
 
@@ -92,6 +98,7 @@ class Handler(BaseHTTPRequestHandler):
     def _health(self) -> None:
         if self.engine.looks_to_refuse:
             self.engine.looks_to_refuse -= 1
+            self.engine.is_cured = not self.engine.looks_to_refuse
             self._refuse(503, "no")
         else:
             self._answer({"status": "ok"})
@@ -108,11 +115,16 @@ class Handler(BaseHTTPRequestHandler):
         self._send(b'# HELP x\nllamacpp:n_decode_total 7\nllamacpp:per{a="1"} 1\n', "text/plain")
 
     def _complete(self) -> None:
+        self.engine.completions += 1
         if self.engine.has("no-completion"):
             self._refuse(501, "This server does not support completions")
-        elif self.engine.has("sick"):
+        elif self.engine.has("sick") and not self.engine.is_cured:
             self.engine.looks_to_refuse = 2
             self._refuse(500, "decode failed")
+        elif self.engine.has("fails-once") and self.engine.completions == 2:
+            self._refuse(500, "decode failed")
+        elif self.engine.has("wedged") and self.engine.completions > 1:
+            threading.Event().wait()
         else:
             self._answer({"content": "a"})
             self._maybe_go()
@@ -132,6 +144,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+        while self.engine.has("flood-stream"):
+            self.wfile.write(b'data: {"choices": [], "x": "' + b"x" * 65536 + b'"}\n\n')
         for letter in "abc":
             chunk = {"choices": [{"delta": {"content": letter}}]}
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
@@ -180,6 +194,8 @@ def load(engine: Engine) -> None:
         sys.stderr.write("x" * 99 + "\n")
     if engine.has("megabyte-line"):
         sys.stderr.write("y" * 1024**2 + "\n")
+    for _ in range(int(engine.faults.get("endless-line") or 0) // 65536):
+        sys.stderr.buffer.write(b"\xff\xfe" * 32768)
     if engine.has("silent-load"):
         threading.Event().wait()
     steps = int(float(engine.faults.get("slow-load") or 0) * 10)

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
 from supervisor.events import EventStream
 from supervisor.life.facts import InstanceFacts, Limits
 from supervisor.life.instance import Instance
 from supervisor.life.launch import Endpoint, Launch, clean_environment
 from supervisor.life.restart import Policy
+from supervisor.life.traffic import Pulse
 
 FAKE = Path(__file__).parent / "llama_server.py"
 QUICK = Limits(
@@ -29,10 +32,11 @@ PATIENT = Policy(base_s=0.01, cap_s=0.01)
 
 
 class RecordingTraffic:
-    """Writes down what an instance asks of it; `busy` holds its drains."""
+    """Writes down what an instance asks of it; `busy` holds its drains, `now` is its pulse."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.now = Pulse()
         self.busy = asyncio.Event()
         self.busy.set()
 
@@ -43,12 +47,17 @@ class RecordingTraffic:
     def withdraw(self, name: str, /) -> None:
         self._note("withdraw", name)
 
+    def pulse(self, name: str, /) -> Pulse:
+        assert name == "chat.0"
+        return self.now
+
     async def idle(self, name: str, /) -> None:
         self._note("idle", name)
         await self.busy.wait()
 
     async def close(self, name: str, /) -> None:
         self._note("close", name)
+        self.now = Pulse()
 
     def _note(self, call: str, name: str) -> None:
         assert name == "chat.0"
@@ -78,6 +87,11 @@ class Ranch:
         """Return the states it went through."""
         return [fields["after"] for name, fields in self.events if name == "instance.changed"]
 
+    @property
+    def steps(self) -> list[str]:
+        """Return the steps of its stops, as they were told."""
+        return [_step(name, fields) for name, fields in self.events if name in _STEPS]
+
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Instance]:
         """Serve the instance while the block runs."""
@@ -85,6 +99,15 @@ class Ranch:
             task = group.create_task(self.instance.serve())
             yield self.instance
             task.cancel()
+
+
+_STEPS = {"instance.withdrawn", "instance.drained", "instance.cut", "instance.asked"}
+
+
+def _step(name: str, fields: Mapping[str, object]) -> str:
+    if name == "instance.asked":
+        return str(fields["how"])
+    return f"{name.removeprefix('instance.')} {fields.get('in_flight', '')}".strip()
 
 
 def launch_of(
@@ -131,6 +154,12 @@ async def loading(instance: Instance) -> None:
     """Wait until it has a process, of which no event tells."""
     while instance.snapshot().pid is None:  # noqa: ASYNC110 (a few turns of the loop)
         await asyncio.sleep(0)
+
+
+def zombies() -> int:
+    """Return how many children of this process have ended and were not reaped."""
+    children = psutil.Process().children()
+    return sum(child.status() == psutil.STATUS_ZOMBIE for child in children)
 
 
 def descriptors() -> int:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from supervisor.life import lifecycle
 from supervisor.life.facts import Limits
 from supervisor.life.lifecycle import (
-    FACTS,
     STATES,
     TRANSITIONS,
     Event,
@@ -45,6 +44,7 @@ def cells() -> Iterable[tuple[State, Event, State | None]]:
 
 
 COMMANDS = (Event.START, Event.STOP, Event.RESTART)
+FACTS = (Event.HEALTHY, Event.UNHEALTHY, Event.WARMED, Event.DRAINED, Event.EXITED)
 ALIVE = [state for state, about in STATES.items() if about.process]
 HAPPENINGS = st.tuples(st.sampled_from(Event), st.booleans(), st.booleans())
 
@@ -101,7 +101,7 @@ def test_every_state_but_three_has_a_deadline_that_leads_somewhere(state: State)
 
 def test_every_deadline_is_a_limit_or_the_policys_delay() -> None:
     named = {about.deadline for about in STATES.values()} - {None, "backoff_s"}
-    assert named == set(Limits.__dataclass_fields__)
+    assert named == set(Limits.__dataclass_fields__) - {"liveness"}
 
 
 @pytest.mark.parametrize("state", ALIVE)
@@ -144,6 +144,12 @@ def test_a_drain_that_outlasts_its_limit_is_no_fault() -> None:
     assert after(life, Event.EXITED).state is State.STARTING
 
 
+def test_what_has_to_be_killed_was_asked_all_the_same() -> None:
+    life = after(Life(State.READY, wanted=True, run=1), Event.RESTART, *[Event.DEADLINE] * 3)
+    assert life.state is State.KILLING
+    assert after(life, Event.EXITED).state is State.STARTING
+
+
 def test_start_calls_off_a_drain_that_stop_began() -> None:
     ready = Life(State.READY, wanted=True, run=1)
     assert after(ready, Event.STOP, Event.START) == ready
@@ -174,7 +180,14 @@ def test_restart_forgives_a_stalled_run_that_is_still_leaving() -> None:
     assert after(stalled, Event.RESTART, Event.EXITED).state is State.STARTING
 
 
-@given(lives(), st.sampled_from(sorted(FACTS)), st.integers(-3, 3).filter(bool))
+@pytest.mark.parametrize("fact", FACTS)
+@pytest.mark.parametrize("state", State)
+def test_a_fact_about_the_last_run_is_ignored_in_every_state(state: State, fact: Event) -> None:
+    life = Life(state, wanted=True, run=3)
+    assert step(life, fact, run=2) == life
+
+
+@given(lives(), st.sampled_from(FACTS), st.integers(-3, 3).filter(bool))
 def test_a_fact_about_another_run_is_ignored(life: Life, fact: Event, off: int) -> None:
     assert step(life, fact, run=life.run + off) == life
 

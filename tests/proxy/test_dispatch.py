@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from proxy.dispatch import Dispatch
-from proxy.errors import Unavailable, UpstreamFailed
+from proxy.dispatch import Dispatch, Pulse
+from proxy.errors import Unavailable, UpstreamStopped
 from proxy.flight import flying
 from proxy.upstream import Upstream
 
@@ -17,9 +17,8 @@ def upstream(name: str, model: str = "chat", slots: int = 1) -> Upstream:
 
 
 async def hold(stack: AsyncExitStack, dispatch: Dispatch, *avoid: str) -> str:
-    flight = await stack.enter_async_context(flying())
-    lease = await stack.enter_async_context(dispatch.lease("chat", flight, avoid))
-    return lease.name
+    lease = await stack.enter_async_context(dispatch.lease("chat", avoid))
+    return lease.upstream.name
 
 
 async def test_leases_go_where_the_fewest_are_for_each_slot() -> None:
@@ -92,8 +91,8 @@ async def test_closing_cuts_every_lease_and_returns_when_all_are_over() -> None:
     ends: list[str] = []
 
     async def be_cut() -> None:
-        with pytest.raises(UpstreamFailed, match="a was stopped"):
-            async with flying() as flight, dispatch.lease("chat", flight):
+        with pytest.raises(UpstreamStopped, match="a was stopped"):
+            async with dispatch.lease("chat"):
                 await asyncio.Event().wait()
         ends.append("cut")
 
@@ -113,6 +112,28 @@ async def test_closing_twice_and_closing_the_unknown_are_nothing() -> None:
     await dispatch.close("a")
     await dispatch.idle("a")
     assert not dispatch._seats
+
+
+async def test_a_pulse_tells_what_is_held_what_is_awaited_and_what_came() -> None:
+    dispatch = Dispatch()
+    dispatch.admit(upstream("a", slots=2))
+    assert dispatch.pulse("a") == Pulse()
+    async with dispatch.lease("chat") as first, dispatch.lease("chat"):
+        assert dispatch.pulse("a") == Pulse(held=2, awaited=2)
+        first.hear(b"data: {}\n\n")
+        assert dispatch.pulse("a") == Pulse(held=2, awaited=1, bytes_heard=10)
+        first.listen()
+        assert dispatch.pulse("a").awaited == 2
+    assert dispatch.pulse("a") == Pulse(bytes_heard=10)
+    assert dispatch.pulse("unknown") == Pulse()
+
+
+async def test_a_ping_is_no_sign_of_life() -> None:
+    dispatch = Dispatch()
+    dispatch.admit(upstream("a"))
+    async with dispatch.lease("chat") as lease:
+        lease.hear(b":\n\n:\n\n")
+        assert dispatch.pulse("a").bytes_heard == 0
 
 
 async def test_of_two_cuts_the_first_counts() -> None:

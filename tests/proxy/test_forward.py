@@ -12,7 +12,7 @@ from fakes.house import House
 from fakes.upstream import Call, say_ok
 from yarl import URL
 
-from proxy.flight import flying
+from proxy.dispatch import Pulse
 from proxy.upstream import Upstream
 
 EVENT = b'data: {"n":%d}\n\n'
@@ -231,7 +231,22 @@ async def test_a_slow_reader_holds_up_the_instance_and_not_our_memory(house: Hou
     await house.fake(watched)
     async with house.ask(stream=True):
         await stuck.wait()
+        pulse = house.dispatch.pulse("chat.1")
+        assert (pulse.held, pulse.awaited, pulse.bytes_heard > 0) == (1, 0, True)
     assert sent < 32 * 1024**2
+
+
+async def test_an_instance_is_waited_for_again_once_the_client_took_what_came(
+    house: House,
+) -> None:
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(EVENT % 0)
+        await call.until_left()
+
+    await house.fake(speak)
+    async with house.stream(EVENT % 0):
+        assert house.dispatch.pulse("chat.1") == Pulse(1, 1, len(EVENT % 0))
 
 
 # The instance breaks.
@@ -252,8 +267,7 @@ async def test_the_second_try_goes_elsewhere_even_where_there_is_more_to_do(hous
     await house.fake(name="chat.2")
     await dead.stop()
     async with (
-        flying() as flight,
-        house.dispatch.lease("chat", flight, avoid={"chat.1"}),
+        house.dispatch.lease("chat", avoid={"chat.1"}),
         house.ask() as response,
     ):
         assert response.status == 200
@@ -413,7 +427,22 @@ async def test_closing_an_instance_that_does_not_read_waits_for_nothing(
             await started.wait()
             await house.dispatch.close("deaf")
             released.set()
-        assert asking.result() == 502
+        assert asking.result() == 503
+
+
+async def test_a_request_of_a_closed_instance_goes_elsewhere_if_nothing_was_sent(
+    house: House,
+) -> None:
+    mute = await house.fake(Call.until_left, "chat.1")
+    well = await house.fake(name="chat.2", is_admitted=False)
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(_status(house.ask()))
+        await mute.calls.get()
+        house.dispatch.admit(well.upstream())
+        await house.dispatch.close("chat.1")
+    assert asking.result() == 200
+    (finished,) = house.events("request.finished")
+    assert finished["instance"] == "chat.2"
 
 
 async def _status(asking: Any) -> int:

@@ -14,3 +14,8 @@ def test_the_state_diagram_is_drawn_from_the_table() -> None:
     )
     assert written
     assert written[1] == drawn
+
+
+def test_the_table_of_events_is_drawn_from_the_code() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts" / "events.py"))["table"]()
+    assert f"\n\n{drawn}\n\n" in (ROOT / "supervisor/DESIGN.md").read_text()

@@ -1,16 +1,24 @@
 """Who may import whom: the layers of the house, held by reading every import."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 # Each layer may import itself, the layers after it, and the leaves.
-LAYERS = ["cli", "commands", "daemon", "control", "fleet", "life", "profile"]
+LAYERS = ["cli", "commands", "doctor", "daemon", "control", "fleet", "life", "profile"]
 LEAVES = {"errors", "events", "host", "log", "settings", "show", "__init__"}
 # psutil is read in few places, so that what it costs and where it lies stays known.
-PSUTIL = {"life/child.py", "fleet/devices.py", "host/owner.py", "profile/machine.py"}
+PSUTIL = {
+    "life/child.py",
+    "life/reaper.py",
+    "fleet/devices.py",
+    "host/owner.py",
+    "profile/machine.py",
+}
 
 
 def sources(package: str) -> list[Path]:
@@ -67,6 +75,18 @@ def test_only_the_bridge_and_the_daemon_know_both_packages() -> None:
         if any(name.split(".")[0] == "proxy" for name in imports(path))
     ]
     assert both == ["bridge.py", "daemon.py"]
+
+
+@pytest.mark.parametrize("heavy", ["numpy", "structlog", "pygments"])
+def test_a_daemon_does_not_keep_what_it_can_do_without(tiny_model: Path, heavy: str) -> None:
+    program = (
+        "import sys; from pathlib import Path; import supervisor.commands.serve\n"
+        "from supervisor.profile import gguf\n"
+        f"gguf.read(Path({str(tiny_model)!r}), cache_dir=Path('/nowhere'))\n"
+        f"sys.exit({heavy!r} in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT)
+    assert done.returncode == 0
 
 
 def test_psutil_is_read_in_few_places() -> None:

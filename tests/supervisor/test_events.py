@@ -49,15 +49,11 @@ def test_fields_other_than_the_table_says_are_refused() -> None:
         EventStream().emit("daemon.stopping", why="x")
 
 
-@pytest.mark.parametrize(
-    ("code", "signal", "level"), [(0, None, "info"), (1, None, "warning"), (None, 9, "warning")]
-)
-def test_an_exit_that_was_a_fault_is_a_warning(
-    code: int | None, signal: int | None, level: str
-) -> None:
+@pytest.mark.parametrize(("fault", "level"), [(False, "info"), (True, "warning")])
+def test_an_exit_is_a_warning_where_it_was_a_fault(*, fault: bool, level: str) -> None:
     seen: list[Event] = []
-    fields = {"instance": "a.0", "model": "a", "run": 1, "up_s": 1.0}
-    EventStream(seen.append).emit("instance.exited", code=code, signal=signal, **fields)
+    fields = {"instance": "a.0", "model": "a", "run": 1, "up_s": 1.0, "code": None, "signal": 15}
+    EventStream(seen.append).emit("instance.exited", fault=fault, **fields)
     assert seen[0].level == level
 
 

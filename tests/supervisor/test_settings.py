@@ -105,3 +105,28 @@ def test_a_model_name_that_could_be_a_path_or_an_option_is_refused(name: str) ->
 
 def test_text_that_is_no_toml_says_where() -> None:
     assert "line 1" in refusal("models = = 1")
+
+
+def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
+    assert "supervisor.restart.cap is unknown; did you mean cap_s?" in refusal(
+        "[supervisor.restart]\ncap = 1\n"
+    )
+    assert "models.chat.restart.braker is unknown; did you mean breaker?" in refusal(
+        CHAT + "[models.chat.restart]\nbraker = 1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("supervisor", "liveness_interval_s = 0.5"),
+        ("supervisor", "idle_probe_s = -1"),
+        ("supervisor", "batch_timeout_s = 0"),
+        ("supervisor.restart", "breaker = 0"),
+        ("models.chat.restart", "base_s = 0"),
+        ("models.chat.restart", "half_life_s = 1e9"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(table: str, line: str) -> None:
+    key, _, _ = line.partition(" ")
+    assert f"{table}.{key}" in refusal(f"{CHAT}[{table}]\n{line}\n")

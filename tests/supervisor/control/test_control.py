@@ -13,8 +13,22 @@ import pytest
 from supervisor.control import api
 from supervisor.control.client import Client
 from supervisor.control.wire import DaemonStatus, Line
-from supervisor.errors import DaemonBusy, NoSuchModel, NotRunning, SettingsInvalid
+from supervisor.errors import (
+    CorralError,
+    DaemonBusy,
+    NoSuchModel,
+    NotRunning,
+    SettingsInvalid,
+)
 from supervisor.events import EventStream
+from supervisor.fleet.difference import Difference, Place
+from supervisor.fleet.reload import Failure, Reloaded
+from supervisor.life.diagnose import Cause
+
+CHAT = Place("chat", 0)
+KILLED = Cause("killed", "it was killed", "see dmesg", permanent=False)
+FAILURE = Failure(CHAT, KILLED, log_path=None, stays=True)
+RELOADED = Reloaded(Difference((), (), (CHAT,), ()), ("a note",), (FAILURE,))
 
 
 class Service:
@@ -25,6 +39,8 @@ class Service:
         self.commands: list[tuple[str, list[str]]] = []
         self.refreshed = 0
         self.ending = False
+        self.is_cut = False
+        self.reloading: asyncio.Future[Reloaded | CorralError] | None = None
 
     def status(self) -> DaemonStatus:
         return {
@@ -49,6 +65,19 @@ class Service:
             fields = {"instance": "chat.0", "model": "chat", "run": 1, "stage": "text_model"}
             self._events.emit("instance.progressed", value=value, **fields)
         return lambda: next(answers)
+
+    def reload(self, *, dry_run: bool) -> asyncio.Future[Reloaded | CorralError]:
+        if self.reloading:
+            raise DaemonBusy("a reload is under way")
+        self.reloading = asyncio.get_running_loop().create_future()
+        if self.is_cut:
+            self.reloading.cancel()
+        elif dry_run:
+            self.reloading.set_result(RELOADED)
+        else:
+            self.reloading.set_result(SettingsInvalid("corral.toml is not TOML", hint="see it"))
+            self._events.emit("settings.refused", why="corral.toml is not TOML")
+        return self.reloading
 
     def shutdown(self, reason: str) -> None:
         self.ending = True
@@ -98,6 +127,40 @@ async def test_an_unknown_model_is_an_error_with_its_hint(service: Service, path
         await lines(lambda: Client(path).command("stop", ["x"]))
     assert caught.value.hint == "models there are: chat"
     assert service.commands == []
+
+
+async def test_a_dry_run_tells_what_a_reload_would_do(service: Service, path: Path) -> None:
+    (line,) = await lines(lambda: Client(path).reload(dry_run=True))
+    report = line["reloaded"]
+    assert (report["changed"], report["kept"], report["notes"]) == (["chat.0"], [], ["a note"])
+    (failure,) = report["failures"]
+    assert failure["code"] == "killed"
+    assert failure["message"] == "chat.0: it was killed; it keeps its old settings"
+
+
+async def test_a_refused_reload_is_an_error_of_its_own_kind(service: Service, path: Path) -> None:
+    with pytest.raises(SettingsInvalid, match="not TOML"):
+        await lines(lambda: Client(path).reload(dry_run=False))
+    with pytest.raises(DaemonBusy, match="under way"):
+        await lines(lambda: Client(path).reload(dry_run=False))
+
+
+async def test_a_reload_that_the_end_of_the_daemon_ends_says_so(
+    service: Service, path: Path
+) -> None:
+    service.is_cut = True
+    with pytest.raises(DaemonBusy, match="ended before"):
+        await lines(lambda: Client(path).reload(dry_run=False))
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"dry_run": 1}'])
+async def test_a_reload_that_leaves_open_whether_it_is_one_is_refused(
+    service: Service, path: Path, body: bytes
+) -> None:
+    status, said = await post(path, "/v1/reload", body)
+    assert status == 409
+    assert SettingsInvalid.code.encode() in said
+    assert service.reloading is None
 
 
 async def test_a_shutdown_is_begun_and_told(service: Service, path: Path) -> None:

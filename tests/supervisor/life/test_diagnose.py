@@ -80,6 +80,16 @@ WRITTEN = [
 ]
 
 
+# Lines of build 10434, recorded for these tests; what else it does wrong is provoked anew each time
+# in test_causes.py.
+HERE = {
+    "mlock": "0.00.032.166 W warning: failed to mlock 65536-byte buffer (after previously locking "
+    "0 bytes): Operation not permitted",
+    "priority": "warn: failed to set thread priority 3 : Operation not permitted (1)",
+    "draft": "0.00.013.786 E spec common_specu: the target and draft vocabs are not compatible",
+}
+
+
 def failures() -> Iterator[tuple[str, str]]:
     for case, builds in RECORDED.items():
         for build, told in builds.items():
@@ -108,6 +118,11 @@ def test_the_sentence_names_what_the_engine_named() -> None:
     told = RECORDED["missing_model"]["b10434"]
     cause = diagnose(1, told["error_lines"])
     assert cause.sentence == "there is no file /nope/x.gguf"
+
+
+def test_who_was_killed_is_not_blamed_for_what_it_said_at_its_start() -> None:
+    said = RECORDED["rpc_unreachable"]["b10434"]["warnings"]
+    assert diagnose(-signal.SIGKILL, said).code == "killed"
 
 
 def test_a_removed_flag_comes_with_what_replaced_it() -> None:
@@ -214,6 +229,9 @@ def test_faults_we_find_ourselves_say_how_long_it_was_silent() -> None:
         (RECORDED["prio_unpriv"]["b10434"]["warnings"][1], "priority_refused"),
         (RECORDED["defrag_thold"]["b10434"]["warnings"][0], "flag_deprecated"),
         (RECORDED["removed_mlock"]["b10434"]["warnings"][0], "flag_deprecated"),
+        (HERE["mlock"], "mlock_refused"),
+        (HERE["priority"], "priority_refused"),
+        (HERE["draft"], "draft_unused"),
         (RECORDED["no_model_router"]["b10434"]["warnings"][1], "no_model"),
     ],
 )  # fmt: skip

@@ -7,18 +7,31 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.ranch import QUICK, Ranch, fake_launch, is_gone, launch_of, loading
+from fakes.ranch import (
+    QUICK,
+    Ranch,
+    descriptors,
+    fake_launch,
+    is_gone,
+    launch_of,
+    loading,
+    zombies,
+)
 
 from supervisor.errors import EngineMissing
+from supervisor.life.instance import Instance
 from supervisor.life.launch import Launch
 from supervisor.life.lifecycle import State
+from supervisor.life.liveness import Rules
 from supervisor.life.restart import Policy
+from supervisor.life.traffic import Pulse
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})
 WAITING = frozenset({State.BACKOFF})
 FAILED = frozenset({State.FAILED})
 ONCE = Policy(breaker=1)
+EAGER = Policy(base_s=1e-6, cap_s=1e-6, breaker=10_000)
 
 
 async def test_it_starts_is_warmed_serves_and_stops(runtime: Path) -> None:
@@ -278,6 +291,137 @@ async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
         assert (await instance.wait(UP)).run == 2
 
 
+@pytest.mark.parametrize("fault", ["", "wedged"])
+async def test_one_that_is_mute_while_clients_wait_is_withdrawn_and_replaced(
+    runtime: Path, fault: str
+) -> None:
+    """Stopped by a signal, or answering that all is well: nothing moves in either."""
+    limits = replace(QUICK, stop_timeout_s=0.1, liveness=Rules(interval_s=0.4, probe_s=0))
+    ranch = Ranch(fake_launch(runtime, *filter(None, [fault])), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        ranch.traffic.now = Pulse(in_flight=2, awaited=1)
+        began_at_s = time.monotonic()
+        if not fault:
+            os.kill(facts.pid, signal.SIGSTOP)
+        await instance.wait(frozenset({State.UNWELL}))
+        assert time.monotonic() - began_at_s < 2 * limits.liveness.interval_s + 0.4
+        waiting = await instance.wait(WAITING)
+        assert waiting.cause
+        assert waiting.cause.code == "unresponsive"
+        assert (await instance.wait(UP)).run == 2
+    assert ranch.steps[:3] == ["withdrawn 2", "cut 2", "exit line"]
+
+
+async def test_one_that_goes_on_with_its_work_is_taken_back(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        ranch.traffic.now = Pulse(in_flight=1, awaited=1)
+        instance.doubt(facts.run)
+        await asyncio.sleep(0.3)  # whether it stays unwell, is what is tested
+        assert instance.snapshot().state is State.UNWELL
+        ranch.traffic.now = Pulse(in_flight=1, awaited=1, bytes_seen=9)
+        assert (await instance.wait(UP)).run == 1
+
+
+async def test_an_idle_engine_that_makes_no_token_is_found_by_a_probe(runtime: Path) -> None:
+    limits = replace(
+        QUICK,
+        unwell_timeout_s=0.2,
+        stop_timeout_s=0.1,
+        liveness=Rules(interval_s=0.2, probe_s=0.1),
+    )
+    ranch = Ranch(fake_launch(runtime, "wedged"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        await instance.wait(WAITING)
+    assert ranch.story[:5] == ["starting", "warming", "ready", "unwell", "stopping"]
+
+
+async def test_an_idle_engine_that_answers_its_probes_is_left_in_service(runtime: Path) -> None:
+    limits = replace(QUICK, liveness=Rules(interval_s=0.2, probe_s=0.2))
+    ranch = Ranch(fake_launch(runtime), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.log_path
+        began_at_s = time.monotonic()
+        while facts.log_path.read_text().count("POST /completion") < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began_at_s > 3 * limits.liveness.probe_s
+        assert instance.snapshot().state is State.READY
+
+
+async def test_a_probe_that_is_refused_is_a_bad_sign(runtime: Path) -> None:
+    limits = replace(QUICK, liveness=Rules(interval_s=0.2, probe_s=0.05))
+    ranch = Ranch(fake_launch(runtime, "fails-once"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        await instance.wait(frozenset({State.UNWELL}))
+        await instance.wait(UP)
+    assert ranch.story[:5] == ["starting", "warming", "ready", "unwell", "ready"]
+
+
+async def test_the_steps_of_a_stop_are_told_in_their_order(runtime: Path) -> None:
+    limits = replace(QUICK, stop_timeout_s=0.2)
+    ranch = Ranch(fake_launch(runtime, "ignore-sigterm"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        instance.stop()
+        await instance.wait(DOWN)
+    assert ranch.steps == ["withdrawn 0", "drained", "exit line", "SIGTERM again", "SIGKILL"]
+
+
+async def test_an_exit_that_was_asked_for_is_no_fault(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "slow-load=600"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await loading(instance)
+        instance.stop()
+        await instance.wait(DOWN)
+    exits = [fields for name, fields in ranch.events if name == "instance.exited"]
+    assert [(one["signal"], one["fault"]) for one in exits] == [(signal.SIGTERM, False)]
+
+
+async def test_a_deadline_missed_while_we_stood_still_is_nobodys_fault(runtime: Path) -> None:
+    limits = replace(QUICK, load_timeout_s=0.5)
+    ranch = Ranch(fake_launch(runtime, "slow-load=2"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await loading(instance)
+        time.sleep(1.7)  # noqa: ASYNC251 (the loop standing still is what is tested)
+        assert (await instance.wait(UP | FAILED | WAITING)).state is State.READY
+
+
+async def test_the_wait_for_another_try_is_told(runtime: Path) -> None:
+    policy = Policy(base_s=1000, cap_s=1000)
+    ranch = Ranch(fake_launch(runtime, "exit-after-ready"), policy=policy)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        assert (await instance.wait(UP)).retry_in_s is None
+        facts = await instance.wait(WAITING)
+        assert facts.retry_in_s is not None
+        assert 0 <= facts.retry_in_s <= 1000
+
+
+async def test_a_hundred_restarts_leave_no_zombie_and_no_open_file(runtime: Path) -> None:
+    ranch = Ranch(launch_of("/bin/false", runtime=runtime), policy=EAGER)
+    async with asyncio.timeout(30), ranch.served() as instance:
+        instance.start()
+        await run_of(instance, 5)
+        before = descriptors()
+        await run_of(instance, 105)
+        assert descriptors() <= before + 4  # those of the run under way
+    assert zombies() == 0
+
+
 @pytest.mark.parametrize("fault", ["flood-stderr=30000000", "megabyte-line"])
 async def test_much_output_neither_blocks_the_engine_nor_fills_the_disk(
     runtime: Path, fault: str
@@ -330,6 +474,13 @@ async def test_a_launch_that_cannot_be_made_is_a_cause(runtime: Path) -> None:
         facts = await instance.wait(FAILED)
     assert facts.cause
     assert (facts.cause.code, facts.pid) == ("engine_missing", None)
+
+
+async def run_of(instance: Instance, number: int) -> None:
+    """Wait until a run of this number has ended."""
+    while instance.snapshot().run < number:
+        await instance.wait(frozenset({State.STARTING}))
+        await instance.wait(WAITING)
 
 
 async def cause_of(launch: Launch) -> str:

@@ -1,0 +1,89 @@
+"""Measure what an idle daemon with four idle engines costs, the engines themselves not counted.
+
+Memory is given three ways. RSS is judged: it counts shared libraries in full, as `ps` and `top` do.
+PSS counts each shared page by its share, USS not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import tiny_gguf
+from end_to_end.home import Corral
+
+ENGINES = 4
+CPU_MAX = 0.5 / 100
+MEMORY_MAX_MB = 80
+# Warm-ups, first readings and the last imports are over by then.
+SETTLED_S = 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a process costs.
+
+    Attributes:
+        cpu: Share of one core, 0 to 1.
+        wakeups_per_s: How often it left the processor and came back, by its own will, a second.
+        rss_mb: Resident memory, in millions of bytes.
+        pss_mb: The same with shared pages counted by their share.
+        uss_mb: The same without shared pages.
+    """
+
+    cpu: float
+    wakeups_per_s: float
+    rss_mb: float
+    pss_mb: float
+    uss_mb: float
+
+    @property
+    def is_low(self) -> bool:
+        """Tell whether it is within what an idle daemon may cost."""
+        return self.cpu <= CPU_MAX and self.rss_mb <= MEMORY_MAX_MB
+
+
+def main() -> int:
+    """Measure, print, and return 1 when it costs too much."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60, help="how long to look")
+    seconds = parser.parse_args().seconds
+    with tempfile.TemporaryDirectory(prefix="c") as directory:
+        corral = Corral(Path(directory))
+        model = tiny_gguf.make(Path(directory) / "tiny.gguf")
+        corral.configure(f'[models.tiny]\npath = "{model}"\nreplicas = {ENGINES}\n')
+        corral.ok("start")
+        time.sleep(SETTLED_S)
+        cost = measure(psutil.Process(corral.daemon_pid), seconds)
+        corral.end()
+    print(
+        f"idle daemon, {ENGINES} idle engines, {seconds:g} s: {cost.cpu:.2%} of one core, "
+        f"{cost.wakeups_per_s:.1f} wake-ups/s, "
+        f"RSS {cost.rss_mb:.1f} MB (PSS {cost.pss_mb:.1f}, USS {cost.uss_mb:.1f})"
+    )
+    if not cost.is_low:
+        print(f"too much: {CPU_MAX:.1%} and {MEMORY_MAX_MB} MB of RSS are allowed")
+    return 0 if cost.is_low else 1
+
+
+def measure(process: psutil.Process, seconds: float) -> Cost:
+    """Look at a process for a while."""
+    before, switches = process.cpu_times(), process.num_ctx_switches().voluntary
+    time.sleep(seconds)
+    after, memory = process.cpu_times(), process.memory_full_info()
+    return Cost(
+        cpu=(after.user + after.system - before.user - before.system) / seconds,
+        wakeups_per_s=(process.num_ctx_switches().voluntary - switches) / seconds,
+        rss_mb=memory.rss / 1e6,
+        pss_mb=memory.pss / 1e6,
+        uss_mb=memory.uss / 1e6,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Reload one of two models again and again under load: nothing may fail, nothing may be cut.
+
+Clients stream answers without a pause, half of them from each model. Both models say the alphabet
+over and over, so that a lost or doubled token shows. Each reload changes a flag of one model: that
+one is replaced, the other must keep its process. Ends with 1 where anything was not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import string
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from end_to_end.home import Corral  # noqa: E402
+
+CHANGED, KEPT = "changed", "kept"
+CTX_SIZES = (2048, 4096)
+TOKENS = 60
+PATIENCE_S = 60
+SETTINGS = """
+[models.changed]
+path = "{path}"
+flags = {{ ctx-size = {ctx_size} }}
+
+[models.kept]
+path = "{path}"
+"""
+
+
+@dataclass
+class Tally:
+    """What the clients of one model met.
+
+    Attributes:
+        whole: Answers that were what they must be.
+        failed: Requests that got no answer, each with its reason.
+        truncated: Answers that ended early or were not the alphabet, each with what was wrong.
+        slowest_s: The longest that an answer took.
+    """
+
+    whole: int = 0
+    failed: list[str] = field(default_factory=list)
+    truncated: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+
+@dataclass
+class Findings:
+    """What came of it all.
+
+    Attributes:
+        tallies: By model.
+        reloads_s: How long each reload took.
+        wrong: Sentences about reloads that were not as they must be.
+    """
+
+    tallies: dict[str, Tally]
+    reloads_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def is_fine(self) -> bool:
+        """Return whether nothing failed, nothing was cut, and every reload did what it must."""
+        tallies = self.tallies.values()
+        return not self.wrong and not any(one.failed or one.truncated for one in tallies)
+
+
+def main() -> int:
+    """Make a home and a model, run, print the table, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=8, help="streams at a time")
+    parser.add_argument("--reloads", type=int, default=20, help="how many reloads")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="corral-") as home:
+        model = make_model(Path(home) / "alphabet.gguf")
+        corral = Corral(Path(home))
+        try:
+            findings = run(corral, model, clients=options.clients, reloads=options.reloads)
+        finally:
+            corral.end()
+    show(findings)
+    return 0 if findings.is_fine else 1
+
+
+def make_model(path: Path) -> Path:
+    """Write a model that says the alphabet, and takes some tenths of a second for an answer."""
+    return tiny_gguf.make(path, mode="cycle", embd=128, heads=4, layers=4, ff=256, ctx=8192)
+
+
+def run(corral: Corral, model: Path, *, clients: int, reloads: int) -> Findings:
+    """Stream and reload.
+
+    Args:
+        corral: Its home has no settings yet.
+        model: Says the alphabet.
+        clients: Streams at a time, at least 2.
+        reloads: How many reloads.
+    """
+    configure(corral, model, CTX_SIZES[0])
+    corral.ok("start")
+    findings = Findings({CHANGED: Tally(), KEPT: Tally()})
+    enough = threading.Event()
+    port = int(corral.url.rpartition(":")[2])
+    threads = [
+        threading.Thread(target=stream_on, args=(port, name, findings.tallies[name], enough))
+        for name in [CHANGED, KEPT] * (clients // 2)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for turn in range(1, reloads + 1):
+            configure(corral, model, CTX_SIZES[turn % 2])
+            reload_once(corral, findings, f"reload {turn}")
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()
+    return findings
+
+
+def configure(corral: Corral, model: Path, ctx_size: int) -> None:
+    """Write the settings, with this context for the model that changes."""
+    corral.configure(SETTINGS.format(path=model, ctx_size=ctx_size))
+
+
+def reload_once(corral: Corral, findings: Findings, label: str) -> None:
+    """Reload, and see that one process was replaced and the other was not."""
+    before = pids(corral)
+    began_at_s = time.monotonic()
+    done = corral("reload", "--json")
+    findings.reloads_s.append(time.monotonic() - began_at_s)
+    if done.returncode != 0:
+        findings.wrong.append(f"{label}: {done.stdout}{done.stderr}")
+        return
+    after = pids(corral)
+    if after[KEPT] != before[KEPT]:
+        findings.wrong.append(f"{label}: the other model was restarted")
+    if after[CHANGED] == before[CHANGED]:
+        findings.wrong.append(f"{label}: the changed model was not replaced")
+
+
+def pids(corral: Corral) -> dict[str, int]:
+    """Return the process that serves each model; those that drain are left out."""
+    models = corral.data("status")["models"]
+    return {
+        model["name"]: instance["pid"]
+        for model in models
+        for instance in model["instances"]
+        if instance["state"] == "ready"
+    }
+
+
+def stream_on(port: int, model: str, tally: Tally, enough: threading.Event) -> None:
+    """Stream one answer after another, until it is enough; count what came of each."""
+    while not enough.is_set():
+        began_at_s = time.monotonic()
+        try:
+            chunks = list(stream(port, model))
+        except (OSError, http.client.HTTPException, RuntimeError) as error:
+            tally.failed.append(repr(error))
+            continue
+        if wrong := flaw(chunks):
+            tally.truncated.append(wrong)
+        else:
+            tally.whole += 1
+        tally.slowest_s = max(tally.slowest_s, time.monotonic() - began_at_s)
+
+
+def stream(port: int, model: str) -> Iterator[str]:
+    """Yield the data of each event of one streamed answer.
+
+    Raises:
+        RuntimeError: The answer is an error.
+        OSError, HTTPException: The connection broke.
+    """
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": model, "stream": True, "max_tokens": TOKENS, "temperature": 0}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            json.dumps({**body, "messages": messages}),
+            {"Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
+        for line in response:
+            if line.startswith(b"data: "):
+                yield line.removeprefix(b"data: ").strip().decode()
+    finally:
+        connection.close()
+
+
+def flaw(chunks: Sequence[str]) -> str | None:
+    """Return what is wrong with an answer, or None."""
+    if not chunks or chunks[-1] != "[DONE]":
+        return f"ends with {chunks[-1:]}"
+    parsed: list[dict[str, Any]] = [json.loads(chunk) for chunk in chunks[:-1]]
+    deltas = [choice["delta"] for chunk in parsed for choice in chunk.get("choices", ())]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    alphabet = string.ascii_lowercase * (TOKENS // 26 + 2)
+    if len(text) != TOKENS or text not in alphabet:
+        return f"says {text!r}"
+    return None
+
+
+def show(findings: Findings) -> None:
+    """Print a line for each model, and what was wrong."""
+    print(f"{'model':10} {'whole':>7} {'failed':>7} {'truncated':>10} {'slowest':>9}")
+    for name, tally in findings.tallies.items():
+        failed, truncated = len(tally.failed), len(tally.truncated)
+        print(f"{name:10} {tally.whole:7} {failed:7} {truncated:10} {tally.slowest_s:7.2f} s")
+    took = sorted(findings.reloads_s)
+    print(f"\n{len(took)} reloads, median {took[len(took) // 2]:.2f} s, slowest {took[-1]:.2f} s")
+    reasons = [*findings.wrong]
+    for tally in findings.tallies.values():
+        reasons += [*tally.failed, *tally.truncated]
+    for reason in reasons[:20]:
+        print(f"wrong: {reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""What new settings change in what runs. Pure.
+
+Compared is what a command line is made from (`Recipe`), never the command line itself: that also
+follows from how many instances share the machine, so one more model would restart all the others
+for the sake of a thread each. A replica whose recipe stays runs on untouched, and its next run, for
+whatever reason, is planned anew with what is true then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.profile.profile import FlagValue
+from supervisor.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """One replica of a model, whichever instance holds it.
+
+    Attributes:
+        model: The model's name.
+        number: Which replica, from 0.
+    """
+
+    model: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.model}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A file, told from another that took its path.
+
+    Attributes:
+        path: Where it is.
+        size_bytes: Its size; None where there is no file.
+        mtime_ns: When it was written; None where there is no file.
+    """
+
+    path: Path
+    size_bytes: int | None = None
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the command line of an instance is made from, the machine aside.
+
+    Attributes:
+        engine: The llama-server.
+        library_dirs: What goes first on its library path.
+        model: The GGUF, of a split one the first shard.
+        draft: The GGUF it drafts with, or None.
+        flags: The profile's flags under the model's own. By which of the two a flag was set makes
+            no difference to what runs.
+        args: Words passed as they are.
+    """
+
+    engine: Stamp
+    library_dirs: tuple[Path, ...]
+    model: Stamp
+    draft: Stamp | None
+    flags: Mapping[str, FlagValue]
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What becomes of each replica; every one stands in exactly one of the four.
+
+    Attributes:
+        added: New ones.
+        removed: Those that are no longer set.
+        changed: Those that would run something else.
+        kept: Those that run on untouched.
+    """
+
+    added: tuple[Place, ...]
+    removed: tuple[Place, ...]
+    changed: tuple[Place, ...]
+    kept: tuple[Place, ...]
+
+    @property
+    def models_to_plan(self) -> frozenset[str]:
+        """Return the models of which a new process will be made."""
+        return frozenset(place.model for place in (*self.added, *self.changed))
+
+
+def compare(running: Mapping[Place, Recipe | None], wanted: Mapping[Place, Recipe]) -> Difference:
+    """Return what leads from what runs to what is wanted.
+
+    Args:
+        running: What each replica was made from; None where that is not known, which differs from
+            every recipe.
+        wanted: What each shall be made from.
+    """
+    both = [place for place in wanted if place in running]
+    return Difference(
+        added=tuple(place for place in wanted if place not in running),
+        removed=tuple(place for place in running if place not in wanted),
+        changed=tuple(place for place in both if running[place] != wanted[place]),
+        kept=tuple(place for place in both if running[place] == wanted[place]),
+    )
+
+
+def remarks(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
+    """Yield what a person should know of changes that are no replica's.
+
+    Args:
+        began_with: The settings that the daemon was started with.
+        before: The settings until now.
+        after: The settings from now on.
+    """
+    for key in sorted(type(began_with.proxy).model_fields):
+        if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):
+            yield f"proxy.{key} stays {stays} until the daemon is restarted"
+    if before.supervisor != after.supervisor:
+        yield "[supervisor] changed: that counts for instances made from now on"
+    for name, model in after.models.items():
+        if name in before.models and before.models[name].aliases != model.aliases:
+            yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"

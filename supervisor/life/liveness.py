@@ -1,0 +1,200 @@
+"""Decides whether an engine in service is alive: while it has work, something must move. Pure.
+
+That an engine answers proves nothing: llama-server's `/health`, `/slots` and `/metrics` come from
+threads that go on when decoding hangs. So the question is what moved since the reading before:
+
+1. bytes of answers, which the proxy counts anyway and which cost nothing to look at;
+2. when these stand still, the engine's own counters, asked for rarely. `n_decode_total` grows with
+   each batch, the totals of tokens only when a request ends;
+3. within one batch nothing of that moves, be it the 12 s that 2048 tokens take on a slow processor.
+   The process's processor time does, so an engine that computes is given `batch_s`, and one that
+   does not (stopped, waiting for a lock or for a device that hangs) no more than two intervals.
+
+An engine without work is asked for one token now and then; real work counts in its place. A gap
+between two readings longer than an interval means that we stood still, not the engine: everything
+begins anew, and nobody is blamed.
+
+Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 for a `/health` that is 200
+while nothing is decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+# A stopped process uses no processor at all, one that waits and answers our questions a
+# thousandth; one that computes with a single thread on a crowded machine still a good share.
+_COMPUTING: Final = 0.05
+_TICKS_PER_INTERVAL: Final = 8
+# Who asks more often than each second keeps the engine from noticing clients that left.
+_ASK_EVERY_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How closely an engine in service is watched, in seconds.
+
+    Attributes:
+        interval_s: Nothing moves for two of these: the engine is unwell.
+        probe_s: An engine without work is asked for one token this often; 0 for never.
+        batch_s: What one batch may take, as long as the engine computes; never less than
+            the stillness that is allowed anyway.
+    """
+
+    interval_s: float = 5.0
+    probe_s: float = 60.0
+    batch_s: float = 300.0
+
+    @property
+    def tick_s(self) -> float:
+        """Return the time between two readings."""
+        return self.interval_s / _TICKS_PER_INTERVAL
+
+    @property
+    def silence_s(self) -> float:
+        """Return the stillness seen after which it has lasted for nearly two intervals.
+
+        A tick may pass before a movement is seen and another before its absence is: with these, an
+        engine that stops is found within two intervals.
+        """
+        return 2 * self.interval_s - 2 * self.tick_s
+
+    @property
+    def ask_every_s(self) -> float:
+        """Return the time between two questions for the engine's own counters."""
+        return min(_ASK_EVERY_S, self.interval_s / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found out by asking.
+
+    Attributes:
+        counters: The engine's counters, in an order of their own; None where it did not answer.
+        cpu_s: Processor time the process has used; None where that cannot be told.
+    """
+
+    counters: tuple[float, ...] | None = None
+    cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One engine at one moment.
+
+    Attributes:
+        at_s: The moment, monotonic.
+        awaited: Requests whose next bytes it owes.
+        bytes_seen: Bytes of answers that came from it.
+        look: What asking found out; None where nobody asked.
+    """
+
+    at_s: float
+    awaited: int
+    bytes_seen: int
+    look: Look | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vigil:
+    """What is remembered from reading to reading.
+
+    Attributes:
+        last: The reading before.
+        sent_at_s: When it last sent something; from then on counts the time without a probe.
+        owing_at_s: When it last sent something, or the work began.
+        moved_at_s: From when on nothing is known to have moved.
+        computed_at_s: From when on it is not known to have computed; at least `moved_at_s`.
+        look: The last look since `owing_at_s`, if any, and its time.
+    """
+
+    last: Reading
+    sent_at_s: float
+    owing_at_s: float
+    moved_at_s: float
+    computed_at_s: float
+    look: tuple[float, Look] | None = None
+
+
+class Need(StrEnum):
+    """What is to be done after a reading."""
+
+    NOTHING = "nothing"
+    LOOK = "look"
+    PROBE = "probe"
+    WITHDRAW = "withdraw"
+
+
+def begin(reading: Reading) -> Vigil:
+    """Begin to watch; also anew, after a time nobody watched."""
+    now_s = reading.at_s
+    return Vigil(reading, now_s, now_s, now_s, now_s)
+
+
+def observe(rules: Rules, vigil: Vigil, reading: Reading) -> Vigil:
+    """Take a reading in."""
+    now_s = reading.at_s
+    if now_s - vigil.last.at_s > rules.interval_s:
+        return begin(reading)
+    if reading.bytes_seen != vigil.last.bytes_seen:
+        return begin(reading)
+    if not reading.awaited:
+        return replace(begin(reading), sent_at_s=vigil.sent_at_s)
+    if reading.look is None:
+        return replace(vigil, last=reading)
+    return _compare(replace(vigil, last=reading, look=(now_s, reading.look)), vigil.look)
+
+
+def _compare(vigil: Vigil, before: tuple[float, Look] | None) -> Vigil:
+    """Hold the newest look against the one before.
+
+    What happened between two looks is dated to the first: it may have ended right after it.
+    """
+    if before is None or vigil.look is None:
+        return vigil
+    (then_s, then), (now_s, now) = before, vigil.look
+    if _differ(then, now):
+        return replace(vigil, moved_at_s=then_s, computed_at_s=then_s)
+    if now.counters is None:
+        # Not answering is no movement, and no reason to forget what was answered before.
+        vigil = replace(vigil, look=(now_s, replace(now, counters=then.counters)))
+    if _computed(then, now, now_s - then_s):
+        return replace(vigil, computed_at_s=then_s)
+    return vigil
+
+
+def _differ(then: Look, now: Look) -> bool:
+    return None not in (then.counters, now.counters) and then.counters != now.counters
+
+
+def _computed(then: Look, now: Look, took_s: float) -> bool:
+    if then.cpu_s is None or now.cpu_s is None:
+        return False
+    return now.cpu_s - then.cpu_s >= _COMPUTING * took_s
+
+
+def has_moved(before: Reading, now: Reading) -> bool:
+    """Return whether work went on between two readings that both have a look."""
+    moved = before.look is not None and now.look is not None and _differ(before.look, now.look)
+    return moved or before.bytes_seen != now.bytes_seen
+
+
+def judge(rules: Rules, vigil: Vigil) -> Need:
+    """Say what is to be done after the last reading."""
+    now_s = vigil.last.at_s
+    if not vigil.last.awaited:
+        is_due = rules.probe_s and now_s - vigil.sent_at_s >= rules.probe_s
+        return Need.PROBE if is_due else Need.NOTHING
+    is_at_rest = now_s - vigil.computed_at_s >= rules.silence_s
+    if is_at_rest or now_s - vigil.moved_at_s >= max(rules.batch_s, rules.silence_s):
+        return Need.WITHDRAW
+    is_worth_it = now_s - vigil.owing_at_s >= rules.interval_s / 2
+    is_time = vigil.look is None or now_s - vigil.look[0] >= rules.ask_every_s
+    return Need.LOOK if is_worth_it and is_time else Need.NOTHING
+
+
+def patience_s(rules: Rules, unwell_timeout_s: float, held: int) -> float:
+    """Return how long an unwell engine has to get well: not long while clients wait for it."""
+    return min(unwell_timeout_s, rules.interval_s) if held else unwell_timeout_s

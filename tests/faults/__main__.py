@@ -1,0 +1,91 @@
+"""Bring about faults on the real engine, and tell what was expected and what was seen.
+
+`scripts/faults` runs this; it stands here because the test suite shares the faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from end_to_end.home import Corral
+from faults.endurance import kill_often, restart_often
+from faults.every import ABSENT, EVERY
+from faults.fault import Fault, look
+from faults.place import Models, Place
+
+from supervisor.host.paths import directories
+from supervisor.profile.engine import load
+
+
+def main() -> int:
+    """Do what the words ask for; return 1 when anything was not as expected."""
+    words = _words()
+    engine = load(None, cache_dir=directories().cache)
+    print(f"engine: build {engine.build}, {engine.path}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="c") as directory:
+        models = Models.make(Path(directory), engine.path)
+        if words.kills:
+            return _kills(models, words.kills, words.seed)
+        if words.restarts:
+            return _restarts(models, words.restarts)
+        chosen = [fault for fault in EVERY if fault.quick or not words.quick]
+        wanted = [one for one in chosen if not words.only or one.number in words.only]
+        return _faults(models, wanted)
+
+
+def _words() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="only those of the test suite")
+    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="only these")
+    parser.add_argument("--kills", type=int, metavar="COUNT", help="kill at random, so often")
+    parser.add_argument("--seed", type=int, default=1, help="of the random moments")
+    parser.add_argument("--restarts", type=int, metavar="COUNT", help="restart, so often")
+    return parser.parse_args()
+
+
+def _faults(models: Models, faults: list[Fault]) -> int:
+    different = 0
+    for fault in faults:
+        result = look(fault, models)
+        different += not result.is_same
+        mark = "ok       " if result.is_same else "DIFFERENT"
+        print(f"{mark} {fault.number:2} {fault.name}\n             expected: {result.expected}")
+        print(f"             seen:     {result.seen}", flush=True)
+    print(f"\n{len(faults)} faults, {different} different from what is expected")
+    for number, why in ABSENT.items():
+        print(f"not here: {number:2} {why}")
+    return 1 if different else 0
+
+
+def _kills(models: Models, count: int, seed: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="c") as directory:
+        place = Place(Corral(Path(directory)), models)
+        kills = kill_often(place, count, seed)
+        place.corral.end()
+    print(
+        f"{kills.daemons} daemons and {kills.engines} engines killed (seed {seed}): "
+        f"{kills.orphans} orphans; the last engine was gone {kills.longest_s:.2f} s "
+        "after its daemon at the latest"
+    )
+    return 1 if kills.orphans else 0
+
+
+def _restarts(models: Models, count: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="c") as directory:
+        place = Place(Corral(Path(directory)), models)
+        place.serve({"m": models.tiny})
+        kept = restart_often(place, count)
+        place.corral.end()
+    print(
+        f"{count} restarts in {kept.took_s:.0f} s: {kept.zombies} zombies, files open "
+        f"{kept.files_before} before and {kept.files_after} after, memory "
+        f"{kept.memory_grown_bytes / 1024**2:+.1f} MiB"
+    )
+    return 1 if kept.zombies or kept.files_after > kept.files_before else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

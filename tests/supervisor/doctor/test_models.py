@@ -1,0 +1,96 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.doctor.engine import check_engine
+from supervisor.doctor.models import Need, check_memory, check_plan, need
+from supervisor.profile import gguf, machine, profile
+from supervisor.profile.engine import Device, Engine
+from supervisor.profile.machine import Machine
+from supervisor.profile.plan import ModelEntry, Omission, Plan, make_plan
+from supervisor.profile.profile import FlagValue
+
+ROOT = Path(__file__).parent.parent.parent.parent
+GIB = 1 << 30
+HERE = Machine(2, 2, 8 * GIB, 4 * GIB, None, may_renice=True, cpu_flags=frozenset())
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_model: Path, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    facts = gguf.read(tiny_model, cache_dir=tmp_path_factory.mktemp("cache"))
+    base = profile.load("base", (ROOT / "profiles",))
+    flags: dict[str, FlagValue] = {"ctx-size": 1024, "parallel": 2}
+    flags |= {"cache-type-k": "f16", "cache-type-v": "f16"}
+    entry = ModelEntry(name="m", path=tiny_model, profile="base", replicas=1, flags=flags)
+    return make_plan(entry, base, engine, facts, machine.read(), instances=1, draft=None)
+
+
+def test_an_engine_that_runs_is_fine(engine: Engine) -> None:
+    found = list(check_engine(engine))
+    assert {one.level for one in found} == {"ok"}
+    assert "10434" in found[0].text
+
+
+def test_an_engine_that_would_die_here_fails_with_its_cure(engine: Engine) -> None:
+    doomed = replace(engine, warning="this CPU lacks x; pip install y", note=None)
+    (finding,) = [one for one in check_engine(doomed) if one.name == "cpu"]
+    assert (finding.level, finding.text) == ("fail", "this CPU lacks x")
+    assert finding.cure == "pip install y"
+
+
+def test_devices_are_named(engine: Engine) -> None:
+    with_gpu = replace(engine, devices=(Device("Vulkan0", "Some GPU", 8192),))
+    assert "Vulkan0: Some GPU, 8192 MiB" in [one.text for one in check_engine(with_gpu)]
+
+
+def test_a_model_that_can_be_planned_is_fine(plan: Plan) -> None:
+    finding = next(iter(check_plan(plan)))
+    assert finding.level == "ok"
+    assert f"{plan.slots} slots" in finding.text
+
+
+def test_what_a_plan_warns_of_is_told_once(plan: Plan) -> None:
+    poor = replace(plan, warnings=("too long; lower it", "of the engine"))
+    poor = replace(poor, engine=replace(plan.engine, warning="of the engine"))
+    found = [one for one in check_plan(poor) if one.level == "warn"]
+    assert [(one.text, one.cure) for one in found] == [("too long", "lower it")]
+
+
+def test_what_a_plan_leaves_out_is_told(plan: Plan) -> None:
+    poor = replace(plan, omitted=(Omission("prio", "2", "profile base", "not permitted"),))
+    assert "goes without prio 2 (profile base): not permitted" in [
+        one.text for one in check_plan(poor)
+    ]
+
+
+def test_a_model_needs_its_weights_once_and_a_cache_for_each_process(plan: Plan) -> None:
+    one, two = need(plan, 1), need(plan, 2)
+    # 1024 tokens, 2 layers, 2 heads of 32 values, f16, keys and values.
+    assert one.cache_bytes == 2 * 512 * 2 * 2 * 32 * 2 * 2
+    assert two.cache_bytes == 2 * one.cache_bytes
+    assert one.weights_bytes == two.weights_bytes == plan.gguf.tensor_bytes
+
+
+def test_a_model_on_a_device_locks_no_main_memory(plan: Plan) -> None:
+    asks = replace(plan, omitted=(Omission("load-mode", "mmap+mlock", "profile base", "limit"),))
+    assert need(asks, 1).locked_bytes == plan.gguf.tensor_bytes
+    on_device = replace(plan.engine, devices=(Device("Vulkan0", "Some GPU", 8192),))
+    assert need(replace(asks, engine=on_device), 1).locked_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "level"),
+    [
+        (GIB, 0, "ok"),
+        (6 * GIB, 0, "warn"),
+        (9 * GIB, 0, "fail"),
+        (9 * GIB, 16 * GIB, "ok"),
+        (17 * GIB, 16 * GIB, "warn"),
+    ],
+)
+def test_memory_must_suffice_for_all_models(wanted: int, device: int, level: str) -> None:
+    finding = check_memory([Need("m", wanted // 2, wanted // 2)], HERE, device)
+    assert finding.level == level
+    assert "m " in finding.text
+    assert (finding.cure is None) is (level == "ok")

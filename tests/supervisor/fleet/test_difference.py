@@ -1,0 +1,118 @@
+"""What new settings change: every replica in one list, and only what runs counts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.fleet.difference import Place, Recipe, Stamp, compare, remarks
+from supervisor.settings import ModelTable, ProxyTable, Settings, SupervisorTable
+
+RECIPE = Recipe(
+    engine=Stamp(Path("/opt/llama-server"), 1, 1),
+    library_dirs=(),
+    model=Stamp(Path("/models/chat.gguf"), 100, 7),
+    draft=None,
+    flags={"ctx-size": 4096},
+    args=(),
+)
+A, B = Place("chat", 0), Place("code", 0)
+
+recipes = st.sampled_from(
+    [RECIPE, replace(RECIPE, args=("--x",)), replace(RECIPE, flags={"ctx-size": 8192})]
+)
+places = st.builds(Place, st.sampled_from(["chat", "code", "tiny"]), st.integers(0, 3))
+settings = st.dictionaries(places, recipes)
+
+
+@given(running=settings, wanted=settings)
+def test_every_replica_stands_in_exactly_one_list(
+    running: dict[Place, Recipe], wanted: dict[Place, Recipe]
+) -> None:
+    found = compare(running, wanted)
+    listed = [*found.added, *found.removed, *found.changed, *found.kept]
+    assert sorted(listed) == sorted({*running, *wanted})
+
+
+@given(running=settings, wanted=settings)
+def test_following_a_difference_leads_to_what_is_wanted(
+    running: dict[Place, Recipe], wanted: dict[Place, Recipe]
+) -> None:
+    found = compare(running, wanted)
+    after = {place: running[place] for place in found.kept}
+    after |= {place: wanted[place] for place in (*found.added, *found.changed)}
+    assert after == wanted
+    assert not set(found.removed) & set(wanted)
+
+
+@given(running=settings, wanted=settings)
+def test_the_way_back_adds_what_the_way_there_removes(
+    running: dict[Place, Recipe], wanted: dict[Place, Recipe]
+) -> None:
+    there, back = compare(running, wanted), compare(wanted, running)
+    assert set(there.added) == set(back.removed)
+    assert set(there.changed) == set(back.changed)
+    assert set(there.kept) == set(back.kept)
+
+
+@given(now=settings)
+def test_the_same_again_keeps_everything(now: dict[Place, Recipe]) -> None:
+    found = compare(now, now)
+    assert found.kept == tuple(now)
+    assert not found.models_to_plan
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RECIPE, engine=Stamp(Path("/opt/llama-server"), 1, 2)),
+        replace(RECIPE, library_dirs=(Path("/opt/lib"),)),
+        replace(RECIPE, model=Stamp(Path("/models/chat.gguf"), 100, 8)),
+        replace(RECIPE, draft=Stamp(Path("/models/draft.gguf"), 1, 1)),
+        replace(RECIPE, flags={"ctx-size": 8192}),
+        replace(RECIPE, args=("--verbose",)),
+    ],
+    ids=["engine", "libraries", "model file", "draft", "flags", "args"],
+)
+def test_whatever_shapes_the_command_line_replaces(other: Recipe) -> None:
+    found = compare({A: RECIPE, B: RECIPE}, {A: other, B: RECIPE})
+    assert (found.changed, found.kept) == ((A,), (B,))
+    assert found.models_to_plan == {"chat"}
+
+
+def test_a_replica_of_which_nothing_is_known_is_changed() -> None:
+    assert compare({A: None}, {A: RECIPE}).changed == (A,)
+
+
+def test_a_place_reads_as_its_instance_does() -> None:
+    assert str(Place("chat", 1)) == "chat.1"
+
+
+def told(before: Settings, after: Settings, began_with: Settings | None = None) -> list[str]:
+    return list(remarks(began_with or before, before, after))
+
+
+def test_what_the_proxy_cannot_take_in_is_said_until_it_is_as_it_began() -> None:
+    began = Settings(proxy=ProxyTable(listen="127.0.0.1:8080"))
+    moved = Settings(proxy=ProxyTable(listen="127.0.0.1:9090"))
+    said = ["proxy.listen stays 127.0.0.1:8080 until the daemon is restarted"]
+    assert told(began, moved) == said
+    assert told(moved, moved, began_with=began) == said
+    assert told(moved, began, began_with=began) == []
+
+
+def test_limits_are_said_to_count_from_now_on() -> None:
+    (said,) = told(Settings(), Settings(supervisor=SupervisorTable(warm_timeout_s=1)))
+    assert "from now on" in said
+
+
+def test_new_aliases_are_named() -> None:
+    def aliased(*aliases: str) -> Settings:
+        return Settings(models={"chat": ModelTable(path=Path("chat.gguf"), aliases=aliases)})
+
+    assert told(aliased(), aliased("gpt-4o", "x")) == ["chat: its aliases are now gpt-4o, x"]
+    assert told(aliased("x"), aliased()) == ["chat: its aliases are now none"]
+    assert told(aliased("x"), aliased("x")) == []
+    assert told(Settings(), aliased("x")) == []
