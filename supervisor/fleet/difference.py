@@ -120,7 +120,7 @@ def remarks(began_with: Settings, before: Settings, after: Settings) -> Iterator
         if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):
             yield f"proxy.{key} stays {stays} until the daemon is restarted"
     if before.supervisor != after.supervisor:
-        yield "[supervisor] changed: that counts for instances made from now on"
+        yield "[supervisor] changed: its limits count from each instance's next state on"
     for name, model in after.models.items():
         if name in before.models and before.models[name].aliases != model.aliases:
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"

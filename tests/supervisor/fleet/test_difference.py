@@ -103,9 +103,9 @@ def test_what_the_proxy_cannot_take_in_is_said_until_it_is_as_it_began() -> None
     assert told(moved, began, began_with=began) == []
 
 
-def test_limits_are_said_to_count_from_now_on() -> None:
+def test_limits_are_said_to_count_from_the_next_state_on() -> None:
     (said,) = told(Settings(), Settings(supervisor=SupervisorTable(warm_timeout_s=1)))
-    assert "from now on" in said
+    assert "next state" in said
 
 
 def test_new_aliases_are_named() -> None:
