@@ -95,9 +95,15 @@ async def heal(stage: Stage) -> Event:
 
 
 async def drain(stage: Stage) -> Event:
-    """Wait until the instance holds no request."""
-    await stage.traffic.idle(stage.name)
-    stage.voice.drained(stage.run.number)
+    """Wait until the instance holds no request, or nothing moves in those it holds."""
+    async with asyncio.TaskGroup() as ends:
+        idle = ends.create_task(stage.traffic.idle(stage.name))
+        still = ends.create_task(stage.attendant.watch())
+        await asyncio.wait((idle, still), return_when=asyncio.FIRST_COMPLETED)
+        if idle.done():
+            stage.voice.drained(stage.run.number)
+        idle.cancel()
+        still.cancel()
     return Event.DRAINED
 
 
