@@ -30,7 +30,7 @@ Examples:
   corral stop                           finish what runs, then end
 
 Exit codes: 0 done, 1 failed, 2 wrong words, 3 not running, 4 no such model, 69 daemon unavailable,
-78 settings wrong, 124 out of time, 130 interrupted.
+78 settings wrong, 130 interrupted.
 """
 
 app = typer.Typer(

@@ -11,11 +11,11 @@
     ├── NotRunning                    3    the daemon is down
     ├── NoSuchModel                   4    no model of that name
     ├── DaemonBusy                   69    another daemon holds the directory, or ours is mute
-    └── TimedOut                    124    something did not happen in time
+    └── Interrupted                 130    Ctrl-C, while something was under way that goes on
 
 78 is EX_CONFIG: a service manager must not restart what cannot work
 (systemd: RestartPreventExitStatus=78). 3 is what `systemctl status` says of a stopped unit.
-Commands also end with 0 (done), 2 (wrong words on the command line) and 130 (Ctrl-C).
+Commands also end with 0 (done) and 2 (wrong words on the command line).
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class DaemonBusy(CorralError):
     exit_code = 69
 
 
-class TimedOut(CorralError):
-    """Something did not happen in time."""
+class Interrupted(CorralError):
+    """Ctrl-C, while something was under way that goes on."""
 
-    code = "timed_out"
-    exit_code = 124
+    code = "interrupted"
+    exit_code = 130
 
 
 def from_json(fields: Mapping[str, Any]) -> CorralError:

@@ -15,7 +15,14 @@ from supervisor.commands.choice import Choice, among, choose
 from supervisor.commands.stop import end_daemon
 from supervisor.control.client import Client
 from supervisor.control.wire import DaemonStatus, InstanceStatus, Line
-from supervisor.errors import CorralError, DaemonBusy, NotRunning, StartFailed, from_json
+from supervisor.errors import (
+    CorralError,
+    DaemonBusy,
+    Interrupted,
+    NotRunning,
+    StartFailed,
+    from_json,
+)
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.show import Meter, Outcome
 
@@ -68,6 +75,8 @@ def _start_fresh(
 ) -> Outcome:
     try:
         return _command(client, "start", names, wait=wait)
+    except Interrupted:
+        raise
     except CorralError:
         if not any(instance["state"] == "ready" for instance in _instances(client.status(), ())):
             end_daemon(where)
@@ -125,6 +134,7 @@ def last_of(lines: Iterable[Line]) -> Line:
 
     Raises:
         DaemonBusy: They ended without one.
+        Interrupted: Ctrl-C; what was begun goes on.
     """
     meter = Meter()
     try:
@@ -134,6 +144,11 @@ def last_of(lines: Iterable[Line]) -> Line:
             if "event" in line and line["event"]["name"] == "instance.progressed":
                 fields = line["event"]["fields"]
                 meter.show(f"loading {fields['instance']}", float(str(fields["value"])))
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(
+            "no longer waiting; what was begun goes on",
+            hint="corral status shows it, corral stop ends it",
+        ) from interrupt
     finally:
         meter.clear()
     raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")

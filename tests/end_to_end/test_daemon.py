@@ -2,6 +2,7 @@
 
 import http.client
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -181,3 +182,20 @@ def test_no_engine_survives_a_daemon_killed_while_it_loads(corral: Corral, smoll
         daemon.wait()
     corral.ok("start")
     assert ask(corral)
+
+
+def test_a_start_that_is_no_longer_waited_for_goes_on(corral: Corral, tiny_model: Path) -> None:
+    engine = corral.home / "llama-server"
+    path = corral.ok("engine", "path").strip()
+    engine.write_text(f'#!/bin/sh\n[ $# -eq 1 ] && exec {path} "$@"\nexec sleep 60\n', "utf-8")
+    engine.chmod(0o700)
+    corral.configure(f'engine = "{engine}"\n[models.tiny]\npath = "{tiny_model}"\n')
+    waiting = subprocess.Popen(
+        corral.argv("start"), env=corral.env, cwd=corral.home, stderr=subprocess.PIPE, text=True
+    )
+    until((corral.home / "log" / "tiny.0.log").exists)
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=5)
+    assert waiting.returncode == 130
+    assert "what was begun goes on" in said
+    assert corral.data("status")["models"][0]["instances"][0]["state"] == "starting"
