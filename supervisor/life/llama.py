@@ -1,10 +1,10 @@
-"""Speaks to one llama-server's own endpoints: health, identity, one token, slots, counters.
+"""Speaks to one llama-server's own endpoints: health, identity, one token, counters.
 
 Every call has a deadline and its own connection: llama-server closes an idle one after 5 s and one
 that streamed without a word, and our calls are rare. All answers but health need the engine's key.
 
-Mind what a look costs: a poll of `/slots` or `/metrics` at 1 Hz or more keeps the engine from
-noticing clients that left, and `/slots` wakes a sleeping one. Ask every 2 to 3 s at most.
+Mind what a look costs: a poll of `/metrics` at 1 Hz or more keeps the engine from noticing clients
+that left. Ask every 2 to 3 s at most.
 
 Source: tools/server/README.md of llama.cpp; behaviour measured on builds 10434 and 11434.
 """
@@ -40,40 +40,6 @@ class Refused:
 
     status: int
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One sequence an engine can decode.
-
-    Attributes:
-        id_slot: Its number, from 0.
-        busy: Whether it works on a request.
-        n_ctx: Its context, in tokens.
-        n_decoded: Tokens generated for the current or last request.
-    """
-
-    id_slot: int
-    busy: bool
-    n_ctx: int
-    n_decoded: int
-
-
-@dataclass(frozen=True, slots=True)
-class Props:
-    """What an engine says of itself.
-
-    Attributes:
-        slots: Sequences it decodes at a time.
-        n_ctx: Context of each, in tokens.
-        model_path: The GGUF it serves.
-        build: Its build, as it tells it; empty where it does not.
-    """
-
-    slots: int
-    n_ctx: int
-    model_path: str
-    build: str
 
 
 class Llama:
@@ -148,17 +114,6 @@ class Llama:
         )
         return None if answer.status_code == 200 else Refused(answer.status_code, _words(answer))
 
-    async def slots(self) -> tuple[Slot, ...] | Refused:
-        """Return the engine's slots, in their order.
-
-        Raises:
-            EngineSilent: No answer.
-        """
-        answer = await self._get("/slots")
-        if answer.status_code != 200:
-            return Refused(answer.status_code, _words(answer))
-        return tuple(_slot(fields) for fields in answer.json())
-
     async def metrics(self) -> Mapping[str, float] | Refused:
         """Return the engine's counters and gauges, by name without the prefix `llamacpp:`.
 
@@ -169,23 +124,6 @@ class Llama:
         if answer.status_code != 200:
             return Refused(answer.status_code, _words(answer))
         return read_metrics(answer.text)
-
-    async def props(self) -> Props | Refused:
-        """Return what the engine says of itself.
-
-        Raises:
-            EngineSilent: No answer.
-        """
-        answer = await self._get("/props")
-        if answer.status_code != 200:
-            return Refused(answer.status_code, _words(answer))
-        told = answer.json()
-        return Props(
-            slots=told.get("total_slots", 1),
-            n_ctx=told.get("default_generation_settings", {}).get("n_ctx", 0),
-            model_path=told.get("model_path", ""),
-            build=told.get("build_info", ""),
-        )
 
     async def _get(self, path: str) -> httpx.Response:
         return await self._call("GET", path, headers=self._key)
@@ -212,18 +150,6 @@ def read_metrics(text: str) -> dict[str, float]:
         except (ValueError, IndexError):
             continue
     return samples
-
-
-def _slot(fields: Mapping[str, Any]) -> Slot:
-    # `next_token` is a list since it is reported per sequence, and an object before.
-    token = fields.get("next_token") or {}
-    token = token[0] if isinstance(token, list) else token
-    return Slot(
-        id_slot=fields["id"],
-        busy=fields.get("is_processing", False),
-        n_ctx=fields.get("n_ctx", 0),
-        n_decoded=token.get("n_decoded", 0),
-    )
 
 
 def _words(answer: httpx.Response) -> str:

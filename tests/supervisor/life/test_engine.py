@@ -16,7 +16,7 @@ from fakes.ranch import Ranch, descriptors, launch_of, loading
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.launch import Launch
 from supervisor.life.lifecycle import State
-from supervisor.life.llama import Llama, Props
+from supervisor.life.llama import Llama
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})
@@ -52,12 +52,7 @@ async def test_it_starts_serves_and_leaves_when_asked(real: LaunchOf) -> None:
         instance.start()
         facts = await instance.wait(UP)
         async with Llama(facts.endpoint, facts.api_key) as llama:
-            props = await llama.props()
-            slots = await llama.slots()
-        assert isinstance(props, Props)
-        assert (props.slots, props.n_ctx) == (1, 256)
-        assert isinstance(slots, tuple)
-        assert [slot.busy for slot in slots] == [False]
+            assert await llama.is_ours()
         assert (facts.load_progress, facts.warnings) == (1, ())
         asked_at_s = time.monotonic()
         instance.stop()

@@ -8,7 +8,7 @@ from fakes.ranch import Ranch, fake_launch
 
 from supervisor.life.launch import Endpoint
 from supervisor.life.lifecycle import State
-from supervisor.life.llama import EngineSilent, Llama, Props, Refused, Slot, read_metrics
+from supervisor.life.llama import EngineSilent, Llama, Refused, read_metrics
 from supervisor.life.warm import Warmth, warm
 
 
@@ -27,20 +27,13 @@ async def test_what_an_engine_says_of_itself_is_typed(runtime: Path) -> None:
     async with engine(runtime) as llama:
         assert await llama.is_healthy()
         assert await llama.is_ours()
-        assert await llama.props() == Props(slots=2, n_ctx=256, model_path="m", build="")
-        assert await llama.slots() == (
-            Slot(id_slot=0, busy=False, n_ctx=256, n_decoded=0),
-            Slot(id_slot=1, busy=True, n_ctx=256, n_decoded=7),
-        )
         assert await llama.metrics() == {"n_decode_total": 7}
 
 
 async def test_an_engine_with_another_key_is_not_ours(runtime: Path) -> None:
     async with engine(runtime, api_key="wrong") as llama:
         assert not await llama.is_ours()
-        assert await llama.slots() == Refused(401, "Invalid API Key")
         assert await llama.metrics() == Refused(401, "Invalid API Key")
-        assert await llama.props() == Refused(401, "Invalid API Key")
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint(Path("/nowhere/a.sock")), Endpoint(port=1)])
@@ -49,8 +42,8 @@ async def test_an_engine_that_is_not_there_is_silent(endpoint: Endpoint) -> None
         assert not await llama.is_healthy()
         assert not await llama.is_ours()
         assert await warm(llama) is Warmth.SICK
-        with pytest.raises(EngineSilent, match="/slots"):
-            await llama.slots()
+        with pytest.raises(EngineSilent, match="/metrics"):
+            await llama.metrics()
 
 
 @pytest.mark.parametrize(
@@ -88,4 +81,4 @@ async def test_a_refusal_in_a_strange_shape_is_a_refusal(
     runtime: Path, answer: bytes, message: str
 ) -> None:
     async with saying(runtime, answer) as llama:
-        assert await llama.props() == Refused(500, message)
+        assert await llama.metrics() == Refused(500, message)
