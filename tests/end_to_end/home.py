@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from supervisor.host.owner import Owner, read_owner
+
 PATIENCE_S = 20
 
 
@@ -61,7 +63,8 @@ class Corral:
         )
         self._daemons.append(daemon)
         if until_ready:
-            until((self.home / "run" / "control.sock").exists)
+            # The socket may still be that of a daemon that was killed; the owner is not.
+            until(lambda: (owner := self._owner()) and owner.pid == daemon.pid)
             self.ok("start")
         return daemon
 
@@ -103,7 +106,13 @@ class Corral:
 
     @property
     def daemon_pid(self) -> int:
-        return int(json.loads((self.home / "run" / "daemon.json").read_text("utf-8"))["pid"])
+        """Return the number of the daemon that the state file names."""
+        owner = self._owner()
+        assert owner
+        return owner.pid
+
+    def _owner(self) -> Owner | None:
+        return read_owner(self.home / "run" / "daemon.json")
 
 
 def begin_stream(corral: Corral, tokens: int, model: str = "tiny") -> http.client.HTTPResponse:
