@@ -6,6 +6,7 @@ answers in a quarter of a second and `--help` at once.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
@@ -102,6 +103,9 @@ def serve(
     One Ctrl-C lets running answers finish, a second shortens the wait to 5 s, a third kills.
     SIGHUP reloads the settings, as corral reload does.
     """
+    # Until the daemon hears signals itself, Ctrl-C just ends it: as a KeyboardInterrupt it could
+    # fall into the clean-up of an import, where Python ignores it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from supervisor.commands.serve import serve as call
 
     _finish("serve", lambda: call(models or [], config, listen, report_fd), as_json=False)
