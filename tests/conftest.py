@@ -1,5 +1,6 @@
 """The real engine and the models that tests run. All are found, or fetched, once a session."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ import tiny_gguf
 from supervisor.host.paths import directories
 from supervisor.profile import models
 from supervisor.profile.engine import Engine, load
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they
+# start. Source: POSIX shell, "Asynchronous Lists".
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,8 @@ from supervisor.profile.engine import load
 def main() -> int:
     """Do what the words ask for; return 1 when anything was not as expected."""
     words = _words()
+    # A shell that runs us in the background has us ignore Ctrl-C, and so would all we start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     engine = load(None, cache_dir=directories().cache)
     print(f"engine: build {engine.build}, {engine.path}", flush=True)
     with tempfile.TemporaryDirectory(prefix="c") as directory:
