@@ -16,7 +16,7 @@ from supervisor.events import Emit
 from supervisor.fleet.difference import Place
 from supervisor.fleet.replica import Model, Replica, name_for
 from supervisor.fleet.workshop import Workshop
-from supervisor.life.facts import InstanceFacts, Limits
+from supervisor.life.facts import Limits
 from supervisor.life.instance import Instance
 from supervisor.life.lifecycle import State
 from supervisor.life.traffic import Traffic
@@ -97,11 +97,11 @@ class Fleet:
         """
         instances = tuple(self.instances(names))
         if verb == "stop":
-            return _begin(instances, Instance.stop, lambda now, _: now.state is State.STOPPED)
+            return _begin(instances, Instance.stop, _DOWN)
         if verb == "start":
-            return _begin(instances, Instance.start, lambda now, _: now.state in START_OVER)
-        if verb == "restart":
-            return _begin(instances, Instance.restart, _restarted)
+            return _begin(instances, Instance.start, START_OVER)
+        if verb == "restart":  # which leaves each of these states at once
+            return _begin(instances, Instance.restart, START_OVER)
         raise SettingsInvalid(f"no command is named {verb!r}")
 
     async def all_down(self) -> None:
@@ -191,17 +191,8 @@ class Fleet:
 
 
 def _begin(
-    instances: Sequence[Instance],
-    tell: Callable[[Instance], None],
-    is_over: Callable[[InstanceFacts, InstanceFacts], bool],
+    instances: Sequence[Instance], tell: Callable[[Instance], None], over: frozenset[State]
 ) -> Callable[[], bool]:
-    before = [instance.snapshot() for instance in instances]
     for instance in instances:
         tell(instance)
-    return lambda: all(
-        is_over(instance.snapshot(), was) for instance, was in zip(instances, before, strict=True)
-    )
-
-
-def _restarted(now: InstanceFacts, before: InstanceFacts) -> bool:
-    return now.state in START_OVER and now.run > before.run
+    return lambda: all(instance.snapshot().state in over for instance in instances)
