@@ -1,59 +1,42 @@
 """Every page there is, and who answers it.
 
-    GET   /health  /v1/health                 whether any model can be served
-    GET   /v1/models  /models  (and /{id})    the models
-    the table PASSED                          an instance of the model that the request names
-
-Pages of llama-server that change it (POST /slots, /props, /lora-adapters) are not in the table.
+GET   /health  /v1/health                 whether any model can be served
+GET   /v1/models  /models  (and /{id})    the models
+GET   /slots                              the slots of all instances, as llama-server lists its own
+GET   /corral/v1/slots                    the same with instances, totals and lines
+GET   /metrics                            figures for Prometheus
+the table of `pages`                      an instance of the model that the request names
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
 from aiohttp import web
 
-from proxy import aggregate
-from proxy.answer import Answer, error_response
-from proxy.dispatch import Dispatch, Loader
-from proxy.door import RECORD, door, sign
-from proxy.errors import ProxyError
-from proxy.flight import Floor, flying
-from proxy.forward import Forward
+from proxy.carry.answer import Answer, error_response
+from proxy.carry.forward import Forward
+from proxy.errors import ProxyError, Unavailable
+from proxy.gate.door import RECORD, Door
+from proxy.gate.keys import KEY, visible
+from proxy.headers import HOP
+from proxy.line.dispatch import Dispatch
+from proxy.line.flight import Flight, Floor
+from proxy.loader import Loader, ModelCard
+from proxy.nodes.cards import local
+from proxy.pages import PASSED
 from proxy.record import CLIENT_GONE, Tell
-from proxy.request import find_model, read_ask
+from proxy.request import read_ask
+from proxy.roster import find, listed
 from proxy.settings import ProxySettings
+from proxy.watch import aggregate
+from proxy.watch.metrics import Metrics
+from proxy.watch.overview import engine_list, has_idle, overview
 
 FLOOR: Final = web.AppKey("floor", Floor)
-
-PASSED: Final[Mapping[str, tuple[str, ...]]] = {
-    "GET": ("/metrics", "/props", "/slots"),
-    "POST": (
-        "/apply-template",
-        "/chat/completions",
-        "/completion",
-        "/completions",
-        "/detokenize",
-        "/embedding",
-        "/embeddings",
-        "/infill",
-        "/rerank",
-        "/reranking",
-        "/responses",
-        "/tokenize",
-        "/v1/audio/transcriptions",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/rerank",
-        "/v1/reranking",
-        "/v1/responses",
-    ),
-}
 
 
 def build_app(
@@ -66,17 +49,27 @@ def build_app(
         loader: The models, and how one is made ready.
         settings: The limits.
         tell: Hears how each request ended; see `proxy.record`.
+
+    Raises:
+        Misconfigured: An origin, a host or the file of API keys is wrong.
     """
+    metrics = Metrics(dispatch, settings, tell)
+    dispatch.loader, dispatch.tell = loader, metrics.tell
     floor = Floor()
-    pages = _Pages(dispatch, loader, settings, Forward(dispatch, settings, tell), floor)
-    app = web.Application(middlewares=[door(settings, floor, tell)])
+    forward = Forward(dispatch, settings, metrics.tell)
+    pages = _Pages(dispatch, loader, settings, forward, floor, metrics)
+    door = Door(settings, floor, metrics.tell)
+    app = web.Application(middlewares=[door.pass_through])
     app[FLOOR] = floor
-    app.on_response_prepare.append(sign)
+    app.on_response_prepare.append(door.sign)
     for path in ("/health", "/v1/health"):
         app.router.add_get(path, pages.health)
     for path in ("/models", "/v1/models"):
         app.router.add_get(path, pages.models)
         app.router.add_get(path + "/{id:.+}", pages.model)
+    app.router.add_get("/slots", pages.slots)
+    app.router.add_get("/corral/v1/slots", pages.overview)
+    app.router.add_get("/metrics", pages.metrics)
     for path in PASSED["GET"]:
         app.router.add_get(path, pages.passed)
     for path in PASSED["POST"]:
@@ -92,29 +85,48 @@ class _Pages:
         settings: ProxySettings,
         forward: Forward,
         floor: Floor,
+        metrics: Metrics,
     ) -> None:
         self._dispatch = dispatch
         self._loader = loader
         self._settings = settings
         self._forward = forward
         self._floor = floor
+        self._metrics = metrics
 
     async def health(self, request: web.Request) -> web.Response:
-        sick = aggregate.sickness(self._loader.models())
-        return error_response(request.path, sick) if sick else _json({"status": "ok"})
+        cards = self._loader.models()
+        if sick := aggregate.sickness(cards):
+            return error_response(request.path, sick)
+        return _json(aggregate.health(cards, self._dispatch.seats()))
 
-    async def models(self, _: web.Request) -> web.Response:
-        return _json(aggregate.model_list(self._loader.models()))
+    async def models(self, request: web.Request) -> web.Response:
+        return _json(aggregate.model_list(listed(self._cards(request))))
 
     async def model(self, request: web.Request) -> web.Response:
-        card = find_model(request.match_info["id"], self._loader.models())
-        return _json(aggregate.model_page(card))
+        pick = find(request.match_info["id"], listed(self._cards(request)))
+        return _json(aggregate.model_page(pick.card))
+
+    async def slots(self, request: web.Request) -> web.Response:
+        listed = engine_list(self._dispatch.seats(), self._named(request), time.monotonic())
+        if "fail_on_no_slot" in request.query and not has_idle(listed):
+            raise Unavailable("no slot is available; ask again")
+        return _json(listed)
+
+    async def overview(self, request: web.Request) -> web.Response:
+        seats, lines = self._dispatch.seats(), self._dispatch.lines()
+        return _json(overview(seats, lines, self._named(request), time.monotonic()))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        accept = ",".join(request.headers.getall("Accept", ()))
+        body, content_type = await self._metrics.page(accept, self._cards(request))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def passed(self, request: web.Request) -> web.StreamResponse:
         answer = Answer(request, request[RECORD])
         try:
-            async with flying() as flight:
-                with self._floor.flights.holding(flight):
+            async with Flight() as flight:
+                with self._floor.flights.holding(flight), self._metrics.counting(answer.record):
                     await self._serve(request, answer)
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE
@@ -126,12 +138,21 @@ class _Pages:
         return answer.response
 
     async def _serve(self, request: web.Request, answer: Answer) -> None:
-        record, limit_bytes = answer.record, self._settings.max_body_bytes
-        ask = await read_ask(request, record.request_id, limit_bytes, self._loader.models())
+        record = answer.record
+        ask = await read_ask(request, record.request_id, self._settings, self._cards(request))
         record.model = ask.model
-        if not self._dispatch.serves(ask.model):
-            await self._loader.ensure_ready(ask.model)
         await self._forward.carry(ask, answer)
+
+    def _cards(self, request: web.Request) -> Sequence[ModelCard]:
+        """Return the models that there are for whoever asks; for another proxy, those here."""
+        cards = self._loader.models()
+        return visible(local(cards) if HOP in request.headers else cards, request.get(KEY))
+
+    def _named(self, request: web.Request) -> Sequence[ModelCard]:
+        """Return the model that the query names; all there are for who asks, if it names none."""
+        cards = self._cards(request)
+        name = request.query.get("model")
+        return [find(name, cards).card] if name else cards
 
 
 def _json(content: object) -> web.Response:

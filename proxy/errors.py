@@ -2,21 +2,32 @@
 
     ProxyError                       500
     ├── BadRequest                   400    the body or the query cannot be understood
-    ├── Forbidden                    403    the Host or Origin is not one that may ask
+    ├── Unauthorized                 401    no API key, or one that is not known
+    ├── Forbidden                    403    the Host, the Origin or the key may not ask this
     ├── UnknownPath                  404    no such path
     ├── UnknownModel                 404    no such model; the known ones are named
     ├── WrongMethod                  405    the path is there, the method is not
+    ├── TooSlow                      408    the client did not send its request in time
     ├── BodyTooLarge                 413    more bytes than the limit
+    ├── Unmet                        417    the client expects what nobody here can do
+    ├── TooMany                      429    not now; Retry-After says when
+    │   ├── LineFull                 429    too many wait for the model
+    │   └── OverLimit                429    the key has used up what it may
+    ├── HeaderTooLarge               431    the header has too many fields, or too long ones
     ├── Internal                     500    a fault of the proxy itself
     ├── UpstreamFailed               502    an instance broke while it answered
     │   ├── UpstreamUnreached        502    it did not begin to answer: one more try is safe
+    │   │   ├── UpstreamLoading      503    its model is not loaded yet
+    │   │   └── UpstreamUnready      503    another machine cannot take the request now
     │   └── UpstreamStopped          502    it was stopped: one more try is safe before a first byte
     ├── Unavailable                  503    no instance can take the request now
     │   ├── Loading                  503    one is on its way
+    │   ├── WaitedLong               503    the request's patience ended before its turn came
     │   └── Draining                 503    the proxy is about to end
     └── UpstreamTimeout              504    an instance said nothing for too long
 
     ListenFailed                            the address cannot be listened on (no client sees it)
+    Misconfigured                           a setting or the keys file is wrong (no client sees it)
 
 Clients of `/v1/messages` get Anthropic's shape, all others OpenAI's.
 """
@@ -66,8 +77,21 @@ class BadRequest(ProxyError):
     anthropic_type = "invalid_request_error"
 
 
+class Unauthorized(ProxyError):
+    """No API key came with the request, or one that is not known."""
+
+    status = 401
+    code = "invalid_api_key"
+    openai_type = "invalid_request_error"
+    anthropic_type = "authentication_error"
+
+    def headers(self) -> Mapping[str, str]:
+        """Return what RFC 9110 section 15.5.2 asks for: how to prove who one is."""
+        return {"WWW-Authenticate": "Bearer"}
+
+
 class Forbidden(ProxyError):
-    """The Host or the Origin is not one that may ask."""
+    """The Host, the Origin or the API key is not one that may ask this."""
 
     status = 403
     code = "forbidden"
@@ -115,6 +139,16 @@ class WrongMethod(ProxyError):
         return {"Allow": self._allowed}
 
 
+class TooSlow(ProxyError):
+    """The client did not send its request in time."""
+
+    status = 408
+    code = "request_timeout"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+    ends_connection = True
+
+
 class BodyTooLarge(ProxyError):
     """The body has more bytes than the limit."""
 
@@ -129,6 +163,57 @@ class BodyTooLarge(ProxyError):
             f"the body is larger than {limit_bytes} bytes; "
             "send less, or raise max_body_bytes under [proxy]"
         )
+
+
+class Unmet(ProxyError):
+    """The client expects what nobody here can do."""
+
+    status = 417
+    code = "expectation_failed"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+    ends_connection = True
+
+
+class HeaderTooLarge(ProxyError):
+    """The header has too many fields, or one that is too long."""
+
+    status = 431
+    code = "header_too_large"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+    ends_connection = True
+
+
+class TooMany(ProxyError):
+    """Not now, but later.
+
+    Attributes:
+        retry_after_s: Whole seconds after which it is worth to ask again, at least 1.
+    """
+
+    status = 429
+    code = "rate_limit_exceeded"
+    openai_type = "rate_limit_error"
+    anthropic_type = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> Mapping[str, str]:
+        """Return when to ask again."""
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class LineFull(TooMany):
+    """Too many requests wait for the model already."""
+
+    code = "line_full"
+
+
+class OverLimit(TooMany):
+    """The API key has used up what it may."""
 
 
 class Internal(ProxyError):
@@ -154,6 +239,36 @@ class UpstreamUnreached(UpstreamFailed):
     def __init__(self, instance: str, what: str) -> None:
         super().__init__(f"{instance} {what}")
         self.instance = instance
+
+
+class UpstreamLoading(UpstreamUnreached):
+    """An instance that was thought to be ready has not loaded its model yet."""
+
+    status = 503
+    code = "loading"
+    anthropic_type = "overloaded_error"
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance, "is still loading its model; ask again")
+
+    def headers(self) -> Mapping[str, str]:
+        """Return when to ask again."""
+        return {"Retry-After": "1"}
+
+
+class UpstreamUnready(UpstreamUnreached):
+    """Another machine cannot take the request now: its model left, or it is about to stop."""
+
+    status = 503
+    code = "unavailable"
+    anthropic_type = "overloaded_error"
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance, "cannot take the request now; ask again")
+
+    def headers(self) -> Mapping[str, str]:
+        """Return when to ask again."""
+        return {"Retry-After": "1"}
 
 
 class UpstreamStopped(UpstreamFailed):
@@ -194,6 +309,12 @@ class Loading(Unavailable):
     code = "loading"
 
 
+class WaitedLong(Unavailable):
+    """The request's patience ended before its turn came."""
+
+    code = "waited_long"
+
+
 class Draining(Unavailable):
     """The proxy finishes what it holds, takes no more, and ends."""
 
@@ -227,6 +348,20 @@ class ListenFailed(Exception):
         self.message = f"cannot listen on {host}:{port}: {reason}"
         self.hint = hint
         super().__init__(self.message)
+
+
+class Misconfigured(Exception):
+    """A setting, or the file of API keys, is not one that the proxy can work with.
+
+    Attributes:
+        message: What is wrong, where.
+        hint: What to do next.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        self.message = message
+        self.hint = hint
+        super().__init__(message)
 
 
 def known_models(names: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """Which header fields cross the proxy, in each direction.
 
 Hop-by-hop fields end here, and so does every field that `Connection` names. Source: RFC 9110
-section 7.6.1. What concerns only the client's side (keys, cookies, origin, framing) never reaches
-an instance; what an instance says of itself (CORS, server, date) never reaches a client.
+section 7.6.1. What concerns only the client's side (keys, cookies, origin, framing, its address and
+the names of its conversations) never reaches an instance; what an instance says of itself (CORS,
+server, date) never reaches a client.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
+
+EVENT_STREAM: Final = "text/event-stream"
+JSON: Final = "application/json; charset=utf-8"
+# Whatever says it comes from another proxy of this kind, which must not pass it on once more.
+HOP: Final = "X-Corral-Hop"
 
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 
@@ -26,23 +32,44 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
-# X-Conversation-Id makes an engine go on generating after its client has left (build 11434).
+# What `session` reads. X-Conversation-Id makes an engine go on generating after its client has left
+# (build 11434).
+_SESSION: Final = frozenset(
+    {
+        "conversation_id",
+        "session_id",
+        "x-amp-thread-id",
+        "x-claude-code-session-id",
+        "x-conversation-id",
+        "x-opencode-session",
+        "x-session-affinity",
+        "x-session-id",
+    }
+)
 # The body arrives decompressed and may be rewritten, so its encoding and length are ours to say.
-_NOT_UPSTREAM: Final = _HOP_BY_HOP | {
-    "accept-encoding",
-    "authorization",
-    "content-encoding",
-    "content-length",
-    "cookie",
-    "expect",
-    "host",
-    "origin",
-    "x-api-key",
-    "x-conversation-id",
-    "x-request-id",
-}
+_NOT_UPSTREAM: Final = (
+    _HOP_BY_HOP
+    | {
+        "accept-encoding",
+        "authorization",
+        "content-encoding",
+        "content-length",
+        "cookie",
+        "expect",
+        "forwarded",
+        "host",
+        "origin",
+        "prefer",
+        "referer",
+        "x-api-key",
+        "x-real-ip",
+        "x-request-id",
+    }
+    | _SESSION
+)
 _NOT_DOWNSTREAM: Final = _HOP_BY_HOP | {"date", "server", "vary", "x-request-id"}
-_CORS_PREFIX: Final = "access-control-"
+# CORS both ways; what a browser or another proxy says of the client; what is said to us alone.
+_NEVER: Final = ("access-control-", "sec-", "x-corral-", "x-forwarded-")
 
 
 def for_upstream(fields: _Fields) -> CIMultiDict[str]:
@@ -62,14 +89,23 @@ def for_client(fields: _Fields) -> CIMultiDict[str]:
 
 def is_event_stream(fields: _Fields) -> bool:
     """Return whether these fields announce server-sent events."""
-    return fields.get("Content-Type", "").lower().startswith("text/event-stream")
+    return fields.get("Content-Type", "").lower().startswith(EVENT_STREAM)
+
+
+def is_json(fields: _Fields) -> bool:
+    """Return whether these fields announce JSON, or nothing at all."""
+    return fields.get("Content-Type", JSON).lower().startswith("application/json")
 
 
 def _without(fields: _Fields, dropped: frozenset[str]) -> CIMultiDict[str]:
-    named = ",".join(fields.getall("Connection", ())).lower().split(",")
-    gone = dropped.union(name.strip() for name in named)
+    if "Connection" in fields:
+        named = ",".join(fields.getall("Connection")).lower().split(",")
+        dropped = dropped.union(name.strip() for name in named)
+    passed = ((name.lower(), name, value) for name, value in fields.items())
     return CIMultiDict(
-        (name, value)
-        for name, value in fields.items()
-        if name.lower() not in gone and not name.lower().startswith(_CORS_PREFIX)
+        [
+            (name, value)
+            for lower, name, value in passed
+            if lower not in dropped and not lower.startswith(_NEVER)
+        ]
     )

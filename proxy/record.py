@@ -14,6 +14,7 @@ import time
 from typing import Protocol
 
 from proxy.errors import ProxyError
+from proxy.line.rates import Timings
 
 CLIENT_GONE = 499
 
@@ -35,6 +36,7 @@ class Record:
         status: How it ended: the status that the client got, that of the error which broke an
             answer off, or 499 where the client left; None before that.
         bytes_out: Bytes of the body that were sent to the client.
+        timings: What the instance did for it, in its own words; None where it did not say.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -43,12 +45,35 @@ class Record:
         self.instance: str | None = None
         self.status: int | None = None
         self.bytes_out = 0
+        self.timings: Timings | None = None
+        self._tries = 0
+        self._waited_ms: float | None = None
+        self._expected_cached = 0
         self._began_at_s = time.monotonic()
         self._first_byte_ms: float | None = None
+        self._first_token_ms: float | None = None
+
+    def give(self, instance: str, waited_s: float = 0.0, expected_cached: int = 0) -> None:
+        """Note that an instance has the request now.
+
+        Args:
+            instance: Its name.
+            waited_s: Seconds that this took since the request joined the line, at least 0.
+            expected_cached: Tokens of the prompt that its cache is believed to hold.
+        """
+        self.instance = instance
+        self._tries += 1
+        self._waited_ms = round((self._waited_ms or 0.0) + waited_s * 1000, 1)
+        self._expected_cached = expected_cached
+
+    def note_token(self) -> None:
+        """Note that generated text came; only the first time counts."""
+        if self._first_token_ms is None:
+            self._first_token_ms = self._since_ms()
 
     def count(self, chunk: bytes) -> None:
         """Note that these bytes are on their way to the client."""
-        if not self.bytes_out:
+        if chunk and not self.bytes_out:
             self._first_byte_ms = self._since_ms()
         self.bytes_out += len(chunk)
 
@@ -60,6 +85,7 @@ class Record:
                 request=self.request_id,
                 model=self.model,
                 status=refused_by.status,
+                code=refused_by.code,
                 why=refused_by.message,
             )
         elif self.model:
@@ -69,9 +95,13 @@ class Record:
                 model=self.model,
                 instance=self.instance,
                 status=self.status,
+                tries=self._tries,
+                waited_ms=self._waited_ms,
                 first_byte_ms=self._first_byte_ms,
+                first_token_ms=self._first_token_ms,
                 took_ms=self._since_ms(),
                 bytes_out=self.bytes_out,
+                **self._tokens(),
             )
 
     def tell_broken(self, tell: Tell, error: ProxyError) -> None:
@@ -79,10 +109,22 @@ class Record:
         tell(
             "upstream.broke",
             request=self.request_id,
+            model=self.model,
             instance=self.instance,
             phase="ask" if self.status is None else "answer",
             error=error.message,
         )
+
+    def _tokens(self) -> dict[str, float | None]:
+        """Return what the instance said of its work; None for all of it where it said nothing."""
+        said = self.timings
+        return {
+            "expected_cached_tokens": self._expected_cached if said else None,
+            "cached_tokens": said.cached_tokens if said else None,
+            "prompt_tokens": said.prompt_tokens if said else None,
+            "decoded_tokens": said.decoded_tokens if said else None,
+            "decode_ms": said.decode_ms if said else None,
+        }
 
     def _since_ms(self) -> float:
         return round((time.monotonic() - self._began_at_s) * 1000, 1)

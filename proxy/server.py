@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 from typing import Final
 
-from aiohttp import http_exceptions, web
+from aiohttp import web
 
 from proxy.app import FLOOR
+from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.settings import ProxySettings
 
@@ -17,6 +19,8 @@ from proxy.settings import ProxySettings
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
 _LINGERING_S: Final = 2.0
 _BACKLOG: Final = 1024
+# A connection is asked whether it lives after so much silence, then every quarter of that.
+_ALIVE_S: Final = 60
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (read, not bound)
 
 
@@ -34,17 +38,12 @@ class Server:
         self._patience: asyncio.Timeout | None = None
         self._runner = web.AppRunner(
             app,
-            access_log=None,
-            logger=_quiet_logger(),
             # Without it a handler runs on after its client has left.
             handler_cancellation=True,
-            keepalive_timeout=settings.idle_timeout_s,
-            lingering_time=_LINGERING_S,
-            max_line_size=settings.max_header_bytes,
-            max_field_size=settings.max_header_bytes,
-            max_headers=settings.max_headers,
             shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
         )
+        self._listener: asyncio.Server | None = None
+        self._logger = _quiet_logger()
 
     @property
     def url(self) -> str:
@@ -59,13 +58,18 @@ class Server:
             ListenFailed: The address is taken, not ours, or not allowed.
         """
         host, port = self._settings.host, self._settings.port
+        loop = asyncio.get_running_loop()
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, backlog=_BACKLOG).start()
+            self._listener = await loop.create_server(
+                self._make_connection, host, port, backlog=_BACKLOG
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise ListenFailed(host, port, *_explain(error)) from error
-        self.port = int(self._runner.addresses[0][1])
+        for listening in self._listener.sockets:
+            _let_dead_clients_go(listening, self._settings.unread_timeout_s)
+        self.port = int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing more, let what runs finish, then cut the rest.
@@ -77,8 +81,7 @@ class Server:
             timeout_s: Seconds that running requests get, at least 0.
         """
         self._floor.is_shut = True
-        for site in self._runner.sites:
-            await site.stop()
+        self._stop_listening()
         if self._patience is not None:
             self._shorten(timeout_s)
             await self._floor.flights.idle()
@@ -92,8 +95,30 @@ class Server:
     async def close(self) -> None:
         """Cut what runs and close every connection; at once where nothing runs."""
         self._floor.is_shut = True
+        self._stop_listening()
         await self._cut()
         await self._runner.cleanup()
+
+    def _make_connection(self) -> Connection:
+        """Make what speaks HTTP on a connection that was just taken."""
+        manager, settings = self._runner.server, self._settings
+        assert manager is not None, "connections come only after setup"  # noqa: S101 (for mypy)
+        return Connection(
+            manager,
+            loop=asyncio.get_running_loop(),
+            head_timeout_s=settings.head_timeout_s,
+            access_log=None,
+            logger=self._logger,
+            keepalive_timeout=settings.idle_timeout_s,
+            lingering_time=_LINGERING_S,
+            max_line_size=settings.max_header_bytes,
+            max_field_size=settings.max_header_bytes,
+            max_headers=settings.max_headers,
+        )
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def _shorten(self, timeout_s: float) -> None:
         patience = self._patience
@@ -116,8 +141,26 @@ def _explain(error: OSError) -> tuple[str, str]:
     return error.strerror or str(error), "set an address of this machine as listen under [proxy]"
 
 
+def _let_dead_clients_go(listening: socket.socket, unread_timeout_s: float) -> None:
+    """Have the kernel find clients that are gone without a word, or take nothing more.
+
+    What a listening socket is told, each connection it takes inherits. One that says nothing is
+    asked whether it lives; one that takes nothing of what it is sent for `unread_timeout_s` is
+    broken off, which wakes whoever writes to it. Source: Linux, tcp(7).
+    """
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _ALIVE_S),
+        ("TCP_KEEPINTVL", _ALIVE_S // 4),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", int(unread_timeout_s * 1000)),
+    ):
+        if option := getattr(socket, name, None):  # not every system has them all
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _quiet_logger() -> logging.Logger:
-    """Return a logger without the requests that are no HTTP: any port scan could fill a log."""
+    """Return a logger without what clients do wrong: any port scan could fill a log."""
     logger = logging.getLogger("proxy.http")
     logger.addFilter(_is_our_fault)
     return logger
@@ -125,4 +168,4 @@ def _quiet_logger() -> logging.Logger:
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, http_exceptions.HttpProcessingError)
+    return not isinstance(error, web.RequestPayloadError)

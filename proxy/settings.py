@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Policy = Literal["affinity", "least-busy", "round-robin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,18 @@ class ProxySettings:
         connect_timeout_s: Seconds to wait for an instance to accept a connection, above 0.
         silence_timeout_s: Seconds an instance may send nothing before its answer is given up,
             above 0. There is no limit on the whole of an answer.
+        head_timeout_s: Seconds a client may take to send the header of a request, above 0.
+        body_timeout_s: Seconds a client may take to send a body, above 0.
+        unread_timeout_s: Seconds a client may take nothing of what is sent to it, above 0.
+        line_max: Requests that may wait for one model, at least 0; one more is refused.
+        patience_s: Seconds a request may wait for its turn or for its model to load, at least 0.
+        policy: Which instance is asked: the one that holds the conversation, the one with most
+            slots free, or one after the other.
+        index_max: Blocks of prompts remembered over all instances, at least 1.
+        keys_file: The API keys that are taken, or None: anybody may ask.
+        origins: Origins whose pages may ask, besides the local ones; see `guard.origins_of`.
+        hosts: Names of this machine that are taken in Host, besides the loopback ones. Where they
+            are set, Host is checked on any address.
     """
 
     host: str = "127.0.0.1"
@@ -29,3 +45,13 @@ class ProxySettings:
     idle_timeout_s: float = 75.0
     connect_timeout_s: float = 5.0
     silence_timeout_s: float = 3600.0
+    head_timeout_s: float = 20.0
+    body_timeout_s: float = 300.0
+    unread_timeout_s: float = 120.0
+    line_max: int = 128
+    patience_s: float = 120.0
+    policy: Policy = "affinity"
+    index_max: int = 200_000
+    keys_file: Path | None = None
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()

@@ -6,24 +6,32 @@ package knows the other: this file knows both.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final, Literal
+from pathlib import Path
 
-from proxy.dispatch import Dispatch, ModelCard
-from proxy.errors import Loading, Unavailable, UnknownModel
+from proxy.carry.variant import Variant
+from proxy.engine.upstream import Upstream
+from proxy.errors import Misconfigured, Unavailable, UnknownModel
+from proxy.gate.door import check
+from proxy.gate.guard import is_loopback
+from proxy.gate.keyfile import Key, read_keys
+from proxy.line.dispatch import Dispatch
+from proxy.loader import ModelCard
+from proxy.nodes.secret import read_key
+from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
-from proxy.upstream import Upstream
+from supervisor.errors import SettingsInvalid
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.presence import availability
 from supervisor.fleet.replica import Model
+from supervisor.fleet.steward import Demand, Steward
+from supervisor.fleet.workshop import Workshop
 from supervisor.life.facts import InstanceFacts
-from supervisor.life.lifecycle import State
 from supervisor.life.traffic import Pulse
-from supervisor.settings import ProxyTable
-
-# How long a request waits for a model that is on its way before it is told to ask again.
-_PATIENCE_S: Final = 120.0
+from supervisor.settings import NodeTable, ProxyTable, VariantTable
 
 
 class Gate:
@@ -51,6 +59,7 @@ class Gate:
             port=endpoint.port,
             api_key=facts.api_key,
             aliases=model.entry.aliases,
+            can_name_slots=plan is not None and plan.has_own_slots,
         )
         self._dispatch.admit(upstream)
 
@@ -72,37 +81,60 @@ class Gate:
         await self._dispatch.close(name)
 
 
-class Catalogue:
-    """What the proxy needs of the fleet (proxy.dispatch.Loader)."""
+class Callers:
+    """What the steward needs of the proxy (supervisor.fleet.steward.Clients)."""
 
-    def __init__(self, fleet: Fleet, events: EventStream) -> None:
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+
+    def demand(self, model: str) -> Demand:
+        """Return what clients have and want of a model."""
+        found = self._dispatch.demand(model)
+        return Demand(found.waiting, found.working, found.ended_at_s, found.cached_tokens)
+
+    def hold(self, model: str) -> None:
+        """Have all requests for a model wait in line."""
+        self._dispatch.hold(model)
+
+    def release(self, model: str) -> None:
+        """Let them go on."""
+        self._dispatch.release(model)
+
+
+class Catalogue:
+    """What the proxy needs of the fleet (proxy.loader.Loader).
+
+    Attributes:
+        created: When it was made: Unix time in whole seconds.
+    """
+
+    def __init__(self, fleet: Fleet, steward: Steward, events: EventStream) -> None:
         self._fleet = fleet
+        self._steward = steward
         self._events = events
-        self._created = int(datetime.now(tz=UTC).timestamp())
+        self.created = int(datetime.now(tz=UTC).timestamp())
+        self._workshop: Workshop | None = None
+        self._variants: dict[str, dict[str, Variant]] = {}
 
     def models(self) -> list[ModelCard]:
         """Return every configured model, up or not."""
+        self._read_variants(self._fleet.workshop)
         models = self._fleet.models.values()
         return [self._card(model) for model in models if model.is_configured]
 
     async def ensure_ready(self, model: str) -> None:
-        """Wait for a model that is on its way.
+        """Have a model brought up, and wait until it serves; the caller sets the deadline.
 
         Raises:
-            Loading: It takes too long.
-            Unavailable: It is not on its way: stopped, or failed.
+            Unavailable: It will not: stopped, failed, or without memory for it.
             UnknownModel: It is configured no more.
         """
         found = self._fleet.models.get(model)
         if found is None or not found.is_configured:  # since the request was read
             raise UnknownModel(model, [card.id for card in self.models()])
-        with self._events.listen() as changes:
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    while availability(found)[0] == "loading":
-                        await changes.next()
-            except TimeoutError:
-                raise Loading(f"{model} is still loading; ask again", retry_after_s=10) from None
+        with self._steward.calling(found), self._events.listen() as changes:
+            while availability(found)[0] in {"loading", "unloaded"}:
+                await changes.next()
         state, reason = availability(found)
         if state != "loaded":
             raise Unavailable(f"{model} cannot answer: {reason}", retry_after_s=10)
@@ -114,31 +146,86 @@ class Catalogue:
             id=model.entry.name,
             aliases=model.entry.aliases,
             state=state,
-            created=self._created,
+            created=self.created,
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=plan.slots * len(model.replicas) if plan else 0,
             reason=reason,
+            variants=self._variants.get(model.entry.name, {}),
         )
 
+    def _read_variants(self, workshop: Workshop) -> None:
+        """Take in the variants of these settings, where that was not done yet."""
+        if workshop is not self._workshop:
+            self._workshop = workshop
+            self._variants = {
+                model: {name: _variant(one) for name, one in workshop.variants(model).items()}
+                for model in workshop.entries
+            }
 
-def availability(model: Model) -> tuple[Literal["loaded", "loading", "failed"], str | None]:
-    """Return whether a model can answer, and if it cannot until somebody acts, why."""
-    facts = [one.instance.snapshot() for one in (*model.replicas, *model.coming)]
-    if any(one.state is State.READY for one in facts):
-        return "loaded", None
-    if any(one.wanted and one.state is not State.FAILED for one in facts):
-        return "loading", None
-    causes = [one.cause.sentence for one in facts if one.cause and one.state is State.FAILED]
-    return "failed", causes[0] if causes else f"it is stopped (corral start {model.entry.name})"
+
+def _variant(table: VariantTable) -> Variant:
+    return Variant(table.defaults, table.set, frozenset(table.strip))
+
+
+def node_settings(tables: Mapping[str, NodeTable]) -> list[NodeSettings]:
+    """Return what is set for each node, with its key.
+
+    Raises:
+        SettingsInvalid: The file of a key is not there, others may read it, or it holds no key.
+    """
+    with explained():
+        return [
+            NodeSettings(
+                name=name,
+                url=table.url,
+                api_key=read_key(table.key_file) if table.key_file else "",
+                models=frozenset(table.models),
+                slots=table.slots,
+                is_spare=table.local_first,
+            )
+            for name, table in tables.items()
+        ]
 
 
 def proxy_settings(table: ProxyTable) -> ProxySettings:
-    """Return the proxy's settings from those of the file."""
+    """Return the proxy's settings from those of the file.
+
+    Raises:
+        SettingsInvalid: An origin, a host or the file of API keys is wrong.
+    """
     host, _, port = table.listen.rpartition(":")
-    return ProxySettings(
-        host=host.strip("[]"),
-        port=int(port),
-        max_body_bytes=table.max_body_bytes,
-        connect_timeout_s=table.connect_timeout_s,
-        silence_timeout_s=table.silence_timeout_s,
+    settings = ProxySettings(
+        host=host.strip("[]"), port=int(port), **table.model_dump(exclude={"listen"})
     )
+    with explained():
+        check(settings)
+    return settings
+
+
+def api_keys(path: Path) -> tuple[Key, ...]:
+    """Return the API keys of a file.
+
+    Raises:
+        SettingsInvalid: It is not there, others may read it, or something in it is wrong.
+    """
+    with explained():
+        return read_keys(path)[0]
+
+
+def is_open_to_all(table: ProxyTable) -> bool:
+    """Return whether machines besides this one may ask, without a key."""
+    host, _, _ = table.listen.rpartition(":")
+    return table.keys_file is None and not is_loopback(host.strip("[]"))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Let what the proxy cannot work with become an error of the settings.
+
+    Raises:
+        SettingsInvalid: Its own error was Misconfigured.
+    """
+    try:
+        yield
+    except Misconfigured as error:
+        raise SettingsInvalid(error.message, hint=error.hint) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -44,11 +44,15 @@ app = typer.Typer(
 engine_app = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
 model_app = typer.Typer(help="GGUF files.", no_args_is_help=True)
 profile_app = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=True)
+slots_app = typer.Typer(help="Conversations kept on the disk.", no_args_is_help=True)
+key_app = typer.Typer(help="API keys of clients.", no_args_is_help=True)
 config_app = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
 app.add_typer(model_app, name="model")
 app.add_typer(profile_app, name="profile")
 app.add_typer(config_app, name="config")
+app.add_typer(slots_app, name="slots")
+app.add_typer(key_app, name="key")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
 Config = Annotated[Path | None, typer.Option("--config", help="Read this settings file.")]
@@ -142,6 +146,22 @@ def restart(models: Names = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def load(models: Names = None, as_json: Json = False) -> None:
+    """Bring models into memory; idle ones make room where that is needed."""
+    from supervisor.commands.start import load as call
+
+    _finish("load", lambda: call(models or []), as_json=as_json)
+
+
+@app.command()
+def unload(models: Names = None, as_json: Json = False) -> None:
+    """Send models out of memory until a request calls them; without names, all."""
+    from supervisor.commands.stop import unload as call
+
+    _finish("unload", lambda: call(models or []), as_json=as_json)
+
+
+@app.command()
 def reload(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
@@ -206,6 +226,45 @@ def plan(model: str, config: Config = None, as_json: Json = False) -> None:
     from supervisor.commands.plan import plan as call
 
     _finish("plan", lambda: call(model, config), as_json=as_json)
+
+
+@app.command()
+def warm(model: str, file: Path, as_json: Json = False) -> None:
+    """Have a running model read a prompt ahead: a system prompt, or a chat request in .json."""
+    from supervisor.commands.warm import warm as call
+
+    _finish("warm", lambda: call(model, file), as_json=as_json)
+
+
+# Kept conversations
+
+
+@slots_app.command("list")
+def slots_list(as_json: Json = False) -> None:
+    """List the conversations that are kept on the disk."""
+    from supervisor.commands.slots import list_slots as call
+
+    _finish("slots list", call, as_json=as_json)
+
+
+@slots_app.command("save")
+def slots_save(models: Names = None, as_json: Json = False) -> None:
+    """Save now what the idle slots of running models hold."""
+    from supervisor.commands.slots import save as call
+
+    _finish("slots save", lambda: call(models or []), as_json=as_json)
+
+
+@slots_app.command("forget")
+def slots_forget(
+    model: Annotated[str | None, typer.Argument(help="Whose conversations.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Those of all models.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete kept conversations; a daemon need not run."""
+    from supervisor.commands.slots import forget as call
+
+    _finish("slots forget", lambda: call(model, everything=everything), as_json=as_json)
 
 
 # Engines
@@ -322,6 +381,56 @@ def config_path(config: Config = None, as_json: Json = False) -> None:
     from supervisor.commands.config import paths as call
 
     _finish("config path", lambda: call(config), as_json=as_json)
+
+
+# API keys
+
+
+@key_app.command("add")
+def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
+    name: Annotated[str, typer.Argument(help="What the key is called in logs and limits.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A model it may use; repeat for more. Unset: all."),
+    ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Requests at once.")
+    ] = None,
+    rpm: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Requests a minute.")
+    ] = None,
+    lane: Annotated[
+        Literal["interactive", "batch"],
+        typer.Option(help="batch: all others go first."),
+    ] = "interactive",
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Make a random API key, print it once, and keep only its SHA-256.
+
+    A running daemon takes it from the next second on.
+    """
+    from supervisor.commands.key import Wish
+    from supervisor.commands.key import add as call
+
+    wish = Wish(name, tuple(models) if models else None, in_flight, rpm, lane)
+    _finish("key add", lambda: call(wish, config), as_json=as_json)
+
+
+@key_app.command("list")
+def key_list(config: Config = None, as_json: Json = False) -> None:
+    """List the API keys by name, with what each may."""
+    from supervisor.commands.key import list_keys as call
+
+    _finish("key list", lambda: call(config), as_json=as_json)
+
+
+@key_app.command("remove")
+def key_remove(name: str, config: Config = None, as_json: Json = False) -> None:
+    """Take an API key back; a running daemon refuses it from the next second on."""
+    from supervisor.commands.key import remove as call
+
+    _finish("key remove", lambda: call(name, config), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -16,19 +16,26 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Final
 
 from proxy.app import build_app
-from proxy.dispatch import Dispatch
 from proxy.errors import ListenFailed
+from proxy.line.dispatch import Dispatch
+from proxy.nodes.nodes import NodeFacts, Nodes
 from proxy.server import Server
 from supervisor import __version__
-from supervisor.bridge import Catalogue, Gate, proxy_settings
+from supervisor.bridge import Callers, Catalogue, Gate, node_settings, proxy_settings
 from supervisor.control import api
 from supervisor.control.report import instance_status, model_status
-from supervisor.control.wire import DaemonStatus, InstanceStatus
+from supervisor.control.wire import DaemonStatus, InstanceStatus, NodeStatus
 from supervisor.errors import CorralError, StateDenied
 from supervisor.events import EventStream
+from supervisor.fleet import caches
+from supervisor.fleet.caches import Warmed
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.ledger import Ledger
 from supervisor.fleet.reload import Reload, Reloaded
 from supervisor.fleet.replica import Replica
+from supervisor.fleet.slots.keeping import sweep
+from supervisor.fleet.slots.manifest import Manifest
+from supervisor.fleet.steward import Steward
 from supervisor.fleet.vitals import Vitals
 from supervisor.fleet.watch import Watch
 from supervisor.fleet.workshop import Workshop
@@ -36,6 +43,7 @@ from supervisor.host.owner import myself, own, write_owner
 from supervisor.host.paths import Directories
 from supervisor.life.facts import Limits
 from supervisor.life.liveness import Rules
+from supervisor.life.prompts import WarmPrompt
 from supervisor.life.reaper import reap
 from supervisor.settings import Loaded, SupervisorTable
 
@@ -63,12 +71,15 @@ class Daemon:
     ) -> None:
         self._directories = directories
         self._events = events
-        self._dispatch = Dispatch()
+        self._dispatch = Dispatch(proxy_settings(loaded.settings.proxy))
         self._vitals = Vitals()
         gate = Gate(self._dispatch)
         self._workshop = Workshop(loaded.settings, directories)
         limits = _limits(loaded.settings.supervisor)
         gate.fleet = self._fleet = Fleet(self._workshop, gate, events.emit, limits)
+        callers = Callers(self._dispatch)
+        self._steward = Steward(self._fleet, callers, events.emit, Ledger(self._fleet))
+        self._dispatch.idled = self._steward.stir
         self._reload = Reload(
             self._fleet,
             loaded,
@@ -78,16 +89,28 @@ class Daemon:
             emit=events.emit,
         )
         self._watch = Watch(self._reload)
+        self._nodes = self._make_nodes()
         self._server = self._make_server()
         self._began_at_s = self._ending_at_s = self._now_s()
         self._words = 0
         self._told_to_end = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
 
+    def _make_nodes(self) -> Nodes:
+        settings = self._reload.loaded.settings
+        catalogue = Catalogue(self._fleet, self._steward, self._events)
+        return Nodes(
+            node_settings(settings.nodes),
+            self._dispatch,
+            catalogue,
+            proxy_settings(settings.proxy),
+            self._events.emit,
+            catalogue.created,
+        )
+
     def _make_server(self) -> Server:
         settings = proxy_settings(self._reload.loaded.settings.proxy)
-        catalogue = Catalogue(self._fleet, self._events)
-        return Server(build_app(self._dispatch, catalogue, settings, self._events.emit), settings)
+        return Server(build_app(self._dispatch, self._nodes, settings, self._events.emit), settings)
 
     # Its life.
 
@@ -107,16 +130,23 @@ class Daemon:
             self._workshop.entry(name)
         with own(self._directories), self._hearing_signals():
             reap(self._directories.runtime, self._events.emit)
+            sweep(self._workshop.keeping, self._events.emit)
             async with self._listening(), self._answering_commands(), asyncio.TaskGroup() as group:
                 lives = group.create_task(self._fleet.serve())
                 reloads = group.create_task(self._watch.serve())
+                tending = group.create_task(self._dispatch.tend())
+                watching = group.create_task(self._nodes.serve())
+                swaps = group.create_task(self._steward.serve())
                 if models:
-                    self._fleet.command("start", models)
+                    self._steward.command("start", models)
                 self._tell_started()
                 report()
                 await self._told_to_end.wait()
                 reloads.cancel()
+                swaps.cancel()
                 await self._end()
+                tending.cancel()
+                watching.cancel()
                 lives.cancel()
 
     @asynccontextmanager
@@ -144,13 +174,14 @@ class Daemon:
         )
 
     async def _end(self) -> None:
-        """Let requests finish, cut those that outlast the patience, then stop the engines."""
+        """Let requests finish, cut those that outlast the patience, save, stop the engines."""
         limits = self._reload.loaded.settings.supervisor
         async with self._patient(limits.drain_timeout_s):
             await self._server.drain(limits.drain_timeout_s)
         await self._server.close()
         self._fleet.command("stop")
-        async with self._patient(2 * limits.stop_timeout_s):
+        saving_s = limits.save_timeout_s if limits.keep_slots else 0
+        async with self._patient(2 * limits.stop_timeout_s + saving_s):
             await self._fleet.all_down()
         self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._ending_at_s, 3))
 
@@ -192,12 +223,22 @@ class Daemon:
     # What commands ask (supervisor.control.api.Service).
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
-        """Begin to start, stop or restart models; return what tells whether that is over."""
-        return self._fleet.command(verb, models)
+        """Begin what a command asks of models; return what tells whether that is over."""
+        return self._steward.command(verb, models)
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[Reloaded | CorralError]:
         """Begin to reload the settings, or to find out what that would do."""
         return self._watch.ask(dry_run=dry_run)
+
+    def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
+        """Begin to save what idle slots hold."""
+        replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
+        return self._fleet.errand(caches.save(replicas, self._workshop.keeping))
+
+    def warm(self, model: str, prompt: WarmPrompt) -> asyncio.Task[list[Warmed] | CorralError]:
+        """Begin to have every instance of a model read a prompt."""
+        replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
+        return self._fleet.errand(caches.warm(replicas, prompt))
 
     async def refresh(self) -> None:
         """Read the figures of every serving instance."""
@@ -217,6 +258,7 @@ class Daemon:
                 model_status(model, [self._instance_status(one) for one in model.everyone])
                 for model in self._fleet.models.values()
             ],
+            "nodes": [_node_status(facts) for facts in self._nodes.facts()],
         }
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
@@ -228,6 +270,19 @@ class Daemon:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _node_status(facts: NodeFacts) -> NodeStatus:
+    """Return a node in the shape of `wire`."""
+    return {
+        "name": facts.name,
+        "state": "up" if facts.is_up else "down",
+        "reason": facts.trouble,
+        "url": facts.url,
+        "models": list(facts.models),
+        "slots": facts.slots,
+        "slots_busy": facts.slots_busy,
+    }
 
 
 def _limits(table: SupervisorTable) -> Limits:

@@ -5,6 +5,7 @@
     ├── EngineMissing                78    no llama-server where one was named or looked for
     ├── EngineBroken                 78    a file is there, but it does not run
     ├── ModelInvalid                 78    the GGUF is missing, cut short, or no GGUF
+    ├── NoRoom                       78    a model can never fit into this machine's memory
     ├── StartFailed                   1    an engine was spawned and did not become ready
     ├── DownloadFailed                1    a pinned file could not be fetched or verified
     ├── StateDenied                   1    a directory, socket or log cannot be used
@@ -74,6 +75,13 @@ class ModelInvalid(CorralError):
     """The model's file is missing, cut short, a later shard, or no GGUF."""
 
     code = "model_invalid"
+    exit_code = 78
+
+
+class NoRoom(CorralError):
+    """A model can never fit into the memory that models may take here."""
+
+    code = "no_room"
     exit_code = 78
 
 

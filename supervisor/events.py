@@ -19,6 +19,8 @@ from typing import Final, Literal, Protocol
 
 Level = Literal["info", "warning", "error"]
 
+_SLOTS: Final = ("instance", "model", "run", "slots", "tokens", "size_bytes", "took_ms")
+
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
     {
         "daemon.started": ("info", ("version", "url", "control", "settings")),
@@ -35,15 +37,42 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
             ("instance", "model", "run", "code", "signal", "up_s", "fault"),
         ),
         "instance.failed": ("error", ("instance", "model", "faults", "why", "hint", "log")),
+        "model.unloaded": ("info", ("model", "why")),
+        "model.refused": ("warning", ("model", "why")),
+        "slots.saved": ("info", _SLOTS),
+        "slots.restored": ("info", _SLOTS),
+        "slots.unsaved": ("warning", ("instance", "model", "run", "why")),
+        "slots.quarantined": ("warning", ("model", "file", "why")),
+        "slots.disproved": ("warning", ("instance", "model", "expected", "cached")),
+        "prompt.warmed": ("info", ("instance", "model", "run", "prompt", "tokens", "cached")),
+        "prompt.refused": ("warning", ("instance", "model", "run", "prompt", "why")),
         "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
         "settings.refused": ("warning", ("why",)),
         "engine.reaped": ("warning", ("instance", "pid", "since")),
+        "node.up": ("info", ("node", "models")),
+        "node.down": ("warning", ("node", "why")),
         "request.finished": (
             "info",
-            ("request", "model", "instance", "status", "first_byte_ms", "took_ms", "bytes_out"),
+            (
+                "request",
+                "model",
+                "instance",
+                "status",
+                "tries",
+                "waited_ms",
+                "first_byte_ms",
+                "first_token_ms",
+                "took_ms",
+                "bytes_out",
+                "expected_cached_tokens",
+                "cached_tokens",
+                "prompt_tokens",
+                "decoded_tokens",
+                "decode_ms",
+            ),
         ),
-        "request.refused": ("warning", ("request", "model", "status", "why")),
-        "upstream.broke": ("warning", ("request", "instance", "phase", "error")),
+        "request.refused": ("warning", ("request", "model", "status", "code", "why")),
+        "upstream.broke": ("warning", ("request", "model", "instance", "phase", "error")),
         "events.dropped": ("warning", ("count",)),
     }
 )
@@ -125,7 +154,7 @@ class EventStream:
             KeyError: `name` is not in EVENTS.
             ValueError: `fields` are not those that EVENTS lists for `name`.
         """
-        if tuple(sorted(fields)) != tuple(sorted(EVENTS[name][1])):
+        if fields.keys() != set(EVENTS[name][1]):
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
         event = Event(name, _now(), MappingProxyType(dict(fields)))
         for sink in self._sinks:

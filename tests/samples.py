@@ -40,10 +40,17 @@ _GGUF = Gguf(
     tokenizer="gpt2",
     chat_template=None,
     quantisation="Q4_1",
+    feed_forward=1536,
+    experts_used=0,
     sliding_window=None,
+    sliding=(False,) * 30,
     recurrent=False,
+    state_values=0,
     shards=1,
     tensor_bytes=96_000_000,
+    embedding_bytes=30_000_000,
+    output_bytes=0,
+    matrix_bytes=(("Q4_1", True, 66_000_000),),
     fingerprint="0" * 32,
 )
 
@@ -55,6 +62,8 @@ def machine(**changes: Any) -> Machine:
 
 def model(**changes: Any) -> Gguf:
     """Return the facts of a small model, but for the changes."""
+    if "kv_heads" in changes:
+        changes = {"sliding": (False,) * len(changes["kv_heads"])} | changes
     return replace(_GGUF, **changes)
 
 

@@ -51,7 +51,7 @@ def choose(
     if files:
         overrides["models"] = {name: {"path": str(path)} for name, path in files.values()}
         loaded = load(config, config_dir=where.config, overrides=overrides)
-    if not loaded.settings.models:
+    if not (loaded.settings.models or loaded.settings.nodes):
         raise SettingsInvalid(
             "no model is configured",
             hint="corral start FILE.gguf serves a file; corral model get smollm2 fetches one",

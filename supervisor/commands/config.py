@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from supervisor.bridge import node_settings, proxy_settings
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import directories
 from supervisor.settings import flatten, load, search_path
@@ -11,13 +12,15 @@ from supervisor.show import Outcome, table
 
 
 def check(config: Path | None) -> Outcome:
-    """Plan every model without starting anything.
+    """Look at the proxy's settings and plan every model, without starting anything.
 
     Raises:
         CorralError: The first thing that is wrong.
     """
     where = directories()
     loaded = load(config, config_dir=where.config)
+    proxy_settings(loaded.settings.proxy)
+    node_settings(loaded.settings.nodes)
     workshop = Workshop(loaded.settings, where)
     plans = [workshop.plan(name) for name in workshop.entries]
     omitted = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from supervisor import log
-from supervisor.commands.choice import choose, rereader
+from supervisor.commands.choice import Choice, choose, rereader
 from supervisor.daemon import Daemon
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
@@ -29,7 +29,7 @@ def serve(
     """Run the daemon until it is told to end.
 
     Args:
-        words: The models to bring up; none means all.
+        words: The models to bring up; none means all that come up with the daemon.
         config: The settings file that was named.
         listen: The address that was named.
         report_fd: Set by `corral start`: a pipe for one line of JSON, `{"ok": true}` or
@@ -40,12 +40,18 @@ def serve(
         is_background = report_fd is not None
         choice = choose(words, config, where, listen)
         with _sink(where, is_background=is_background) as sink:
-            wanted = () if is_background else choice.names
+            wanted = () if is_background else _wanted(words, choice)
             daemon = functools.partial(
                 Daemon, choice.loaded, rereader(choice, where, listen), where, EventStream(sink)
             )
             _run(daemon, wanted, report)
     return Outcome(None)
+
+
+def _wanted(words: Sequence[str], choice: Choice) -> list[str]:
+    """Return the models to bring up at once: those named, or those that come up with the daemon."""
+    models = choice.loaded.settings.models
+    return [name for name in choice.names if words or models[name].preload]
 
 
 def _run(

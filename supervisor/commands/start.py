@@ -14,11 +14,18 @@ from typing import Final
 from supervisor.commands.choice import Choice, among, choose
 from supervisor.commands.stop import end_daemon
 from supervisor.control.client import Client
-from supervisor.control.wire import DaemonStatus, InstanceStatus, Line
+from supervisor.control.wire import (
+    DaemonStatus,
+    ErrorFields,
+    InstanceStatus,
+    Line,
+    ModelStatus,
+)
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
     Interrupted,
+    NoRoom,
     NotRunning,
     StartFailed,
     from_json,
@@ -29,7 +36,8 @@ from supervisor.show import Meter, Outcome
 # Codes of causes that are the settings' own fault, found before anything was spawned, keep their
 # exit code; whatever an engine ended with is a failed start.
 _OWN_CODES: Final = frozenset(
-    {"settings_invalid", "engine_missing", "engine_broken", "model_invalid", "state_denied"}
+    {"settings_invalid", "engine_missing", "engine_broken", "model_invalid"}
+    | {"no_room", "state_denied"}
 )
 # How long a daemon may hold its lock before it answers, and how often to look.
 _COMING_UP_S: Final = 5.0
@@ -55,7 +63,8 @@ def start(words: Sequence[str], config: Path | None, listen: str | None, *, wait
         except DaemonBusy:
             names = among(words, _await_status(client))
         else:
-            return _start_fresh(client, choice.names, where, wait=wait)
+            names = choice.names if words else ()  # those that come up with the daemon
+            return _start_fresh(client, names, where, wait=wait)
     return _command(client, "start", names, wait=wait)
 
 
@@ -68,6 +77,17 @@ def restart(words: Sequence[str]) -> Outcome:
     """
     client = Client(directories().control_socket)
     return _command(client, "restart", among(words, client.status()), wait=True)
+
+
+def load(words: Sequence[str]) -> Outcome:
+    """Bring models into memory, others making room where that is needed.
+
+    Raises:
+        NotRunning: No daemon runs.
+        CorralError: A model did not come up; says why.
+    """
+    client = Client(directories().control_socket)
+    return _command(client, "load", among(words, client.status()), wait=True)
 
 
 def _start_fresh(
@@ -106,7 +126,11 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         status = client.status()
         return Outcome(status, f"starting on {status['url']}/v1")
     status = watch(lines)
-    instances = _instances(status, names)
+    models = [model for model in status["models"] if _is_meant(model, names)]
+    for model in models:
+        if model["state"] == "failed" and model["reason"] and not _error(model):
+            raise NoRoom(f"{model['name']} did not start: {model['reason']}")
+    instances = [one for model in models for one in model["instances"] if not one["leaving"]]
     for instance in instances:
         if instance["state"] != "ready":
             raise _failure(instance)
@@ -118,6 +142,15 @@ def _instances(status: DaemonStatus, names: Sequence[str]) -> list[InstanceStatu
     """Return the instances of the named models, or of all, those that leave left out."""
     chosen = (model for model in status["models"] if not names or model["name"] in names)
     return [one for model in chosen for one in model["instances"] if not one["leaving"]]
+
+
+def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:
+    """Return whether a command was about a model; without names, not those that wait for calls."""
+    return model["name"] in names if names else model["state"] != "unloaded"
+
+
+def _error(model: ModelStatus) -> ErrorFields | None:
+    return next((one["error"] for one in model["instances"] if one["error"]), None)
 
 
 def watch(lines: Iterable[Line]) -> DaemonStatus:

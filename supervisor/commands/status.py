@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from supervisor.control.client import Client
-from supervisor.control.wire import DaemonStatus, InstanceStatus
+from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
 from supervisor.show import Outcome, duration, paint, size, table
 
 _HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
+_NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
 _STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unwell": "yellow"}
 
 
@@ -30,14 +31,16 @@ def render(status: DaemonStatus) -> str:
     )
     instances = [instance for model in status["models"] for instance in model["instances"]]
     troubles = [line for instance in instances for line in _troubles(instance)]
-    return "\n".join([head, "", table(_HEAD, [*map(_row, instances)]), *troubles])
+    rows = [_row(model, instance) for model in status["models"] for instance in model["instances"]]
+    shown = [head, "", table(_HEAD, rows), *troubles]
+    return "\n".join([*shown, *_nodes(status["nodes"])])
 
 
-def _row(instance: InstanceStatus) -> tuple[str, ...]:
+def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
     speed = instance["tokens_per_second"]
     return (
         instance["name"],
-        _state(instance),
+        _state(model, instance),
         str(instance["pid"] or "-"),
         f"{instance['slots_busy']}/{instance['slots']}",
         "-" if speed is None else f"{speed:.1f}",
@@ -47,7 +50,22 @@ def _row(instance: InstanceStatus) -> tuple[str, ...]:
     )
 
 
-def _state(instance: InstanceStatus) -> str:
+def _nodes(nodes: list[NodeStatus]) -> list[str]:
+    """Return the lines that show the other machines; none where there are none."""
+    if not nodes:
+        return []
+    lines = [f"\n{one['name']}: {paint(one['reason'], 'red')}" for one in nodes if one["reason"]]
+    return ["", table(_NODES_HEAD, [*map(_node_row, nodes)]), *lines]
+
+
+def _node_row(node: NodeStatus) -> tuple[str, ...]:
+    slots = f"{node['slots_busy']}/{node['slots']}"
+    return node["name"], node["state"], slots, node["url"], ", ".join(node["models"]) or "-"
+
+
+def _state(model: ModelStatus, instance: InstanceStatus) -> str:
+    if instance["state"] == "stopped" and model["state"] == "unloaded":
+        return "unloaded"  # a request brings it up, other than one that was stopped
     if instance["state"] == "starting" and instance["progress"] is not None:
         return f"starting {instance['progress']:.0%}"
     if instance["retry_in_s"] is not None:

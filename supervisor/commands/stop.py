@@ -20,12 +20,27 @@ def stop(words: Sequence[str]) -> Outcome:
     try:
         if not words:
             return end_daemon(where)
-        names = among(words, client.status())
-        for line in client.command("stop", names):
-            if "done" in line:
-                return Outcome(line["done"], "\n".join(f"stopped: {name}" for name in names))
+        return _send_away(client, "stop", "stopped", words)
     except NotRunning:
         return Outcome({"running": False}, "the daemon is not running")
+
+
+def unload(words: Sequence[str]) -> Outcome:
+    """Send models out of memory until they are called again; without words, all of them.
+
+    Raises:
+        NotRunning: No daemon runs.
+    """
+    return _send_away(Client(directories().control_socket), "unload", "unloaded", words)
+
+
+def _send_away(client: Client, verb: str, done: str, words: Sequence[str]) -> Outcome:
+    status = client.status()
+    names = among(words, status)
+    gone = names or tuple(model["name"] for model in status["models"])
+    for line in client.command(verb, names):
+        if "done" in line:
+            return Outcome(line["done"], "\n".join(f"{done}: {name}" for name in gone))
     raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
 
 

@@ -5,7 +5,11 @@
     POST /v1/start      {"models": [names]}; lines until each is ready or has failed
     POST /v1/stop       {"models": [names]}; lines until each is down
     POST /v1/restart    {"models": [names]}; lines until each is ready or has failed
+    POST /v1/load       {"models": [names]}; the same as start
+    POST /v1/unload     {"models": [names]}; lines until each is down, until a request calls it
     POST /v1/reload     {"dry_run": bool}; lines until the settings are taken in, or refused
+    POST /v1/slots/save {"models": [names]}; lines until what their idle slots hold is saved
+    POST /v1/models/NAME/warm   a chat request; lines until each instance has read its prompt
     POST /v1/shutdown   drain and end; lines until nothing runs any more
 
 A client that leaves a stream changes nothing: what it asked for goes on.
@@ -18,22 +22,30 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from supervisor.control.report import reload_report
+from supervisor.control.report import reload_report, saved_slot, warmed_instance
 from supervisor.control.wire import DaemonStatus, Line
 from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import EventStream, Listener
+from supervisor.fleet.caches import Warmed
 from supervisor.fleet.reload import Reloaded
+from supervisor.fleet.slots.manifest import Manifest
+from supervisor.life import prompts
+from supervisor.life.prompts import WarmPrompt
 
 _WAITING_EVERY_S: Final = 5.0
 # Said when nothing runs any more, and before this socket closes: every stream ends with it.
 _LAST_EVENT: Final = "daemon.stopped"
-_BODY_MAX_BYTES: Final = 64 * 1024
+# A prompt to be read ahead is the largest thing that anybody sends.
+_BODY_MAX_BYTES: Final = 2 * prompts.SIZE_MAX_BYTES
+_ENDING: Final = DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
+
+Result = TypeVar("Result")
 
 
 class Service(Protocol):
@@ -61,6 +73,22 @@ class Service(Protocol):
             DaemonBusy: A reload is under way, or the daemon ends.
         """
 
+    def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
+        """Begin to save what the idle slots of models hold; it ends with all that is kept then.
+
+        Raises:
+            NoSuchModel: A name is not configured.
+            DaemonBusy: The daemon ends.
+        """
+
+    def warm(self, model: str, prompt: WarmPrompt) -> asyncio.Future[list[Warmed] | CorralError]:
+        """Begin to have every instance of a model read a prompt.
+
+        Raises:
+            NoSuchModel: The name is not configured.
+            DaemonBusy: The daemon ends.
+        """
+
     def shutdown(self, reason: str) -> None:
         """Begin to drain and end; said again, shorten the drain."""
 
@@ -74,8 +102,10 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
         [
             web.get("/v1/status", api.status),
             web.get("/v1/events", api.events),
-            web.post("/v1/{verb:start|stop|restart}", api.command),
+            web.post("/v1/{verb:start|stop|restart|load|unload}", api.command),
             web.post("/v1/reload", api.reload),
+            web.post("/v1/slots/save", api.save_slots),
+            web.post("/v1/models/{model}/warm", api.warm),
             web.post("/v1/shutdown", api.shutdown),
         ]
     )
@@ -134,6 +164,17 @@ class _Api:
                 request, listener, reloading.done, lambda: _outcome(reloading)
             )
 
+    async def save_slots(self, request: web.Request) -> web.StreamResponse:
+        saving = self._service.save_slots(await _models(request))
+        return await _until(
+            request, saving, lambda kept: {"slots": [saved_slot(one) for one in kept]}
+        )
+
+    async def warm(self, request: web.Request) -> web.StreamResponse:
+        model = request.match_info["model"]
+        warming = self._service.warm(model, await _prompt(request, model))
+        return await _until(request, warming, _warmed)
+
     async def shutdown(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
             self._service.shutdown("asked over the control socket")
@@ -160,10 +201,27 @@ class _Api:
         return response
 
 
+async def _until(
+    request: web.Request, task: asyncio.Future[Result], last_line: Callable[[Result], Line]
+) -> web.StreamResponse:
+    """Answer with lines until something is over. A client that leaves does not end it."""
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    while not (await asyncio.wait([task], timeout=_WAITING_EVERY_S))[0]:
+        await _write(response, {"waiting": _WAITING_EVERY_S})
+    await _write(response, _error_line(_ENDING) if task.cancelled() else last_line(task.result()))
+    return response
+
+
+def _warmed(outcome: list[Warmed] | CorralError) -> Line:
+    if isinstance(outcome, CorralError):
+        return _error_line(outcome)
+    return {"warmed": [warmed_instance(one) for one in outcome]}
+
+
 def _outcome(reloading: asyncio.Future[Reloaded | CorralError]) -> Line:
     if reloading.cancelled():
-        ending = DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
-        return _error_line(ending)
+        return _error_line(_ENDING)
     outcome = reloading.result()
     if isinstance(outcome, CorralError):
         return _error_line(outcome)
@@ -209,6 +267,17 @@ async def _dry_run(request: web.Request) -> bool:
     if not isinstance(dry_run, bool):
         raise SettingsInvalid('the body must be {"dry_run": true or false}')
     return dry_run
+
+
+async def _prompt(request: web.Request, model: str) -> WarmPrompt:
+    """Return the prompt of a chat request, or of a system prompt as `{"prompt": text}`."""
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise SettingsInvalid("the body must be a chat request in JSON") from error
+    if isinstance(body, dict) and isinstance(body.get("prompt"), str):
+        return prompts.of_text(f"for {model}", body["prompt"])
+    return prompts.of_request(f"for {model}", body)
 
 
 async def _models(request: web.Request) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import quote
 
 from supervisor.control.wire import DaemonStatus, Line
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
@@ -55,6 +56,25 @@ class Client:
             CorralError: The settings cannot be used; nothing was changed.
         """
         yield from self._lines("POST", "/v1/reload", {"dry_run": dry_run})
+
+    def save_slots(self, models: Sequence[str]) -> Iterator[Line]:
+        """Have the daemon save what idle slots hold (no names: of all), line by line to the end.
+
+        Raises:
+            NotRunning, DaemonBusy: As `status`.
+            NoSuchModel: A name is not configured.
+        """
+        yield from self._lines("POST", "/v1/slots/save", {"models": list(models)})
+
+    def warm(self, model: str, body: Mapping[str, Any]) -> Iterator[Line]:
+        """Have a model's instances read the prompt of a chat request, line by line to the end.
+
+        Raises:
+            NotRunning, DaemonBusy: As `status`.
+            NoSuchModel: The name is not configured.
+            CorralError: An instance did not read it, or none is ready.
+        """
+        yield from self._lines("POST", f"/v1/models/{quote(model)}/warm", body)
 
     def shutdown(self) -> Iterator[Line]:
         """Tell the daemon to drain and end; the stream breaks off when it does."""

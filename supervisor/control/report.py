@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from supervisor.control.wire import ErrorFields, InstanceStatus, ModelStatus, ReloadReport
+from supervisor.control.wire import (
+    ErrorFields,
+    InstanceStatus,
+    ModelStatus,
+    ReloadReport,
+    SavedSlot,
+    WarmedInstance,
+)
+from supervisor.fleet.caches import Warmed
+from supervisor.fleet.presence import availability
 from supervisor.fleet.reload import Failure, Reloaded
 from supervisor.fleet.replica import Model
+from supervisor.fleet.slots.manifest import Manifest
 from supervisor.fleet.vitals import Vital
 from supervisor.life.diagnose import Cause
 from supervisor.life.facts import InstanceFacts
@@ -13,9 +23,11 @@ from supervisor.profile.plan import Plan
 
 def model_status(model: Model, instances: list[InstanceStatus]) -> ModelStatus:
     """Return a model with its instances; context and slots are known once it was planned."""
-    plan = model.plan
+    plan, (state, reason) = model.plan, availability(model)
     return {
         "name": model.entry.name,
+        "state": state,
+        "reason": reason,
         "aliases": list(model.entry.aliases),
         "path": str(model.entry.path),
         "profile": model.entry.profile,
@@ -59,6 +71,23 @@ def _error(facts: InstanceFacts, cause: Cause) -> ErrorFields:
         "hint": cause.hint,
         "log": str(facts.log_path) if facts.log_path else None,
     }
+
+
+def saved_slot(one: Manifest) -> SavedSlot:
+    """Return a conversation that is kept."""
+    return {
+        "name": one.name,
+        "model": one.model,
+        "replica": one.replica,
+        "tokens": one.tokens,
+        "size_bytes": one.size_bytes,
+        "saved_at": one.saved_at.isoformat(timespec="seconds"),
+    }
+
+
+def warmed_instance(one: Warmed) -> WarmedInstance:
+    """Return an instance that has read a prompt."""
+    return {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
 
 
 def reload_report(done: Reloaded) -> ReloadReport:

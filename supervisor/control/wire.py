@@ -1,8 +1,8 @@
 """The shapes that the daemon and its commands exchange, as JSON.
 
-A stream of lines (start, stop, restart, reload, events) carries one object a line, each with one
-key: `event` (something happened), `waiting` (nothing did for a while), and last `done`, `reloaded`
-or `error`.
+A stream of lines (start, stop, restart, reload, events and the rest) carries one object a line,
+each with one key: `event` (something happened), `waiting` (nothing did for a while), and last
+`done`, `reloaded`, `slots`, `warmed` or `error`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,14 @@ class InstanceStatus(TypedDict):
 
 
 class ModelStatus(TypedDict):
-    """One model; slots and context are each instance's, known once it was planned."""
+    """One model; slots and context are each instance's, known once it was planned.
+
+    `state` is loaded, loading, unloaded (a request brings it up) or failed, for the `reason` given.
+    """
 
     name: str
+    state: str
+    reason: str | None
     aliases: list[str]
     path: str
     profile: str
@@ -58,8 +63,23 @@ class ModelStatus(TypedDict):
     instances: list[InstanceStatus]
 
 
+class NodeStatus(TypedDict):
+    """Another machine; `state` is up or down, for the `reason` given.
+
+    `slots` are the requests it gets at once over all its models, 0 while it is down.
+    """
+
+    name: str
+    state: str
+    reason: str | None
+    url: str
+    models: list[str]
+    slots: int
+    slots_busy: int
+
+
 class DaemonStatus(TypedDict):
-    """The daemon and all its models."""
+    """The daemon, all its models, and the other machines it knows."""
 
     pid: int
     version: str
@@ -68,6 +88,7 @@ class DaemonStatus(TypedDict):
     stopping: bool
     config: str | None
     models: list[ModelStatus]
+    nodes: list[NodeStatus]
 
 
 class ReloadReport(TypedDict):
@@ -83,6 +104,25 @@ class ReloadReport(TypedDict):
     kept: list[str]
     notes: list[str]
     failures: list[ErrorFields]
+
+
+class SavedSlot(TypedDict):
+    """One conversation that is kept; `saved_at` is ISO 8601 in UTC."""
+
+    name: str
+    model: str
+    replica: int
+    tokens: int
+    size_bytes: int
+    saved_at: str
+
+
+class WarmedInstance(TypedDict):
+    """An instance that has read a prompt: the tokens it computed, and those it had already."""
+
+    instance: str
+    tokens: int
+    cached: int
 
 
 class EventLine(TypedDict):
@@ -101,4 +141,6 @@ class Line(TypedDict):
     waiting: NotRequired[float]
     done: NotRequired[DaemonStatus]
     reloaded: NotRequired[ReloadReport]
+    slots: NotRequired[list[SavedSlot]]
+    warmed: NotRequired[list[WarmedInstance]]
     error: NotRequired[ErrorFields]

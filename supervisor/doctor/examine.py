@@ -10,6 +10,7 @@ from pathlib import Path
 from supervisor import __version__
 from supervisor.control.client import Client
 from supervisor.control.wire import DaemonStatus
+from supervisor.doctor.clients import check_clients
 from supervisor.doctor.engine import check_engine
 from supervisor.doctor.finding import Finding, failed, hide, secrets_of
 from supervisor.doctor.host import (
@@ -134,5 +135,6 @@ def _host(scene: Scene, workshop: Workshop) -> Iterator[Finding]:
     yield check_files(max(1, workshop.instances))
     url = scene.status["url"] if scene.status else None
     yield check_address(scene.loaded.settings.proxy.listen, url)
+    yield check_clients(scene.loaded.settings.proxy)
     yield from check_directories(scene.where)
     yield check_leftovers(scene.where, is_running=scene.status is not None)

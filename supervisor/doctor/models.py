@@ -48,7 +48,7 @@ def check_models(workshop: Workshop) -> Iterator[Finding | Need]:
             yield failed(f"model {name}", error)
             continue
         yield from check_plan(plan)
-        yield need(plan, entry.replicas)
+        yield need(plan, workshop.replicas(entry.name).count)
 
 
 def check_plan(plan: Plan) -> Iterator[Finding]:
@@ -69,15 +69,7 @@ def check_plan(plan: Plan) -> Iterator[Finding]:
 
 def need(plan: Plan, replicas: int) -> Need:
     """Return what a model takes of memory; buffers for computing come on top."""
-    types = {line.flag: line.value for line in plan.lines}
-    slots = max(1, plan.slots)
-    cache = kv.cache_bytes(
-        plan.gguf,
-        -(-(plan.ctx_size or plan.gguf.ctx_train) // slots),
-        slots,
-        types.get("--cache-type-k") or "f16",
-        types.get("--cache-type-v") or "f16",
-    )
+    cache = kv.cache_bytes(plan.gguf, plan.burden.cache)
     weights = plan.gguf.tensor_bytes
     return Need(plan.model, weights, cache * replicas, weights if _locks(plan) else 0)
 

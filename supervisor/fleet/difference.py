@@ -119,8 +119,12 @@ def remarks(began_with: Settings, before: Settings, after: Settings) -> Iterator
     for key in sorted(type(began_with.proxy).model_fields):
         if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):
             yield f"proxy.{key} stays {stays} until the daemon is restarted"
+    if began_with.nodes != after.nodes:
+        yield "[nodes] stay as they are until the daemon is restarted"
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits count from each instance's next state on"
     for name, model in after.models.items():
         if name in before.models and before.models[name].aliases != model.aliases:
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
+        if name in before.models and before.models[name].variants != model.variants:
+            yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"

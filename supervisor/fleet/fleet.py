@@ -8,13 +8,16 @@ and go while it serves; when and why is reload.py's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Final, TypeVar
 
-from supervisor.errors import NoSuchModel, SettingsInvalid
+from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
+from supervisor.fleet import caches
 from supervisor.fleet.difference import Place
 from supervisor.fleet.replica import Model, Replica, name_for
+from supervisor.fleet.slots.keeper import Charge, SlotKeeper
+from supervisor.fleet.slots.manifest import Identity
 from supervisor.fleet.workshop import Workshop
 from supervisor.life.facts import Limits
 from supervisor.life.instance import Instance
@@ -26,23 +29,32 @@ from supervisor.life.traffic import Traffic
 START_OVER: Final = frozenset({State.READY, State.FAILED, State.BACKOFF, State.STOPPED})
 _DOWN: Final = frozenset({State.STOPPED})
 
+Result = TypeVar("Result")
+
 
 class Fleet:
     """Every instance of every model.
 
     Attributes:
         models: By name, in the order of the settings; those that are being removed come last.
+        workshop: Makes what is started from now on.
+        changed: Called after each change of an instance's state.
+        chains: What the proxy calls the conversations that an instance holds; kept with them.
     """
 
     def __init__(self, workshop: Workshop, traffic: Traffic, emit: Emit, limits: Limits) -> None:
         self._traffic = traffic
         self._emit = emit
         self._limits = limits
+        self.workshop = workshop
+        self.changed: Callable[[], None] = lambda: None
         self._lives: asyncio.TaskGroup | None = None
+        self._disproved: set[Identity] = set()
+        self.chains: Callable[[str], tuple[str, ...]] = lambda _instance: ()
         self.models: dict[str, Model] = {}
         for entry in workshop.entries.values():
-            self.models[entry.name] = Model(entry)
-            for number in range(entry.replicas):
+            self.models[entry.name] = Model(entry, workshop.stay(entry.name))
+            for number in range(workshop.replicas(entry.name).count):
                 self.add(Place(entry.name, number), workshop)
 
     async def serve(self) -> None:
@@ -70,17 +82,26 @@ class Fleet:
         """Return whether a replica only finishes what it holds."""
         return replica in self.models[replica.place.model].leaving
 
+    def chosen(self, names: Sequence[str] = ()) -> list[Model]:
+        """Return the named models, or all.
+
+        Raises:
+            NoSuchModel: A name is not configured.
+        """
+        known = self._configured()
+        for name in names:
+            if name not in known:
+                there = ", ".join(known) or "none"
+                raise NoSuchModel(f"no model is named {name!r}", hint=f"models there are: {there}")
+        return [self.models[name] for name in names or known]
+
     def instances(self, names: Sequence[str] = ()) -> Iterator[Instance]:
         """Yield the instances of the named models, or of all, those that leave left out.
 
         Raises:
             NoSuchModel: A name is not configured.
         """
-        for name in names or self._configured():
-            model = self.models.get(name)
-            if model is None or not model.is_configured:
-                known = ", ".join(self._configured()) or "none"
-                raise NoSuchModel(f"no model is named {name!r}", hint=f"models there are: {known}")
+        for model in self.chosen(names):
             yield from (replica.instance for replica in (*model.replicas, *model.coming))
 
     def _configured(self) -> list[str]:
@@ -104,6 +125,17 @@ class Fleet:
             return _begin(instances, Instance.restart, START_OVER)
         raise SettingsInvalid(f"no command is named {verb!r}")
 
+    def errand(self, errand: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
+        """Begin something that must not fail and that ends with the fleet at the latest.
+
+        Raises:
+            DaemonBusy: The fleet is not served, or no more.
+        """
+        if self._lives is None:
+            errand.close()
+            raise DaemonBusy("the daemon is ending", hint="corral start starts another")
+        return self._lives.create_task(errand)
+
     async def all_down(self) -> None:
         """Wait until each instance, those that leave included, was STOPPED."""
         for replica in self.everyone():
@@ -114,11 +146,15 @@ class Fleet:
     def adopt(self, workshop: Workshop, limits: Limits) -> None:
         """Take new settings in: their models and their order, and the limits of new instances."""
         self._limits = limits
+        self.workshop = workshop
         found = {name: self.models.get(name) for name in workshop.entries}
         rest = {name: model for name, model in self.models.items() if name not in found}
         self.models = {
-            name: model or Model(workshop.entries[name]) for name, model in found.items()
+            name: model or Model(workshop.entries[name], workshop.stay(name))
+            for name, model in found.items()
         } | rest
+        for name in found:
+            self.models[name].stay = workshop.stay(name)
 
     def add(self, place: Place, workshop: Workshop) -> Replica:
         """Make a replica in a place that is free; it is down until somebody starts it."""
@@ -163,6 +199,7 @@ class Fleet:
     def _make(self, place: Place, workshop: Workshop) -> Replica:
         taken = {replica.name for replica in self.everyone()}
         replica = Replica(place, name_for(place, taken), workshop)
+        replica.keeper = self._keeper(replica)
         replica.instance = Instance(
             name=replica.name,
             model=place.model,
@@ -170,10 +207,27 @@ class Fleet:
             limits=self._limits,
             policy=workshop.policy(place.model),
             traffic=self._traffic,
-            emit=self._emit,
+            emit=self._tell,
+            keeper=replica.keeper,
         )
         self._serve(replica)
         return replica
+
+    def _tell(self, name: str, /, **fields: object) -> None:
+        self._emit(name, **fields)
+        if name == "instance.changed":
+            self.changed()
+
+    def _keeper(self, replica: Replica) -> SlotKeeper:
+        charge = Charge(
+            owner=lambda: caches.owner(
+                self.models[replica.place.model], replica, self.chains(replica.name)
+            ),
+            plan=lambda: replica.plan,
+            keeping=lambda: replica.workshop.keeping,
+            elders=lambda: caches.save_elders(self.models[replica.place.model], replica),
+        )
+        return SlotKeeper(charge, self._emit, self._disproved)
 
     def _serve(self, replica: Replica) -> None:
         if self._lives:

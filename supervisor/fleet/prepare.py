@@ -52,7 +52,9 @@ def prepare(
     loaded = read()
     workshop = make_workshop(loaded)
     difference = compare(_running(replicas), _wanted(workshop))
-    plans = {model: workshop.plan(model) for model in sorted(difference.models_to_plan)}
+    plans = {
+        model: workshop.plan_at(Place(model, 0)) for model in sorted(difference.models_to_plan)
+    }
     return Prepared(loaded, workshop, plans, difference)
 
 
@@ -73,7 +75,7 @@ def _wanted(workshop: Workshop) -> dict[Place, Recipe]:
     engine = workshop.engine()
     return {
         Place(name, number): recipe
-        for name, entry in workshop.entries.items()
+        for name in workshop.entries
         for recipe in [workshop.recipe(name, engine)]
-        for number in range(entry.replicas)
+        for number in range(workshop.replicas(name).count)
     }

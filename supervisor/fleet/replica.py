@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Collection
 
 from supervisor.fleet.difference import Place, Recipe
+from supervisor.fleet.guest import Stay
+from supervisor.fleet.slots.keeper import SlotKeeper
 from supervisor.fleet.workshop import Workshop
 from supervisor.life.instance import Instance
 from supervisor.life.launch import Launch
@@ -28,10 +30,12 @@ class Replica:
         plan: What its latest run was started with, or None before the first.
         recipe: What that was made from, or None before the first.
         instance: The instance; set by the fleet, which alone makes these.
+        keeper: Keeps its conversations; set likewise.
         life: The task that serves it, while the fleet does.
     """
 
     instance: Instance
+    keeper: SlotKeeper
 
     def __init__(self, place: Place, name: str, workshop: Workshop) -> None:
         self.place = place
@@ -43,7 +47,7 @@ class Replica:
 
     def launch(self, _run: int) -> Launch:
         """Plan and launch a run; blocks for some milliseconds of file reading."""
-        plan = self.workshop.plan(self.place.model)
+        plan = self.workshop.plan_at(self.place)
         self.recipe = self.workshop.recipe(self.place.model, plan.engine)
         self.plan = plan
         return self.workshop.launch(plan, self.name)
@@ -58,10 +62,16 @@ class Model:
             is configured no more, and only what it still holds is being finished.
         coming: Those that come up to take the place of one of `replicas`.
         leaving: Those that finish what they hold.
+        stay: How it comes and goes.
+        is_open: Whether a request brings it up; not after it was stopped by command.
+        refusal: Why it could not be brought up the last time that it was asked for, or None.
     """
 
-    def __init__(self, entry: ModelEntry) -> None:
+    def __init__(self, entry: ModelEntry, stay: Stay) -> None:
         self.entry = entry
+        self.stay = stay
+        self.is_open = True
+        self.refusal: str | None = None
         self.replicas: tuple[Replica, ...] = ()
         self.coming: tuple[Replica, ...] = ()
         self.leaving: tuple[Replica, ...] = ()

@@ -13,10 +13,9 @@ from typing import Final
 
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.lifecycle import State
+from supervisor.profile.fit import RESERVE_SHARE
 from supervisor.profile.plan import Plan
 
-# Left free for everything else on the machine.
-_RESERVE_SHARE: Final = 0.05
 _SERVING: Final = frozenset({State.READY, State.UNWELL})
 
 
@@ -53,20 +52,22 @@ def serves(facts: InstanceFacts) -> bool:
 def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
     """Return how much main memory a successor takes beside the instance it follows.
 
-    Weights that both map from the same file are in memory once. What an instance has of its own is
-    cache and buffers, which grow with the context.
+    Weights that both map from the same file are in memory once. Its prompt cache is empty at first,
+    and the other's leaves before it has filled. What the present instance takes beyond its own
+    estimate, its successor will take too.
 
     Args:
         own_bytes: What the present instance shares with no other process.
         before: What it runs.
         after: What its successor will run.
     """
-    growth = max(1.0, after.ctx_size / before.ctx_size) if before.ctx_size else 1.0
+    coming = after.estimate
+    beyond = max(0, own_bytes - before.estimate.own_bytes)
     is_same_file = before.gguf.fingerprint == after.gguf.fingerprint
-    weights = 0 if is_same_file and before.gguf.path == after.gguf.path else after.gguf.tensor_bytes
-    return int(own_bytes * growth) + weights
+    weights = 0 if is_same_file and before.gguf.path == after.gguf.path else coming.mapped_bytes
+    return coming.own_at_start_bytes + beyond + weights
 
 
 def fits(need: int, *, available_bytes: int, memory_bytes: int) -> bool:
     """Return whether so many bytes more leave the machine its reserve."""
-    return need <= available_bytes - memory_bytes * _RESERVE_SHARE
+    return need <= available_bytes - memory_bytes * RESERVE_SHARE

@@ -14,9 +14,11 @@ from typing import Final
 
 from supervisor.life.attend import Attendant
 from supervisor.life.facts import Limits
+from supervisor.life.keep import Keeper
 from supervisor.life.lifecycle import Event, State
 from supervisor.life.liveness import has_moved
 from supervisor.life.llama import Llama
+from supervisor.life.reading import Reading
 from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
 from supervisor.life.voice import Voice
@@ -38,6 +40,9 @@ class Stage:
         traffic: Who sends it requests.
         limits: How long each state may last.
         voice: Who tells what is done.
+        keeper: Who keeps its conversations while it is away.
+        reading: The prompts that are to be read ahead in this run.
+        is_well: Whether it was well when it was last in service.
     """
 
     name: str
@@ -45,11 +50,18 @@ class Stage:
     traffic: Traffic
     limits: Limits
     voice: Voice
+    keeper: Keeper
+    reading: Reading
+    is_well: bool = True
 
     @property
     def attendant(self) -> Attendant:
         """Return one who watches the run, knowing nothing of it yet."""
-        return Attendant(self.name, self.run, self.traffic, self.limits.liveness)
+        return Attendant(self.name, self.run, self.traffic, self.limits.liveness, self.keeper)
+
+    def llama(self) -> Llama:
+        """Return a client of the engine."""
+        return Llama(self.run.endpoint, self.run.launch.api_key)
 
 
 async def watch(stage: Stage) -> Event:
@@ -66,14 +78,28 @@ async def watch(stage: Stage) -> Event:
 
 
 async def warm_up(stage: Stage) -> Event:
-    """Have one token made; an engine that cannot answer now is unwell."""
-    async with Llama(stage.run.endpoint, stage.run.launch.api_key) as llama:
-        return Event.UNHEALTHY if await warm(llama) is Warmth.SICK else Event.WARMED
+    """Have one token made, put conversations back, read prompts ahead, in this order.
+
+    An engine that cannot make a token now is unwell.
+    """
+    async with stage.llama() as llama:
+        match await warm(llama):
+            case Warmth.SICK:
+                return Event.UNHEALTHY
+            case Warmth.WARM:
+                restored = await stage.keeper.restore(llama, stage.run.number)
+                await stage.reading.begin(llama, restored)
+            case Warmth.NOTHING_TO_WARM:
+                pass
+    return Event.WARMED
 
 
 async def attend(stage: Stage) -> Event:
-    """See that what the engine has to do goes on."""
-    await stage.attendant.watch()
+    """See that what the engine has to do goes on; meanwhile read what prompts are left."""
+    async with asyncio.TaskGroup() as beside:
+        left = beside.create_task(_read_on(stage))
+        await stage.attendant.watch()
+        left.cancel()
     return Event.UNHEALTHY
 
 
@@ -95,7 +121,10 @@ async def heal(stage: Stage) -> Event:
 
 
 async def drain(stage: Stage) -> Event:
-    """Wait until the instance holds no request, or nothing moves in those it holds."""
+    """Wait until the instance holds no request, or nothing moves in those it holds.
+
+    What its slots hold is saved then, unless it was unwell: such a one may not answer.
+    """
     async with asyncio.TaskGroup() as ends:
         idle = ends.create_task(stage.traffic.idle(stage.name))
         still = ends.create_task(stage.attendant.watch())
@@ -104,6 +133,9 @@ async def drain(stage: Stage) -> Event:
             stage.voice.drained(stage.run.number)
         idle.cancel()
         still.cancel()
+    if idle.done() and not idle.cancelled() and stage.is_well:
+        async with stage.llama() as llama:
+            await stage.keeper.save(llama, stage.run.number)
     return Event.DRAINED
 
 
@@ -138,6 +170,11 @@ async def _told_within(run: Run, pause_s: float) -> bool:
         return False
     run.told.clear()
     return True
+
+
+async def _read_on(stage: Stage) -> None:
+    async with stage.llama() as llama:
+        await stage.reading.go_on(llama, lambda: stage.traffic.pulse(stage.name).in_flight == 0)
 
 
 async def _can_answer(run: Run) -> bool:

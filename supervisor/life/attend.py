@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from supervisor.life.keep import Keeper
 from supervisor.life.liveness import Look, Need, Reading, Rules, begin, judge, observe
 from supervisor.life.llama import EngineSilent, Llama, Refused
 from supervisor.life.run import Run
@@ -32,14 +33,17 @@ class Attendant:
         run: Its run, which serves.
         traffic: Who sends it requests.
         rules: How closely it is watched.
+        keeper: Saves what its slots hold before a probe takes one of them.
     """
 
-    def __init__(self, name: str, run: Run, traffic: Traffic, rules: Rules) -> None:
+    def __init__(self, name: str, run: Run, traffic: Traffic, rules: Rules, keeper: Keeper) -> None:
         self._name = name
         self._run = run
         self._traffic = traffic
         self._rules = rules
+        self._keeper = keeper
         self._probe: asyncio.Task[None] | None = None
+        self._is_probing = False
         self._probes_answered = 0
         self._is_refused = False
 
@@ -48,7 +52,7 @@ class Attendant:
         vigil = begin(self._read())
         async with asyncio.TaskGroup() as probes:
             while (need := judge(self._rules, vigil)) is not Need.WITHDRAW and not self._is_refused:
-                if need is Need.PROBE:
+                if need is Need.PROBE and (self._probe is None or self._probe.done()):
                     self._probe = probes.create_task(self._ask_for_a_token())
                 look = await self._look() if need is Need.LOOK else None
                 if look is None:
@@ -72,17 +76,21 @@ class Attendant:
 
     def _read(self, look: Look | None = None) -> Reading:
         pulse = self._traffic.pulse(self._name)
-        is_probing = self._probe is not None and not self._probe.done()
         return Reading(
             asyncio.get_running_loop().time(),
-            pulse.awaited + is_probing,
+            pulse.awaited + self._is_probing,
             pulse.bytes_seen + self._probes_answered,
             look,
         )
 
     async def _ask_for_a_token(self) -> None:
         async with self._llama() as llama:
+            # An engine that does not match prompts gives the probe the slot that was unused for
+            # longest: as many probes as there are slots would leave nothing to be saved.
+            await self._keeper.save(llama, self._run.number)
+            self._is_probing = True
             self._is_refused = await warm(llama) is Warmth.SICK
+            self._is_probing = False
         self._probes_answered += 1
 
     def _llama(self) -> Llama:

@@ -9,6 +9,7 @@ burial, across states, and says EXITED at its end.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from supervisor.life import diagnose, lifecycle
 from supervisor.life.activities import ACTIVITIES, Activity, Stage
 from supervisor.life.child import Exit
 from supervisor.life.facts import InstanceFacts, Limits
+from supervisor.life.keep import Keeper, KeepsNothing
 from supervisor.life.launch import Endpoint, Launch
 from supervisor.life.lifecycle import STATES, Ending, Event, Leaving, Life, State
 from supervisor.life.liveness import patience_s
+from supervisor.life.reading import Reading
 from supervisor.life.restart import Memory, Policy, judge
 from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
@@ -47,6 +50,7 @@ class Instance:
         policy: How patiently it is restarted.
         traffic: Who sends it requests.
         emit: Where events go.
+        keeper: Keeps its conversations while it is away.
         clock: Monotonic seconds.
 
     Attributes:
@@ -64,6 +68,7 @@ class Instance:
         policy: Policy,
         traffic: Traffic,
         emit: Emit,
+        keeper: Keeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -73,12 +78,14 @@ class Instance:
         self._launch = launch
         self._traffic = traffic
         self._voice = Voice(name, model, emit)
+        self._keeper = keeper or KeepsNothing()
         self._clock = clock
 
         self._life = Life()
         self._since_s = clock()
         self._ready_at_s: float | None = None
         self._unwell_at_s = 0.0
+        self._is_well = True
         self._memory = Memory()
         self._backoff_s = 0.0
         self._restarts = 0
@@ -86,6 +93,7 @@ class Instance:
         self._warnings: tuple[diagnose.Degradation, ...] = ()
 
         self._run: Run | None = None
+        self._reading = Reading((), lambda _prompt, _found: None)
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -206,6 +214,7 @@ class Instance:
             self._enter_service()
         elif self._life.state is State.UNWELL:
             self._unwell_at_s = self._since_s
+            self._is_well = False
         elif not STATES[self._life.state].process:
             self._ready_at_s = None
         elif self._life.state is State.STARTING:
@@ -214,6 +223,7 @@ class Instance:
 
     def _enter_service(self) -> None:
         self._cause = None
+        self._is_well = True
         self._ready_at_s = self._ready_at_s or self._clock()
         if self._run:
             self._run.stop_looking()
@@ -250,7 +260,16 @@ class Instance:
         """Do what the state is for, and take in what came of it."""
         if self._run is None:
             return
-        stage = Stage(self.name, self._run, self._traffic, self.limits, self._voice)
+        stage = Stage(
+            self.name,
+            self._run,
+            self._traffic,
+            self.limits,
+            self._voice,
+            self._keeper,
+            self._reading,
+            self._is_well,
+        )
         if event := await activity(stage):
             self._task = None
             self._apply(event, stage.run.number)
@@ -293,6 +312,7 @@ class Instance:
         except CorralError as error:
             self._settle(number, diagnose.unprepared(error))
             return
+        self._reading = Reading(launch.prompts, functools.partial(self._voice.warmed, number))
         self._run = run = Run(number, launch, clock=self._clock, on_progress=self._voice.progressed)
         try:
             self._exited(number, await run.live())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.life.progress import ROUTER_ENV
+from supervisor.life.prompts import WarmPrompt
 
 MARKER_ENV: Final = "LLAMA_CORRAL_ENGINE"
 KEY_ENV: Final = "LLAMA_API_KEY"
@@ -84,6 +85,7 @@ class Launch:
         endpoint: Where it will listen.
         api_key: What it wants to be shown with each request.
         log_path: Where its output goes.
+        prompts: What it reads ahead, in this order.
     """
 
     argv: tuple[str, ...]
@@ -92,6 +94,7 @@ class Launch:
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path
+    prompts: tuple[WarmPrompt, ...] = ()
 
 
 def clean_environment(

@@ -1,5 +1,7 @@
 """Speaks to one llama-server's own endpoints: health, identity, one token, counters.
 
+What is asked about slots stands in `slots.py`, prompts to be read ahead in `warm.py`.
+
 Every call has a deadline and its own connection: llama-server closes an idle one after 5 s and one
 that streamed without a word, and our calls are rare. All answers but health need the engine's key.
 
@@ -12,7 +14,8 @@ Source: tools/server/README.md of llama.cpp; behaviour measured on builds 10434 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,6 +25,8 @@ import httpx
 from supervisor.life.launch import Endpoint
 
 _TIMEOUT: Final = httpx.Timeout(5.0, connect=2.0)
+# For what takes as long as it takes: the deadline is the caller's.
+_PATIENT: Final = httpx.Timeout(None, connect=2.0)
 _METRIC_PREFIX: Final = "llamacpp:"
 
 
@@ -82,7 +87,7 @@ class Llama:
     async def is_healthy(self) -> bool:
         """Return whether the engine says it can serve; an engine that is silent cannot."""
         try:
-            return (await self._get("/health")).status_code == 200
+            return (await self.get("/health")).status_code == 200
         except EngineSilent:
             return False
 
@@ -92,7 +97,7 @@ class Llama:
         On a TCP port a stranger may have been faster; it either has another key, or none.
         """
         try:
-            known = await self._get("/props")
+            known = await self.get("/props")
             unknown = await self._call("GET", "/props")
         except EngineSilent:
             return False
@@ -105,14 +110,10 @@ class Llama:
             EngineSilent: No answer. There is no deadline on the answer but the caller's: the first
                 token of a large model may take long.
         """
-        answer = await self._call(
-            "POST",
-            "/completion",
-            json={"prompt": "Hello", "n_predict": 1, "cache_prompt": False},
-            headers=self._key,
-            timeout=httpx.Timeout(None, connect=2.0),
+        answer = await self.post(
+            "/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
         )
-        return None if answer.status_code == 200 else Refused(answer.status_code, _words(answer))
+        return None if answer.status_code == 200 else refused(answer)
 
     async def metrics(self) -> Mapping[str, float] | Refused:
         """Return the engine's counters and gauges, by name without the prefix `llamacpp:`.
@@ -120,13 +121,41 @@ class Llama:
         Raises:
             EngineSilent: No answer.
         """
-        answer = await self._get("/metrics")
+        answer = await self.get("/metrics")
         if answer.status_code != 200:
-            return Refused(answer.status_code, _words(answer))
+            return refused(answer)
         return read_metrics(answer.text)
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def get(self, path: str) -> httpx.Response:
+        """Return the answer to a question that is answered at once.
+
+        Raises:
+            EngineSilent: No answer.
+        """
         return await self._call("GET", path, headers=self._key)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """Return the answer to an order, however long it takes: the deadline is the caller's.
+
+        Raises:
+            EngineSilent: No answer.
+        """
+        return await self._call("POST", path, json=body, headers=self._key, timeout=_PATIENT)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
+        """Hold a streamed answer for the length of the block, whose reading may fail too.
+
+        Raises:
+            EngineSilent: No answer, or it broke.
+        """
+        try:
+            async with self._http.stream(
+                "POST", path, json=body, headers=self._key, timeout=_PATIENT
+            ) as answer:
+                yield answer
+        except httpx.HTTPError as error:
+            raise EngineSilent(f"POST {path}: {error!r}") from error
 
     async def _call(self, method: str, path: str, **what: Any) -> httpx.Response:
         try:
@@ -150,6 +179,11 @@ def read_metrics(text: str) -> dict[str, float]:
         except (ValueError, IndexError):
             continue
     return samples
+
+
+def refused(answer: httpx.Response) -> Refused:
+    """Return an answer that is not 200 as what it is."""
+    return Refused(answer.status_code, _words(answer))
 
 
 def _words(answer: httpx.Response) -> str:

@@ -8,7 +8,10 @@ from supervisor.events import Emit
 from supervisor.life.child import Exit
 from supervisor.life.diagnose import Cause
 from supervisor.life.lifecycle import Life, State
+from supervisor.life.llama import Refused
 from supervisor.life.progress import Progress
+from supervisor.life.prompts import WarmPrompt
+from supervisor.life.warm import Prefilled
 
 
 class Voice:
@@ -85,6 +88,29 @@ class Voice:
             model=self._model,
             run=run,
             how=how,
+        )
+
+    def warmed(self, run: int, prompt: WarmPrompt, found: Prefilled | Refused) -> None:
+        """Tell that a prompt was read ahead, or why not."""
+        if isinstance(found, Refused):
+            why = found.message or f"status {found.status}"
+            self._emit(
+                "prompt.refused",
+                instance=self._name,
+                model=self._model,
+                run=run,
+                prompt=prompt.name,
+                why=why,
+            )
+            return
+        self._emit(
+            "prompt.warmed",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            prompt=prompt.name,
+            tokens=found.tokens,
+            cached=found.cached_tokens,
         )
 
     def exited(self, run: int, how: Exit, up_s: float, *, is_fault: bool) -> None:

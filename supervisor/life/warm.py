@@ -1,14 +1,30 @@
 """Warms an engine up before anybody waits for it.
 
 The first token after loading is slow: pages of the model are read in, threads and kernels are made.
-One token of a prompt nobody sent takes that on itself.
+One token of a prompt nobody sent takes that on itself. Prompts that many requests begin with are
+read ahead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Final
 
-from supervisor.life.llama import EngineSilent, Llama
+import orjson
+
+from supervisor.life.llama import EngineSilent, Llama, Refused, refused
+from supervisor.life.prompts import WarmPrompt
+
+# The answer is streamed, for that is how an engine hears that nobody waits for it any more.
+_JUST_READ: Final[Mapping[str, Any]] = {
+    "max_tokens": 1,
+    "stream": True,
+    "return_progress": True,
+    "timings_per_token": True,
+    "cache_prompt": True,
+}
 
 
 class Warmth(StrEnum):
@@ -19,6 +35,19 @@ class Warmth(StrEnum):
     SICK = "sick"
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that an engine has read.
+
+    Attributes:
+        tokens: How many it computed.
+        cached_tokens: How many it had already.
+    """
+
+    tokens: int
+    cached_tokens: int
+
+
 async def warm(llama: Llama) -> Warmth:
     """Have one token made.
 
@@ -26,10 +55,37 @@ async def warm(llama: Llama) -> Warmth:
     then, and it is as ready as it gets. Any other refusal, or none at all, is a bad sign.
     """
     try:
-        refused = await llama.one_token()
+        refusal = await llama.one_token()
     except EngineSilent:
         return Warmth.SICK
-    if refused is None:
+    if refusal is None:
         return Warmth.WARM
-    can_serve = 400 <= refused.status < 500 or refused.status == 501
+    can_serve = 400 <= refusal.status < 500 or refusal.status == 501
     return Warmth.NOTHING_TO_WARM if can_serve else Warmth.SICK
+
+
+async def prefill(llama: Llama, prompt: WarmPrompt) -> Prefilled | Refused:
+    """Have a prompt read, and one token made of it; cancelled, that ends with the present batch.
+
+    Raises:
+        EngineSilent: No answer. There is no deadline but the caller's: a long prompt takes long.
+    """
+    timings: Mapping[str, Any] = {}
+    async with llama.stream("/v1/chat/completions", {**prompt.body, **_JUST_READ}) as answer:
+        if answer.status_code != 200:
+            await answer.aread()
+            return refused(answer)
+        async for line in answer.aiter_lines():
+            timings = _timings(line) or timings
+    return Prefilled(int(timings.get("prompt_n", 0)), int(timings.get("cache_n", 0)))
+
+
+def _timings(line: str) -> Mapping[str, Any] | None:
+    """Return the timings in a line of a stream, where there are any."""
+    if not line.startswith("data: {"):
+        return None
+    try:
+        found = orjson.loads(line.removeprefix("data: ")).get("timings")
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -14,8 +14,9 @@ from typing import Final
 
 from supervisor.errors import SettingsInvalid
 from supervisor.profile import kv
+from supervisor.profile.case import Case
 from supervisor.profile.gguf import Gguf
-from supervisor.profile.machine import Machine
+from supervisor.profile.kv import Cache
 from supervisor.profile.profile import FlagValue
 
 AUTO: Final = "auto"
@@ -34,42 +35,6 @@ _CTX_SLOT: Final = 8192
 _CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What the derived values depend on.
-
-    Attributes:
-        gguf: The model.
-        machine: The machine.
-        device_bytes: Memory of all devices that layers can be offloaded to; 0 without a device.
-        instances: Processes that share the machine, this one among them.
-    """
-
-    gguf: Gguf
-    machine: Machine
-    device_bytes: int
-    instances: int
-
-    @property
-    def share_bytes(self) -> int:
-        """Return the memory that one instance may use beside the weights.
-
-        On a device, nine tenths of it without the weights; in main memory, three quarters without
-        the weights, which instances of one model share by mapping the file. Never less than an
-        eighth of the memory, or the plan would be for nothing.
-        """
-        if self.device_bytes:
-            room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
-            return max(room, self.device_bytes // 8) // self.instances
-        memory = self.machine.memory_bytes
-        return max(memory * 3 // 4 - self.gguf.tensor_bytes, memory // 8) // self.instances
-
-    @property
-    def kv_budget_bytes(self) -> int:
-        """Return what the KV cache may take: the device's whole share, or half of main memory's."""
-        return self.share_bytes if self.device_bytes else self.share_bytes // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +143,7 @@ def _cache_type(case: Case, chosen: Chosen) -> Derived:
     if case.device_bytes:
         return Derived("q8_0", "machine", "halves the cache, and costs a device next to nothing")
     ctx = ctx_slot(chosen) or _wanted_ctx(gguf, streams(chosen))
-    wanted = kv.cache_bytes(gguf, ctx, streams(chosen), "f16", "f16")
+    wanted = kv.cache_bytes(gguf, _cache(chosen, ctx, "f16", "f16"))
     if wanted > case.kv_budget_bytes:
         why = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
         return Derived("q8_0", "machine", why)
@@ -191,7 +156,7 @@ def _ctx_size(case: Case, chosen: Chosen) -> Derived:
     wanted = fitting = _wanted_ctx(case.gguf, count)
     while (
         fitting > _CTX_SLOT_MIN
-        and kv.cache_bytes(case.gguf, fitting, count, *types) > case.kv_budget_bytes
+        and kv.cache_bytes(case.gguf, _cache(chosen, fitting, *types)) > case.kv_budget_bytes
     ):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
     if fitting < wanted:
@@ -201,6 +166,19 @@ def _ctx_size(case: Case, chosen: Chosen) -> Derived:
     else:
         why, origin = f"{wanted} tokens a slot", "llama-corral"
     return Derived(fitting * count, origin, f"{_counted(count, 'slot')}, {why}")
+
+
+def _cache(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
+    """Return the cache of slots that have so much context each."""
+    return Cache(
+        ctx=ctx,
+        streams=streams(chosen),
+        slots=slots(chosen),
+        ubatch=_positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
+        type_k=type_k,
+        type_v=type_v,
+        full_window=chosen.get("swa-full") is True,
+    )
 
 
 def _wanted_ctx(gguf: Gguf, count: int) -> int:

@@ -7,9 +7,7 @@ tenth of a second, and commands ask for them often.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import importlib.util
 import os
 import re
 from collections.abc import Sequence
@@ -18,11 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
-from supervisor.profile import cache, header
+from supervisor.profile import cache, header, layers, weights
 from supervisor.profile.header import Header
 
 # Raise it whenever Gguf gets another field, or a field another meaning.
-_CACHE_VERSION: Final = "gguf 1"
+_CACHE_VERSION: Final = "gguf 2"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -49,10 +47,19 @@ class Gguf:
         tokenizer: The kind of tokenizer, such as `gpt2`.
         chat_template: The Jinja template, or None.
         quantisation: The name of the file type, such as `Q4_1`.
+        feed_forward: Values that a token has in the widest feed-forward layer; with experts, in all
+            of those that one token is given to together.
+        experts_used: Experts that a token is given to; 0 without experts.
         sliding_window: Tokens that sliding-window layers see, or None.
+        sliding: For each layer, whether it has a sliding window.
         recurrent: Whether parts of it keep a state instead of a cache (Mamba, RWKV and the like).
         shards: The number of files.
+        state_values: Values that all recurrent layers together keep for a sequence.
         tensor_bytes: Size of the weights in all shards.
+        embedding_bytes: Of those, the table of token embeddings.
+        output_bytes: Of those, the output matrix; 0 where the embeddings serve as one.
+        matrix_bytes: Of those, the matrices that are multiplied with, by type and whether their
+            rows are a multiple of eight: (`Q4_K`, True, bytes).
         fingerprint: Differs for models that differ: a hash of the header, the size, and samples
             of the weights.
     """
@@ -73,10 +80,17 @@ class Gguf:
     tokenizer: str
     chat_template: str | None
     quantisation: str
+    feed_forward: int
+    experts_used: int
     sliding_window: int | None
+    sliding: tuple[bool, ...]
     recurrent: bool
+    state_values: int
     shards: int
     tensor_bytes: int
+    embedding_bytes: int
+    output_bytes: int
+    matrix_bytes: tuple[tuple[str, bool, int], ...]
     fingerprint: str
 
 
@@ -94,10 +108,17 @@ def read(path: Path, *, cache_dir: Path) -> Gguf:
     key = cache.key_of(shards, _CACHE_VERSION)
     kept = cache.get(cache_dir / "models", key)
     if kept and kept.keys() == {field.name for field in dataclasses.fields(Gguf)}:
-        return Gguf(**kept | {"path": Path(kept["path"]), "kv_heads": tuple(kept["kv_heads"])})
+        return Gguf(
+            **{key: _frozen(value) for key, value in kept.items()} | {"path": Path(kept["path"])}
+        )
     found = _read(shards)
     cache.put(cache_dir / "models", key, dataclasses.asdict(found) | {"path": str(found.path)})
     return found
+
+
+def _frozen(value: Any) -> Any:
+    """Return what JSON made a list of as the tuple it was."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _shards(path: Path) -> tuple[Path, ...]:
@@ -131,12 +152,11 @@ def _later_shard(path: Path, first: Path) -> ModelInvalid:
 def _read(shards: Sequence[Path]) -> Gguf:
     digest = hashlib.sha256()
     headers: list[Header] = []
-    tensor_bytes = 0
     for path in shards:
         try:
             with path.open("rb") as file:
                 found = header.read(file, str(path))
-                tensor_bytes += _checked_size(path, found, os.fstat(file.fileno()).st_size)
+                _check_size(path, found, os.fstat(file.fileno()).st_size)
                 _sample(file, found.data_at, digest)
         except OSError as error:
             raise ModelInvalid(
@@ -144,29 +164,18 @@ def _read(shards: Sequence[Path]) -> Gguf:
             ) from error
         headers.append(found)
     _check_split(shards, headers[0])
-    return _facts(shards, headers, tensor_bytes, digest.hexdigest()[:32])
+    return _facts(shards, headers, digest.hexdigest()[:32])
 
 
-def _checked_size(path: Path, found: Header, size_bytes: int) -> int:
-    """Return the size of the weights, having seen that all of them are there."""
-    ends = (offset + _tensor_bytes(kind, count) for offset, kind, count in found.tensors)
-    expected = max((found.data_at + end for end in ends), default=0)
+def _check_size(path: Path, found: Header, size_bytes: int) -> None:
+    """Refuse a file that ends before its weights do."""
+    ends = (found.data_at + one.offset + weights.tensor_bytes(one) for one in found.tensors)
+    expected = max(ends, default=0)
     if size_bytes < expected:
         raise ModelInvalid(
             f"{path} is cut short: {size_bytes:,} of at least {expected:,} bytes are there",
             hint="download the file again",
         )
-    return sum(_tensor_bytes(kind, count) for _, kind, count in found.tensors)
-
-
-def _tensor_bytes(kind: int, count: int) -> int:
-    """Return the size of a tensor; 0 for a type that this version does not know."""
-    tables = _tables()
-    try:
-        block, size = tables.GGML_QUANT_SIZES[tables.GGMLQuantizationType(kind)]
-    except ValueError:
-        return 0
-    return int(count // block * size)
 
 
 def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
@@ -196,23 +205,25 @@ def _check_split(shards: Sequence[Path], first: Header) -> None:
         )
 
 
-def _facts(shards: Sequence[Path], headers: Sequence[Header], size: int, digest: str) -> Gguf:
+def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gguf:
     first = headers[0]
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
     architecture = first.text("general.architecture")
     own = f"{architecture}."
-    layers = first.integer(f"{own}block_count")
+    count = first.integer(f"{own}block_count")
     heads = max(first.integers(f"{own}attention.head_count"), default=0)
     embedding = first.integer(f"{own}embedding_length")
     head_size = embedding // heads if heads else 0
+    kv_heads = layers.per_layer(first, f"{own}attention.head_count_kv", count, heads)
     return Gguf(
         path=shards[0],
         size_bytes=sum(path.stat().st_size for path in shards),
         architecture=architecture,
         name=first.text("general.name"),
-        parameters=sum(one.elements for one in headers),
-        layers=layers,
+        parameters=sum(one.elements for one in tensors),
+        layers=count,
         heads=heads,
-        kv_heads=_per_layer(first.integers(f"{own}attention.head_count_kv"), layers, heads),
+        kv_heads=kv_heads,
         key_length=first.integer(f"{own}attention.key_length", head_size),
         value_length=first.integer(f"{own}attention.value_length", head_size),
         embedding_length=embedding,
@@ -220,42 +231,17 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], size: int, digest:
         vocab_size=first.integer(f"{own}vocab_size", first.lengths.get("tokenizer.ggml.tokens", 0)),
         tokenizer=first.text("tokenizer.ggml.model"),
         chat_template=first.text("tokenizer.chat_template") or None,
-        quantisation=_quantisation(first.integer("general.file_type", -1)),
+        quantisation=weights.file_type(first.integer("general.file_type", -1)),
+        feed_forward=layers.feed_forward(first, architecture),
+        experts_used=first.integer(f"{own}expert_used_count"),
         sliding_window=first.integer(f"{own}attention.sliding_window") or None,
+        sliding=layers.sliding(first, architecture, count),
         recurrent=any(key.startswith((f"{own}ssm.", f"{own}wkv.")) for key in first.metadata),
+        state_values=layers.state_values(first, architecture, kv_heads),
         shards=len(shards),
-        tensor_bytes=size,
+        tensor_bytes=sum(map(weights.tensor_bytes, tensors)),
+        embedding_bytes=weights.embedding_bytes(tensors),
+        output_bytes=weights.output_bytes(tensors),
+        matrix_bytes=weights.matrix_bytes(tensors),
         fingerprint=digest,
     )
-
-
-def _per_layer(given: Sequence[int], layers: int, otherwise: int) -> tuple[int, ...]:
-    if len(given) > 1:
-        return tuple(given)
-    return (given[0] if given else otherwise,) * layers
-
-
-def _quantisation(file_type: int) -> str:
-    try:
-        name: str = _tables().LlamaFileType(file_type).name
-    except ValueError:
-        return "unknown"
-    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
-
-
-@functools.cache
-def _tables() -> Any:
-    """Return the module of constants of the `gguf` package, loaded by itself.
-
-    The package imports numpy on top, which costs a daemon 14 MB for as long as it lives.
-    """
-    package = importlib.util.find_spec("gguf")
-    assert package  # noqa: S101 (for mypy: it is one of our dependencies)
-    assert package.origin  # noqa: S101 (as above)
-    path = Path(package.origin).with_name("constants.py")
-    spec = importlib.util.spec_from_file_location("gguf_constants", path)
-    assert spec  # noqa: S101 (as above)
-    assert spec.loader  # noqa: S101 (as above)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

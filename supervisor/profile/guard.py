@@ -11,12 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.profile import kv
-from supervisor.profile.derive import Case, Chosen
-from supervisor.profile.gguf import Gguf
+from supervisor.profile.case import Case
+from supervisor.profile.derive import Chosen
 
-# llama.cpp takes a draft whose vocabulary differs by no more than this many tokens.
-# Source: common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE.
-_VOCAB_DIFFERENCE_MAX: Final = 128
 _UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
 
 
@@ -24,15 +21,6 @@ def reason_against(key: str, case: Case, chosen: Chosen) -> str | None:
     """Return why a setting cannot work here, or None when nothing speaks against it."""
     guard = _GUARDS.get(key)
     return guard(case, chosen) if guard else None
-
-
-def misfit(gguf: Gguf, draft: Gguf) -> str | None:
-    """Return why a draft model cannot draft for a model, or None when it can."""
-    if draft.tokenizer != gguf.tokenizer:
-        return f"it has a {draft.tokenizer} tokenizer, the model {gguf.tokenizer}"
-    if abs(draft.vocab_size - gguf.vocab_size) > _VOCAB_DIFFERENCE_MAX:
-        return f"it knows {draft.vocab_size} tokens, the model {gguf.vocab_size}"
-    return None
 
 
 def _gpu_layers(case: Case, chosen: Chosen) -> str | None:

@@ -37,25 +37,49 @@ _ALIGNMENT: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """One array of weights.
+
+    Attributes:
+        name: Such as `blk.0.ffn_up.weight`.
+        offset: In bytes from where the weights begin.
+        kind: Its ggml type.
+        shape: The length of a row first.
+    """
+
+    name: str
+    offset: int
+    kind: int
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Return the number of its weights."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """What stands before the weights.
 
     Attributes:
         metadata: By key. Arrays of more than 1024 elements, and arrays of strings, are not kept.
         lengths: The number of elements of every array.
-        tensors: Offset in bytes from `data_at`, ggml type, and number of weights, of each tensor.
+        tensors: All there are, in the order of the file.
         data_at: Where the weights begin, in bytes from the start of the file.
+        strings: The array of strings that was asked for; empty without it.
     """
 
     metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
     lengths: Mapping[str, int]
-    tensors: tuple[tuple[int, int, int], ...]
+    tensors: tuple[Tensor, ...]
     data_at: int
+    strings: tuple[bytes, ...]
 
     @property
     def elements(self) -> int:
         """Return the number of weights."""
-        return sum(count for _, _, count in self.tensors)
+        return sum(tensor.elements for tensor in self.tensors)
 
     def text(self, key: str) -> str:
         """Return a string of the metadata; empty where there is none."""
@@ -77,18 +101,19 @@ class _Cut(Exception):
     """The file ends, or makes no sense, inside its header."""
 
 
-def read(file: BinaryIO, name: str) -> Header:
+def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
     """Return the header of an open file.
 
     Args:
         file: Open for reading at its start.
         name: What to call it in an error.
+        strings_of: The key of an array of strings to keep, or nothing.
 
     Raises:
         ModelInvalid: It is empty, no GGUF, of a version that is not read, or cut short.
     """
     _check_magic(file.read(4), name)
-    walker = _Walker(file)
+    walker = _Walker(file, strings_of)
     try:
         version = walker.number("I")
         if version not in {2, 3}:
@@ -117,8 +142,10 @@ def _check_magic(magic: bytes, name: str) -> None:
 class _Walker:
     """Reads one value after the other."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, strings_of: str) -> None:
         self._file = file
+        self._strings_of = strings_of
+        self._kept: tuple[bytes, ...] = ()
         self._metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
         self._lengths: dict[str, int] = {}
 
@@ -131,7 +158,7 @@ class _Walker:
         if not isinstance(alignment, int) or alignment <= 0:
             raise _Cut
         data_at = -(-self._file.tell() // alignment) * alignment
-        return Header(self._metadata, self._lengths, found, data_at)
+        return Header(self._metadata, self._lengths, found, data_at, self._kept)
 
     def number(self, code: str) -> int:
         value = self._scalar(code)
@@ -151,18 +178,31 @@ class _Walker:
         kind, count = self.number("I"), self._count()
         self._lengths[key] = count
         if kind == _STRING:
-            for _ in range(count):
-                self._skip(self._length())
+            strings = self._strings(count)
+            self._kept = strings if key == self._strings_of else self._kept
         elif count <= _ARRAY_KEPT:
             self._metadata[key] = tuple(self._value(kind) for _ in range(count))
         else:
             self._skip(count * struct.calcsize(self._format(kind)))
 
-    def _tensor(self) -> tuple[int, int, int]:
-        self._skip(self._length())
-        dimensions = [self.number("Q") for _ in range(min(self.number("I"), 8))]
+    def _strings(self, count: int) -> tuple[bytes, ...]:
+        """Return an array of strings. A vocabulary has 262 144, so that each call counts."""
+        read, length, found = self._file.read, struct.Struct("<Q").unpack, []
+        for _ in range(count):
+            head = read(8)
+            if len(head) < 8 or (size := length(head)[0]) > _STRING_MAX:
+                raise _Cut
+            text = read(size)
+            if len(text) < size:
+                raise _Cut
+            found.append(text)
+        return tuple(found)
+
+    def _tensor(self) -> Tensor:
+        name = self._string()
+        shape = tuple(self.number("Q") for _ in range(min(self.number("I"), 8)))
         kind, offset = self.number("I"), self.number("Q")
-        return offset, kind, math.prod(dimensions)
+        return Tensor(name, offset, kind, shape)
 
     def _value(self, kind: int) -> Scalar:
         return self._string() if kind == _STRING else self._scalar(self._format(kind))

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from supervisor.profile.argv import LeftOut, Rendered, canonical, render
-from supervisor.profile.derive import Case, ctx_slot, slots, streams
+from supervisor.profile.case import Case
+from supervisor.profile.derive import ctx_slot, slots, streams
+from supervisor.profile.draft import Draft
 from supervisor.profile.engine import Engine
 from supervisor.profile.gguf import Gguf
-from supervisor.profile.guard import misfit, reason_against
+from supervisor.profile.guard import reason_against
 from supervisor.profile.help import Flags
 from supervisor.profile.machine import Machine
+from supervisor.profile.memory import Burden, Estimate, estimate
 from supervisor.profile.profile import FlagValue, Profile
 from supervisor.profile.settled import CORRAL, HOUSE, ModelEntry, Settings, gather, is_auto
 
 __all__ = ["ModelEntry", "Omission", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
+
+
+_ALONE: Final = Draft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class Plan:
         warnings: Sentences a user should read.
         slots: Sequences decoded at once.
         ctx_size: Tokens of context of all slots together; 0 when the engine decides.
+        burden: What it takes memory for.
     """
 
     model: str
@@ -79,6 +87,18 @@ class Plan:
     warnings: tuple[str, ...]
     slots: int
     ctx_size: int
+    burden: Burden
+
+    @property
+    def has_own_slots(self) -> bool:
+        """Return whether the engine leaves the choice of slots to us, each with its own cache."""
+        chosen = self.burden.chosen
+        return chosen.get("slot-prompt-similarity") == 0 and chosen.get("kv-unified") is False
+
+    @property
+    def estimate(self) -> Estimate:
+        """Return the memory that one instance takes."""
+        return estimate(self.burden)
 
     def argv(self, *, host: str, port: int | None) -> tuple[str, ...]:
         """Return the command line, the engine's path first.
@@ -102,7 +122,8 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     machine: Machine,
     *,
     instances: int,
-    draft: Gguf | None,
+    draft: Draft = _ALONE,
+    projector_bytes: int = 0,
 ) -> Plan:
     """Decide what the instances of a model run.
 
@@ -113,7 +134,8 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         gguf: Facts of its file.
         machine: The machine.
         instances: Processes that share the machine when all models are up; at least 1.
-        draft: Facts of its draft, or None without one.
+        draft: What drafts for it.
+        projector_bytes: Size of the projector's file; 0 without one.
 
     Raises:
         SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
@@ -124,22 +146,29 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
         instances=max(1, instances),
     )
-    unfit = misfit(gguf, draft) if draft else None
-    drafts_with = draft.path if draft and not unfit else None
-    settings = gather(entry, profile, engine.flags, case, drafts_with)
+    settings = gather(entry, profile, engine.flags, case, draft)
     kept, barred = _guarded(settings, case)
     chosen = {key: one.value for key, one in kept.items()}
     rendered = render(chosen, engine.flags)
-    barred = [*barred, *([LeftOut("spec-draft-model", str(entry.draft), unfit)] if unfit else [])]
+    if draft.why and not draft.gguf:
+        barred.append(LeftOut("spec-draft-model", str(entry.draft), draft.why))
     return Plan(
         model=entry.name,
         engine=engine,
         gguf=gguf,
         lines=_lines(entry, gguf, rendered, kept),
         omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
-        warnings=tuple(_warnings(case, engine, chosen, unfit)),
+        warnings=tuple(_warnings(case, engine, chosen)),
         slots=slots(chosen),
         ctx_size=ctx_slot(chosen) * streams(chosen),
+        burden=Burden(
+            gguf=gguf,
+            chosen={line.key: chosen[line.key] for line in rendered.lines},
+            engine=engine,
+            cpu_flags=machine.cpu_flags,
+            draft=draft.gguf,
+            projector_bytes=projector_bytes,
+        ),
     )
 
 
@@ -203,16 +232,9 @@ def _omissions(
     )
 
 
-def _warnings(
-    case: Case, engine: Engine, chosen: Mapping[str, FlagValue], unfit: str | None
-) -> Iterator[str]:
+def _warnings(case: Case, engine: Engine, chosen: Mapping[str, FlagValue]) -> Iterator[str]:
     if engine.warning:
         yield engine.warning
-    if unfit:
-        yield f"the draft model is not used: {unfit}"
     trained = case.gguf.ctx_train
     if trained and ctx_slot(chosen) > trained:
         yield f"{ctx_slot(chosen)} tokens a slot are more than the {trained} it was trained for"
-    weights, memory = case.gguf.tensor_bytes, max(case.machine.memory_bytes, case.device_bytes)
-    if weights > memory:
-        yield f"weights of {weights >> 20} MiB do not fit into {memory >> 20} MiB of memory"

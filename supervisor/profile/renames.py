@@ -112,6 +112,7 @@ _EXITS: Final = "the engine would print something and exit"
 OWNED: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("host", "port", "reuse-port", "api-prefix", "path"), _ADDRESS)
     | dict.fromkeys(("api-key", "api-key-file"), _KEYS)
+    | dict.fromkeys(("slot-save-path",), "llama-corral keeps conversations itself (keep_slots)")
     | dict.fromkeys(("ssl-key-file", "ssl-cert-file"), "engines are reached on this machine only")
     | dict.fromkeys(("model",), _MODEL)
     | dict.fromkeys(("alias",), "engines go by the model's name; give others as aliases")

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from supervisor.profile.argv import canonical
-from supervisor.profile.derive import AUTO, DERIVED, Case, ctx_slot, streams
+from supervisor.profile.case import Case
+from supervisor.profile.derive import AUTO, DERIVED, ctx_slot, streams
+from supervisor.profile.draft import Draft, Wanted
 from supervisor.profile.help import Flags
 from supervisor.profile.profile import FlagValue, Profile
 
@@ -44,20 +46,20 @@ class ModelEntry:
         name: What clients call it.
         path: The GGUF file.
         profile: The name of its profile.
-        replicas: How many instances serve it.
+        replicas: How many instances serve it; `auto` leaves it to us.
         flags: Its own flags.
         args: Words for the end of the command line, passed as they are.
-        draft: A GGUF to draft with, or None.
+        draft: A GGUF to draft with, `auto` to look for one, or None.
         aliases: Other names that clients may use.
     """
 
     name: str
     path: Path
     profile: str = "base"
-    replicas: int = 1
+    replicas: int | Literal["auto"] = 1
     flags: Mapping[str, FlagValue] = field(default_factory=dict)
     args: tuple[str, ...] = ()
-    draft: Path | None = None
+    draft: Wanted = None
     aliases: tuple[str, ...] = ()
 
 
@@ -79,9 +81,7 @@ class Setting:
 Settings = Mapping[str, Setting]
 
 
-def gather(
-    entry: ModelEntry, profile: Profile, flags: Flags, case: Case, draft: Path | None
-) -> Settings:
+def gather(entry: ModelEntry, profile: Profile, flags: Flags, case: Case, draft: Draft) -> Settings:
     """Return every setting of a model by today's name, nothing left to be derived.
 
     Args:
@@ -89,7 +89,7 @@ def gather(
         profile: Its profile.
         flags: The options of the build, for further spellings.
         case: What derived values depend on.
-        draft: The draft model to use, or None.
+        draft: What drafts.
 
     Raises:
         SettingsInvalid: An option is not the user's to set, or a number makes no sense.
@@ -102,7 +102,7 @@ def is_auto(key: str, value: FlagValue) -> bool:
     return key in DERIVED and value == AUTO
 
 
-def _merged(entry: ModelEntry, profile: Profile, flags: Flags, draft: Path | None) -> Settings:
+def _merged(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
     """Return every setting in today's vocabulary, the strongest last and so the winner."""
     house = {key: Setting(value, CORRAL, why) for key, (value, why) in HOUSE.items()}
     named = {
@@ -115,8 +115,9 @@ def _merged(entry: ModelEntry, profile: Profile, flags: Flags, draft: Path | Non
         for name, set_value in entry.flags.items()
         for key, value in [canonical(name, set_value, flags)]
     }
-    if draft:
-        own["spec-draft-model"] = Setting(str(draft), f"model {entry.name}")
+    if draft.gguf:
+        path = str(draft.gguf.path)
+        own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.why)
     settings = {**house, **named, **own}
     if "spec-draft-model" in settings:
         why = "a draft model drafts only when told to"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,9 @@ import aiohttp
 from fakes.upstream import Fake, Script, say_ok
 
 from proxy.app import FLOOR, build_app
-from proxy.dispatch import Dispatch, ModelCard
 from proxy.errors import ProxyError
+from proxy.line.dispatch import Dispatch
+from proxy.loader import ModelCard
 from proxy.server import Server
 from proxy.settings import ProxySettings
 
@@ -39,7 +40,7 @@ class FakeLoader:
         self.began = asyncio.Event()
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
-        self._dispatch = dispatch
+        self.dispatch = dispatch
 
     def models(self) -> Sequence[ModelCard]:
         if self.failure and not isinstance(self.failure, ProxyError):
@@ -52,7 +53,7 @@ class FakeLoader:
         if self.failure:
             raise self.failure
         for fake in self.asleep:
-            self._dispatch.admit(fake.upstream(model))
+            self.dispatch.admit(fake.upstream(model))
 
 
 class House:
@@ -67,10 +68,14 @@ class House:
         )
         self._directory = directory
         self._stack = stack
+        self._tend()
 
     async def open(self, **changes: Any) -> None:
         """Start the server; `changes` are settings."""
         self.settings = replace(self.settings, **changes)
+        if not self.dispatch.seats():
+            self.dispatch = self.loader.dispatch = Dispatch(self.settings)
+            self._tend()
         self.server = self.build(self.settings)
         await self.server.start()
         self._stack.push_async_callback(self.server.close)
@@ -135,5 +140,21 @@ class House:
         """Return the fields of every event of this name that was told."""
         return [fields for told, fields in self.told if told == name]
 
+    def _tend(self) -> None:
+        # No task group: a fixture is entered and left in different tasks.
+        tending = asyncio.get_running_loop().create_task(self.dispatch.tend())
+
+        async def end() -> None:
+            tending.cancel()
+            await asyncio.wait([tending])
+
+        self._stack.push_async_callback(end)
+
     def _hear(self, name: str, /, **fields: object) -> None:
         self.told.append((name, fields))
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    """Wait until a claim holds that nothing announces; the test's own patience ends the wait."""
+    while not claim():  # noqa: ASYNC110 (a few turns of the loop)
+        await asyncio.sleep(0)

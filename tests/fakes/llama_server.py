@@ -23,12 +23,15 @@ line and the end of stdin. Faults:
     megabyte-line         write a line of a megabyte before loading
     endless-line=BYTES    write that much, no text in any encoding and no newline, before loading
     flood-stream          answer a stream with chunks of 64 KiB, as fast as they are taken, for ever
+    obedient=FILE         answer a chat with what stands in ODD under the name of its `user`;
+                          whoever is to die once takes the file with it
     grandchild            leave a process behind that holds the pipes
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -38,9 +41,39 @@ import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n"
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+# Answers that no engine should give, by the name they are asked for.
+ODD = {
+    "dies once": JSON + b"Content-Length: 2\r\n\r\n{}",
+    "closes quietly": JSON + b"Content-Length: 2\r\n\r\n{}",
+    "hangs up": b"",
+    "says nothing": b"",
+    "no HTTP": b"\0\xff\xfe garbage\r\n\r\n",
+    "HTML": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+    "too short": JSON + b"Content-Length: 100\r\n\r\n{}",
+    "too long": JSON + b"Content-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n\r\n",
+    "hints first": b"HTTP/1.1 103 Early Hints\r\n\r\n" + JSON + b"Content-Length: 2\r\n\r\n{}",
+    "trailers": STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
+    b"e\r\ndata: [DONE]\n\n\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    "bad chunk": STREAM
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK)
+    + b"zz\r\n",
+    "cut mid-stream": STREAM
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK),
+    "no JSON in it": STREAM + b"\r\ndata: {garbage\n\ndata: [DONE]\n\n",
+    "line without end": STREAM + b"\r\ndata: ",
+    "falls silent": STREAM + b"\r\n" + CHUNK,
+    "long header": JSON + b"X: " + b"x" * 1_000_000 + b"\r\n\r\n",
+}
 
 
 class Engine:
@@ -52,6 +85,7 @@ class Engine:
         self.looks_to_refuse = 0
         self.completions = 0
         self.is_cured = False
+        self.mark = faults.get("obedient", "")
         self.key = os.environ.get("LLAMA_API_KEY", "")
         self.is_child = "LLAMA_SERVER_ROUTER_PORT" in os.environ and "no-child-mode" not in faults
 
@@ -137,6 +171,9 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(os.getpid(), signal.SIGSEGV)
 
     def _chat(self) -> None:
+        if self.engine.has("obedient") and "user" in self.body:
+            self._be_odd(self.body["user"])
+            return
         if not self.body.get("stream"):
             self._answer({"choices": [{"message": {"role": "assistant", "content": "abc"}}]})
             return
@@ -150,6 +187,19 @@ class Handler(BaseHTTPRequestHandler):
             chunk = {"choices": [{"delta": {"content": letter}}]}
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _be_odd(self, how: str) -> None:
+        if how == "dies once":
+            with contextlib.suppress(FileNotFoundError):
+                Path(self.engine.mark).unlink()
+                os._exit(1)
+        self.wfile.write(ODD[how])
+        self.wfile.flush()
+        if how in {"says nothing", "falls silent"}:
+            threading.Event().wait()
+        while how == "line without end":
+            self.wfile.write(b"x" * 65536)
+        self.close_connection = True
 
     def _answer(self, told: Json | list[Json], status: int = 200) -> None:
         self._send(json.dumps(told).encode(), "application/json", status)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.upstream import Upstream
+from proxy.engine.upstream import Upstream
 
 Script = Callable[["Call"], Awaitable[None]]
 
@@ -56,7 +57,11 @@ async def say_ok(call: Call) -> None:
 
 
 class Fake:
-    """Listens on a unix socket; each connection is one call, played by `script`."""
+    """Listens on a unix socket; each connection is one call, played by `script`.
+
+    Asked by the proxy itself how many slots are in use, it tells the truth: as many as there are
+    calls whose caller is still there. That is no call.
+    """
 
     def __init__(self, name: str, socket: Path, script: Script) -> None:
         self.name = name
@@ -64,6 +69,8 @@ class Fake:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self._socket = socket
         self._tasks: set[asyncio.Task[None]] = set()
+        self.says_slots = True
+        self._playing: list[Call] = []
 
     def upstream(self, model: str = "chat", slots: int = 2) -> Upstream:
         return Upstream(self.name, model, slots, str(self._socket), "", 0, api_key="inner")
@@ -87,10 +94,25 @@ class Fake:
         with contextlib.suppress(
             ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
         ):
-            call = await _read_call(reader, writer)
-            self.calls.put_nowait(call)
-            await self.script(call)
+            await self._answer(await _read_call(reader, writer))
         writer.close()
+
+    async def _answer(self, call: Call) -> None:
+        if self.says_slots and call.line == "GET /slots HTTP/1.1":
+            await self._say_slots(call)
+            return
+        self.calls.put_nowait(call)
+        self._playing.append(call)
+        try:
+            await self.script(call)
+        finally:
+            self._playing.remove(call)
+
+    async def _say_slots(self, call: Call) -> None:
+        busy = sum(not playing.reader.at_eof() for playing in self._playing)
+        slots = json.dumps([{"is_processing": True}] * busy).encode()
+        await call.head("Content-Type: application/json", f"Content-Length: {len(slots)}")
+        await call.send(slots)
 
 
 async def _read_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:

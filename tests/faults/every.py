@@ -7,16 +7,21 @@ from types import MappingProxyType
 from typing import Final
 
 from faults.fault import Fault
+from faults.http import HTTP
 from faults.process import PROCESS
 from faults.resources import RESOURCES
+from faults.security import SECURITY
+from faults.upstream import UPSTREAM
 
 EVERY: Final[tuple[Fault, ...]] = tuple(
-    sorted([*PROCESS.entries, *RESOURCES.entries], key=lambda fault: fault.number)
+    sorted(
+        [*PROCESS.entries, *RESOURCES.entries, *HTTP.entries, *UPSTREAM.entries, *SECURITY.entries],
+        key=lambda fault: fault.number,
+    )
 )
 
 ABSENT: Final[Mapping[int, str]] = MappingProxyType(
     {
-        23: "slot files do not exist yet",
         30: "setting the clock needs rights; no source waits by the wall clock, which a test holds",
     }
 )

@@ -109,6 +109,72 @@ def _(place: Place) -> Seen:
     yield "what was lost is told", "what was lost is told" if told else "lost in silence"
 
 
+@RESOURCES.add(22, "no room for a saved conversation")
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.tiny})
+    _read_ahead(place)
+    daemon = psutil.Process(place.corral.daemon_pid)
+    # A manifest has some hundred bytes more, so that to the daemon the disk is full.
+    daemon.rlimit(psutil.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+    yield "0 saved", f"{len(place.corral.data('slots', 'save'))} saved"
+    left = [path.name for path in (place.home / "data").rglob("*") if path.is_file()]
+    yield "no file left", "no file left" if not left else f"left {left}"
+    yield "answered", place.ask("m")
+    daemon.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    yield "1 saved", f"{len(place.corral.data('slots', 'save'))} saved"
+
+
+def _read_ahead(place: Place) -> None:
+    """Have a slot hold a prompt that is worth saving."""
+    (place.home / "long.txt").write_text("the an in of on er th he " * 60)
+    place.corral.ok("warm", "m", str(place.home / "long.txt"))
+
+
+def _bad_slot_file(harm: Callable[[Place, Path], None]) -> Callable[[Place], Seen]:
+    def bring(place: Place) -> Seen:
+        place.serve({"m": place.models.tiny})
+        _read_ahead(place)
+        yield "1 saved", f"{len(place.corral.data('slots', 'save'))} saved"
+        place.corral.ok("stop")
+        (file,) = (place.home / "data" / "slots" / "kept" / "m").glob("*.slot")
+        harm(place, file)
+        place.corral.ok("start")
+        yield "answered", place.ask("m")
+        moved = [one["file"] for one in place.events("slots.quarantined")]
+        yield "moved aside", "moved aside" if moved == [file.stem] else f"moved {moved}"
+        log = (place.home / "log" / "m.0.log").read_text("utf-8", "replace")
+        shown = "restore" in log.rpartition("[llama-corral: run")[2]
+        yield "not shown to the engine", "shown" if shown else "not shown to the engine"
+        yield "no engine died", "no engine died" if not _faults(place) else "an engine died"
+
+    return bring
+
+
+def _faults(place: Place) -> list[object]:
+    return [one for one in place.events("instance.exited") if one["fault"]]
+
+
+def _flip(_: Place, file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _cut(share: float) -> Callable[[Place, Path], None]:
+    return lambda _, file: os.truncate(file, int(file.stat().st_size * share))
+
+
+def _change_model(place: Place, _: Path) -> None:
+    place.configure({"m": place.models.slow})
+
+
+RESOURCES.add(23, "slot file cut to 1 %", quick=False)(_bad_slot_file(_cut(0.01)))
+RESOURCES.add(23, "slot file cut to 50 %", quick=False)(_bad_slot_file(_cut(0.5)))
+RESOURCES.add(23, "slot file cut to 99.9 %")(_bad_slot_file(_cut(0.999)))
+RESOURCES.add(23, "slot file with one bit flipped")(_bad_slot_file(_flip))
+RESOURCES.add(23, "slot file of another model")(_bad_slot_file(_change_model))
+
+
 @RESOURCES.add(24, "daemon out of file descriptors")
 def _(place: Place) -> Seen:
     place.serve({"m": place.models.tiny})

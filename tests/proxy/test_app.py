@@ -1,17 +1,22 @@
 """The pages, the models they are for, and the shapes of their errors."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
+from aiohttp import http_writer, web
 from fakes.house import House, card
 from fakes.upstream import Call
 
-from proxy.answer import Answer
-from proxy.app import PASSED
+from proxy.carry.answer import Answer
 from proxy.errors import Loading
+from proxy.pages import PASSED
+
+
+async def hold(call: Call) -> None:
+    await call.until_left()
 
 
 @pytest.mark.parametrize("path", PASSED["POST"])
@@ -99,8 +104,17 @@ async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(house: H
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
 async def test_it_is_well_while_one_model_can_be_served(house: House, path: str) -> None:
     house.loader.cards = [card("a", "failed"), card("b", "unloaded")]
+    await house.fake()
     async with house.http.get(path) as response:
-        assert (response.status, await response.json()) == (200, {"status": "ok"})
+        assert (response.status, await response.json()) == (
+            200,
+            {
+                "status": "ok",
+                "models": {"loaded": 0, "loading": 0, "unloaded": 1, "failed": 1},
+                "slots_idle": 2,
+                "slots_processing": 0,
+            },
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +136,15 @@ async def test_it_is_not_well_and_says_why(house: House, cards: Any, code: str, 
 async def test_the_list_names_every_model_loaded_or_not(house: House) -> None:
     house.loader.cards = [card("a"), card("b", "unloaded"), card("c", "failed", "broken")]
     async with house.http.get("/v1/models") as response:
-        models = (await response.json())["data"]
+        page = await response.json()
+    models = page.pop("data")
+    assert page == {
+        "object": "list",
+        "models": [],
+        "has_more": False,
+        "first_id": "a",
+        "last_id": "c",
+    }
     assert [(model["id"], model["status"]["value"]) for model in models] == [
         ("a", "loaded"),
         ("b", "unloaded"),
@@ -133,8 +155,13 @@ async def test_the_list_names_every_model_loaded_or_not(house: House) -> None:
         "object": "model",
         "created": 1_700_000_000,
         "owned_by": "llama-corral",
-        "context_length": 2048,
+        "type": "model",
+        "display_name": "a",
+        "created_at": "2023-11-14T22:13:20+00:00",
+        "max_input_tokens": 2048,
         "aliases": ["vendor/a"],
+        "context_length": 2048,
+        "meta": {"n_ctx": 2048, "slots": 2},
         "status": {"value": "loaded", "failed": False, "reason": None},
     }
 
@@ -149,6 +176,53 @@ async def test_a_model_has_a_page_of_its_own_slashes_and_all(house: House, name:
 async def test_the_page_of_an_unknown_model_is_not_found(house: House) -> None:
     async with house.http.get("/v1/models/nope") as response:
         assert response.status == 404
+
+
+# Slots.
+
+
+async def test_the_slots_of_all_instances_are_one_list(house: House) -> None:
+    busy = await house.fake(hold)
+    await house.fake(name="chat.2")
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(house.send())
+        await busy.calls.get()
+        async with house.http.get("/slots") as response:
+            slots = await response.json()
+        asking.cancel()
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
+    assert [(slot["instance"], slot["state"]) for slot in slots if slot["is_processing"]] == [
+        ("chat.1", "prefill")
+    ]
+
+
+async def test_the_overview_adds_instances_totals_and_lines(house: House) -> None:
+    await house.fake()
+    await house.send()
+    async with house.http.get("/corral/v1/slots?model=vendor/chat") as response:
+        whole = await response.json()
+    assert whole["totals"]["slots"] == whole["totals"]["idle"] == len(whole["slots"]) == 2
+    assert [one["instance"] for one in whole["instances"]] == ["chat.1"]
+    assert whole["lines"]["chat"]["interactive"] == 0
+
+
+@pytest.mark.parametrize("path", ["/slots", "/corral/v1/slots"])
+async def test_the_slots_of_an_unknown_model_are_not_found(house: House, path: str) -> None:
+    async with house.http.get(f"{path}?model=nope") as response:
+        assert response.status == 404
+
+
+async def test_a_balancer_is_told_when_no_slot_is_free(house: House) -> None:
+    fake = await house.fake(hold, is_admitted=False)
+    house.dispatch.admit(fake.upstream(slots=1))
+    async with house.http.get("/slots?fail_on_no_slot=1") as response:
+        assert response.status == 200
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(house.send())
+        await fake.calls.get()
+        async with house.http.get("/slots?fail_on_no_slot=1") as response:
+            assert response.status == 503
+        asking.cancel()
 
 
 # The door.
@@ -169,13 +243,20 @@ async def test_a_request_is_told_once_when_it_is_over(house: House) -> None:
         name = response.headers["X-Request-Id"]
         await response.read()
     (event,) = house.events("request.finished")
-    assert event.pop("took_ms") >= event.pop("first_byte_ms") >= 0
+    assert event.pop("took_ms") >= event.pop("first_byte_ms") >= event.pop("waited_ms") >= 0
     assert event == {
         "request": name,
         "model": "chat",
         "instance": "chat.1",
         "status": 200,
+        "tries": 1,
+        "first_token_ms": None,
         "bytes_out": 11,
+        "expected_cached_tokens": None,
+        "cached_tokens": None,
+        "prompt_tokens": None,
+        "decoded_tokens": None,
+        "decode_ms": None,
     }
     assert len(house.told) == 1
 
@@ -186,6 +267,7 @@ async def test_a_refused_request_is_told_once_with_the_reason(house: House) -> N
     ((told, event),) = house.told
     assert told == "request.refused"
     assert (event["request"], event["model"], event["status"]) == (name, None, 404)
+    assert event["code"] == "model_not_found"
     assert "there is no model 'nope'" in event["why"]
 
 
@@ -206,9 +288,9 @@ async def test_a_write_that_fails_is_a_client_that_left(
         raise aiohttp.ClientConnectionResetError
 
     await house.fake()
-    monkeypatch.setattr(web.StreamResponse, "write", fail)
-    async with house.ask():
-        pass
+    monkeypatch.setattr(web.StreamResponse, "write_eof", fail)
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await house.send()
     assert house.events("request.finished")[0]["status"] == 499
     assert not house.events("upstream.broke")
 
@@ -231,14 +313,55 @@ async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
 
     async def speak(call: Call) -> None:
         await call.begin_stream()
+        await call.chunk(b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n')
+        await heard.wait()
+        await call.chunk(b"data: [DONE]\n\n")
         await call.end()
 
+    heard = asyncio.Event()
     await house.fake(speak)
     monkeypatch.setattr(Answer, "finish", fail)
-    async with house.ask() as response:
+    async with house.ask(stream=True) as response:
+        assert b"hi" in await response.content.readany()
+        heard.set()
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
     assert "met a fault of the proxy" in caplog.text
+
+
+async def test_a_fault_of_ours_behind_the_header_is_no_answer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    await house.fake()
+    monkeypatch.setattr(Answer, "finish", fail)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        async with house.ask():
+            pass
+
+
+async def test_header_first_bytes_and_end_go_out_as_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packets = list[bytes]()
+
+    def write(self: http_writer.StreamWriter, chunk: bytes) -> None:
+        packets.append(chunk)
+        assert self.transport is not None
+        self.transport.write(chunk)
+
+    def write_all(self: http_writer.StreamWriter, chunks: Sequence[bytes]) -> None:
+        write(self, b"".join(chunks))
+
+    await house.fake()
+    monkeypatch.setattr(http_writer.StreamWriter, "_write", write)
+    monkeypatch.setattr(http_writer.StreamWriter, "_writelines", write_all)
+    async with house.ask() as response:
+        assert await response.read()
+    answers = [packet for packet in packets if not packet.startswith(b"POST")]
+    assert [packet[:15] for packet in answers] == [b"HTTP/1.1 200 OK"]
 
 
 async def test_an_expectation_we_do_not_know_is_not_met(house: House) -> None:

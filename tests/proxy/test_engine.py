@@ -12,7 +12,7 @@ import pytest
 import tiny_gguf
 from fakes.house import House
 
-from proxy.upstream import Upstream
+from proxy.engine.upstream import Upstream
 
 KEY = "inner-key"
 HELLO: Any = [{"role": "user", "content": "hello"}]

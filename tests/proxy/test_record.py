@@ -5,7 +5,55 @@ from typing import Any
 
 import pytest
 
+from proxy.errors import LineFull, UpstreamFailed
+from proxy.line.rates import Timings
 from proxy.record import Record
+from supervisor.events import EVENTS
+
+Told = dict[str, dict[str, Any]]
+
+
+def hear(told: Told) -> Any:
+    return lambda name, /, **fields: told.update({name: fields})
+
+
+def test_what_is_told_has_the_fields_that_the_table_of_events_lists() -> None:
+    told: Told = {}
+    record = Record("r")
+    record.model = "chat"
+    record.tell(hear(told), LineFull("no place"))
+    record.give("chat.1")
+    record.tell_broken(hear(told), UpstreamFailed("broke"))
+    record.tell(hear(told), None)
+    assert len(told) == 3
+    for name, fields in told.items():
+        assert sorted(fields) == sorted(EVENTS[name][1])
+
+
+def test_two_tries_are_one_request_with_one_wait() -> None:
+    told: Told = {}
+    record = Record("r")
+    record.model = "chat"
+    record.give("chat.1", waited_s=0.5, expected_cached=40)
+    record.give("chat.2", waited_s=0.25, expected_cached=30)
+    record.timings = Timings(28, 12, 60.0, 11, 500.0)
+    record.tell(hear(told), None)
+    event = told["request.finished"]
+    assert (event["instance"], event["tries"], event["waited_ms"]) == ("chat.2", 2, 750)
+    assert (event["expected_cached_tokens"], event["cached_tokens"]) == (30, 28)
+    assert (event["prompt_tokens"], event["decoded_tokens"], event["decode_ms"]) == (12, 11, 500)
+
+
+def test_only_the_first_token_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter((100.0, 100.5, 101.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
+    told: Told = {}
+    record = Record("r")
+    record.model = "chat"
+    record.note_token()
+    record.note_token()
+    record.tell(hear(told), None)
+    assert told["request.finished"]["first_token_ms"] == 500
 
 
 def test_the_first_byte_is_timed_once_and_all_bytes_are_counted(

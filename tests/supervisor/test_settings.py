@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,98 @@ def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
 def test_what_makes_no_sense_is_refused(table: str, line: str) -> None:
     key, _, _ = line.partition(" ")
     assert f"{table}.{key}" in refusal(f"{CHAT}[{table}]\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_"),
+    [("12 GiB", 12 << 30), ("1.5GiB", 3 << 29), (1048576, 1 << 20), ("1048576", 1 << 20)],
+)
+def test_a_budget_of_memory_is_bytes_or_a_text(said: object, bytes_: int) -> None:
+    found = read(CHAT, supervisor={"memory_budget": said}).settings
+    assert found.supervisor.memory_budget == bytes_
+
+
+@pytest.mark.parametrize("said", ["12 GB", "much", 0, -1, "1 KiB"])
+def test_a_budget_that_is_none_is_refused(said: object) -> None:
+    with pytest.raises(SettingsInvalid, match="memory_budget"):
+        read(CHAT, supervisor={"memory_budget": said})
+
+
+def test_a_draft_and_replicas_may_be_left_to_us(tmp_path: Path) -> None:
+    found = read(
+        '[models.a]\npath = "a.gguf"\ndraft = "auto"\nreplicas = "auto"\n'
+        '[models.b]\npath = "a.gguf"\ndraft = "auto.gguf"\n'
+    ).settings.models
+    assert (found["a"].draft, found["a"].replicas) == ("auto", "auto")
+    assert found["b"].draft == tmp_path / "auto.gguf"
+
+
+# Variants and nodes.
+
+
+def test_a_variant_says_defaults_and_what_is_forced_and_taken_out() -> None:
+    high = "[models.chat.variants.high]\ntemperature = 1\nstrip = ['stop']\nset = { seed = 7 }\n"
+    variant = read(CHAT + high).settings.models["chat"].variants["high"]
+    assert variant.defaults == {"temperature": 1}
+    assert (variant.set, variant.strip) == ({"seed": 7}, ("stop",))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("", "changes nothing"), ("id_slot = 1", "id_slot is not"), ("set.model = 'x'", "model is")],
+)
+def test_a_variant_that_makes_no_sense_is_refused(said: str, why: str) -> None:
+    assert why in refusal(f"{CHAT}[models.chat.variants.high]\n{said}\n")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        '[models.b]\npath = "b.gguf"\naliases = ["chat"]\n',
+        '[models.b]\npath = "b.gguf"\naliases = ["chat:high"]\n',
+        '[models."chat:high"]\npath = "b.gguf"\n',
+        '[models.talk]\npath = "b.gguf"\n',
+        '[models."talk:high"]\npath = "b.gguf"\n',
+    ],
+)
+def test_no_name_means_two_models(other: str) -> None:
+    chat = CHAT + 'aliases = ["talk"]\n[models.chat.variants.high]\ntemperature = 1\n'
+    assert read(chat).settings.models["chat"].aliases == ("talk",)
+    assert re.search(r"models\.\w+: the name \S+ belongs to the model \S+$", refusal(chat + other))
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://gpu:8080", "http://gpu:8080"),
+        ("https://gpu/v1/", "https://gpu"),
+        ("http://[::1]:80/llm/v1", "http://[::1]:80/llm"),
+    ],
+)
+def test_a_node_is_named_by_its_address(url: str, address: str, tmp_path: Path) -> None:
+    node = read(f'[nodes.gpu]\nurl = "{url}"\nkey_file = "gpu.key"\n').settings.nodes["gpu"]
+    assert node.url == address
+    assert node.key_file == tmp_path / "gpu.key"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gpu:8080",
+        "ftp://gpu",
+        "http://",
+        "http://a:b@gpu",
+        "http://gpu?k=1",
+        "http://gpu#x",
+        "http://gpu:0",
+        "http://gpu:70000",
+        "http://gpu:x",
+        "http://gpu/a\\nb",
+    ],
+)
+def test_a_url_that_is_more_or_less_than_an_address_is_refused(url: str) -> None:
+    assert "nodes.gpu.url" in refusal(f'[nodes.gpu]\nurl = "{url}"\n')
+
+
+def test_a_key_of_a_node_that_is_misspelled_is_met_with_the_nearest() -> None:
+    assert "did you mean key_file?" in refusal('[nodes.gpu]\nurl = "http://gpu"\nkeyfile = "x"\n')

@@ -7,8 +7,10 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes.slot_files import manifest
 
 from supervisor.control import api
 from supervisor.control.client import Client
@@ -19,11 +21,15 @@ from supervisor.errors import (
     NoSuchModel,
     NotRunning,
     SettingsInvalid,
+    StartFailed,
 )
 from supervisor.events import EventStream
+from supervisor.fleet.caches import Warmed
 from supervisor.fleet.difference import Difference, Place
 from supervisor.fleet.reload import Failure, Reloaded
+from supervisor.fleet.slots.manifest import Manifest
 from supervisor.life.diagnose import Cause
+from supervisor.life.prompts import WarmPrompt
 
 CHAT = Place("chat", 0)
 KILLED = Cause("killed", "it was killed", "see dmesg", permanent=False)
@@ -40,6 +46,7 @@ class Service:
         self.refreshed = 0
         self.ending = False
         self.is_cut = False
+        self.prompt: dict[str, Any] = {}
         self.reloading: asyncio.Future[Reloaded | CorralError] | None = None
 
     def status(self) -> DaemonStatus:
@@ -51,6 +58,7 @@ class Service:
             "stopping": self.ending,
             "config": None,
             "models": [],
+            "nodes": [],
         }
 
     async def refresh(self) -> None:
@@ -78,6 +86,24 @@ class Service:
             self.reloading.set_result(SettingsInvalid("corral.toml is not TOML", hint="see it"))
             self._events.emit("settings.refused", why="corral.toml is not TOML")
         return self.reloading
+
+    def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
+        return self._over("save", models, [manifest()])
+
+    def warm(self, model: str, prompt: WarmPrompt) -> asyncio.Future[list[Warmed] | CorralError]:
+        self.prompt = dict(prompt.body)
+        if model == "down":
+            return self._over("warm", [model], StartFailed("no instance is ready"))
+        return self._over("warm", [model], [Warmed("chat.0", 7, 3)])
+
+    def _over(self, verb: str, models: Sequence[str], found: Any) -> asyncio.Future[Any]:
+        self.commands.append((verb, list(models)))
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.is_cut:
+            future.cancel()
+        else:
+            future.set_result(found)
+        return future
 
     def shutdown(self, reason: str) -> None:
         self.ending = True
@@ -161,6 +187,65 @@ async def test_a_reload_that_leaves_open_whether_it_is_one_is_refused(
     assert status == 409
     assert SettingsInvalid.code.encode() in said
     assert service.reloading is None
+
+
+async def test_what_is_kept_after_a_save_is_told_without_what_was_said(
+    service: Service, path: Path
+) -> None:
+    (line,) = await lines(lambda: Client(path).save_slots(["chat"]))
+    assert service.commands == [("save", ["chat"])]
+    assert line["slots"] == [
+        {
+            "name": "a",
+            "model": "chat",
+            "replica": 0,
+            "tokens": 300,
+            "size_bytes": 1000,
+            "saved_at": "2026-01-01T12:00:00+00:00",
+        }
+    ]
+
+
+async def test_a_prompt_is_read_by_every_instance(service: Service, path: Path) -> None:
+    (line,) = await lines(lambda: Client(path).warm("chat", {"prompt": "be kind"}))
+    assert line["warmed"] == [{"instance": "chat.0", "tokens": 7, "cached": 3}]
+    assert service.prompt == {"messages": [{"role": "system", "content": "be kind"}]}
+    request = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+    await lines(lambda: Client(path).warm("chat", request))
+    assert service.prompt == {"messages": [{"role": "user", "content": "x"}]}
+
+
+async def test_a_prompt_that_no_instance_read_is_an_error(service: Service, path: Path) -> None:
+    with pytest.raises(StartFailed, match="no instance"):
+        await lines(lambda: Client(path).warm("down", {"prompt": "be kind"}))
+
+
+async def test_what_the_end_of_the_daemon_ends_says_so(service: Service, path: Path) -> None:
+    service.is_cut = True
+    with pytest.raises(DaemonBusy, match="ended before"):
+        await lines(lambda: Client(path).save_slots([]))
+
+
+async def test_one_that_takes_long_says_that_it_waits(
+    service: Service, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_WAITING_EVERY_S", 0.01)
+    never: asyncio.Future[list[Manifest]] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(service, "save_slots", lambda _models: never)
+
+    def first() -> Line:
+        return next(Client(path).save_slots([]))
+
+    assert await asyncio.to_thread(first) == {"waiting": 0.01}
+    never.cancel()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"prompt": 1}', b'{"messages": "x"}'])
+async def test_a_prompt_that_is_none_is_refused(service: Service, path: Path, body: bytes) -> None:
+    status, said = await post(path, "/v1/models/chat/warm", body)
+    assert status == 409
+    assert SettingsInvalid.code.encode() in said
+    assert service.commands == []
 
 
 async def test_a_shutdown_is_begun_and_told(service: Service, path: Path) -> None:

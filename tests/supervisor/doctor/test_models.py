@@ -23,7 +23,7 @@ def plan(tiny_model: Path, engine: Engine, tmp_path_factory: pytest.TempPathFact
     flags: dict[str, FlagValue] = {"ctx-size": 1024, "parallel": 2}
     flags |= {"cache-type-k": "f16", "cache-type-v": "f16"}
     entry = ModelEntry(name="m", path=tiny_model, profile="base", replicas=1, flags=flags)
-    return make_plan(entry, base, engine, facts, machine.read(), instances=1, draft=None)
+    return make_plan(entry, base, engine, facts, machine.read(), instances=1)
 
 
 def test_an_engine_that_runs_is_fine(engine: Engine) -> None:

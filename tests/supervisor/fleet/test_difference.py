@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.fleet.difference import Place, Recipe, Stamp, compare, remarks
-from supervisor.settings import ModelTable, ProxyTable, Settings, SupervisorTable
+from supervisor.settings import (
+    ModelTable,
+    NodeTable,
+    ProxyTable,
+    Settings,
+    SupervisorTable,
+    VariantTable,
+)
 
 RECIPE = Recipe(
     engine=Stamp(Path("/opt/llama-server"), 1, 1),
@@ -116,3 +123,16 @@ def test_new_aliases_are_named() -> None:
     assert told(aliased("x"), aliased()) == ["chat: its aliases are now none"]
     assert told(aliased("x"), aliased("x")) == []
     assert told(Settings(), aliased("x")) == []
+
+
+def test_new_variants_are_named_and_nodes_stay_as_they_were() -> None:
+    high = VariantTable.model_validate({"temperature": 1})
+    chat = ModelTable(path=Path("chat.gguf"))
+    after = Settings(
+        models={"chat": chat.model_copy(update={"variants": {"high": high}})},
+        nodes={"gpu": NodeTable(url="http://gpu")},
+    )
+    assert told(Settings(models={"chat": chat}), after) == [
+        "[nodes] stay as they are until the daemon is restarted",
+        "chat: its variants are now high",
+    ]

@@ -25,6 +25,7 @@ from supervisor.life.launch import Endpoint, Launch, clean_environment
 from supervisor.life.lifecycle import State
 from supervisor.life.traffic import Pulse
 from supervisor.profile.engine import Engine
+from supervisor.profile.memory import Burden
 from supervisor.profile.plan import Plan
 from supervisor.settings import Loaded, ModelTable, Settings
 
@@ -55,7 +56,8 @@ class FakeWorkshop(Workshop):
     def plan(self, model_name: str) -> Plan:
         if not self.entry(model_name).args:
             raise SettingsInvalid("it has no program")
-        return Plan(model_name, engine(), model(), (), (), (), slots=1, ctx_size=2048)
+        burden = Burden(model(), {"ctx-size": 2048, "parallel": 1}, engine())
+        return Plan(model_name, engine(), model(), (), (), (), 1, 2048, burden)
 
     def recipe(self, model_name: str, _: Engine) -> Recipe:
         file = Stamp(Path("/models/chat.gguf"))

@@ -1,7 +1,7 @@
 """How an instance is replaced: new first where it serves and memory allows, else in place."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,19 +12,21 @@ from supervisor.fleet.room import Way, fits, need_bytes, serves, way
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.launch import Endpoint
 from supervisor.life.lifecycle import State
+from supervisor.profile.gguf import Gguf
+from supervisor.profile.memory import Burden
 from supervisor.profile.plan import Plan
+from supervisor.profile.profile import FlagValue
 
-OWN = 300 * 1024**2
-PLAN = Plan(
-    model="chat",
-    engine=engine(),
-    gguf=model(),
-    lines=(),
-    omitted=(),
-    warnings=(),
-    slots=4,
-    ctx_size=16384,
-)
+
+def planned(of: Gguf | None = None, **flags: FlagValue) -> Plan:
+    """Return a plan of four slots."""
+    of = of or model()
+    burden = Burden(of, {"parallel": 4, "ctx-size": 16384, "cache-ram": 512, **flags}, engine())
+    return Plan("chat", engine(), of, (), (), (), slots=4, ctx_size=16384, burden=burden)
+
+
+PLAN = planned()
+OWN = PLAN.estimate.own_at_start_bytes
 
 
 def facts(state: State, *, wanted: bool = True) -> InstanceFacts:
@@ -68,15 +70,23 @@ def test_weights_of_the_same_file_are_in_memory_once() -> None:
 
 
 @pytest.mark.parametrize("change", [{"path": Path("/other.gguf")}, {"fingerprint": "1" * 32}])
-def test_weights_of_another_file_are_added(change: dict[str, object]) -> None:
-    after = replace(PLAN, gguf=model(**change))
+def test_weights_of_another_file_are_added(change: dict[str, Any]) -> None:
+    after = planned(model(**change))
     assert need_bytes(OWN, PLAN, after) == OWN + after.gguf.tensor_bytes
 
 
-def test_a_longer_context_needs_more_and_a_shorter_one_is_not_trusted_to_need_less() -> None:
-    assert need_bytes(OWN, PLAN, replace(PLAN, ctx_size=2 * PLAN.ctx_size)) == 2 * OWN
-    assert need_bytes(OWN, PLAN, replace(PLAN, ctx_size=PLAN.ctx_size // 2)) == OWN
-    assert need_bytes(OWN, replace(PLAN, ctx_size=0), PLAN) == OWN
+def test_a_longer_context_needs_more_and_a_shorter_one_less() -> None:
+    longer = planned(None, **{"ctx-size": 32768})
+    assert need_bytes(OWN, PLAN, longer) == longer.estimate.own_at_start_bytes > OWN
+    assert need_bytes(OWN, PLAN, planned(None, **{"ctx-size": 8192})) < OWN
+
+
+def test_a_prompt_cache_that_has_filled_is_not_the_successors() -> None:
+    assert need_bytes(PLAN.estimate.own_bytes, PLAN, PLAN) == OWN
+
+
+def test_what_the_estimate_did_not_foresee_its_successor_takes_too() -> None:
+    assert need_bytes(PLAN.estimate.own_bytes + 7, PLAN, PLAN) == OWN + 7
 
 
 @given(need=st.integers(0, 8 * GIB), available=st.integers(0, 8 * GIB))

@@ -2,6 +2,7 @@ import pytest
 from samples import model
 
 from supervisor.profile import kv
+from supervisor.profile.kv import Cache
 
 
 @pytest.mark.parametrize(
@@ -9,16 +10,18 @@ from supervisor.profile import kv
     [("f16", 45.0), ("q8_0", 23.90625)],
 )
 def test_a_cache_is_as_large_as_the_engine_reports(type_: str, mib: float) -> None:
-    assert kv.cache_bytes(model(), 2048, 1, type_, type_) == mib * 1024**2
+    cache = Cache(2048, type_k=type_, type_v=type_)
+    assert kv.cache_bytes(model(), cache) == mib * 1024**2
 
 
 def test_every_slot_is_rounded_up_on_its_own() -> None:
-    assert kv.cache_bytes(model(), 1000, 4, "f16", "f16") == 4 * 1024 * 23040
+    assert kv.cache_bytes(model(), Cache(1000, streams=4, slots=4)) == 4 * 1024 * 23040
 
 
 def test_layers_without_a_cache_take_nothing() -> None:
-    assert kv.token_bytes(model(kv_heads=(0, 2, 0)), "f16", "f16") == 2 * 128 * 2
-    assert kv.cache_bytes(model(kv_heads=()), 4096, 4, "f16", "f16") == 0
+    sparse = model(kv_heads=(0, 2, 0))
+    assert kv.layer_bytes(sparse, Cache(256)) == (0, 256 * 2 * 128 * 2, 0)
+    assert kv.cache_bytes(model(kv_heads=()), Cache(4096)) == 0
 
 
 def test_heads_of_odd_sizes_cannot_be_quantised() -> None:

@@ -11,6 +11,7 @@ from samples import GIB, GPU, engine, flags, machine, model
 
 from supervisor.errors import SettingsInvalid
 from supervisor.host.paths import shipped
+from supervisor.profile.draft import Draft
 from supervisor.profile.engine import Engine
 from supervisor.profile.gguf import Gguf
 from supervisor.profile.help import recorded_builds
@@ -31,6 +32,7 @@ def planned(
     at: Machine | None = None,
     instances: int = 1,
     draft: Gguf | None = None,
+    draft_why: str = "",
     dirs: Sequence[Path] = (SHIPPED,),
     **entry: Any,
 ) -> Plan:
@@ -48,7 +50,7 @@ def planned(
         of or model(),
         at or machine(),
         instances=instances,
-        draft=draft,
+        draft=Draft(draft, draft_why),
     )
 
 
@@ -287,12 +289,15 @@ def test_without_a_draft_repetition_is_foreseen() -> None:
     assert not [one for one in planned().lines if "spec" in one.flag]
 
 
-@pytest.mark.parametrize("change", [{"tokenizer": "llama"}, {"vocab_size": 32000}])
-def test_a_draft_of_another_vocabulary_is_not_used_and_that_is_said(change: dict[str, Any]) -> None:
-    plan = planned(draft=model(path=DRAFT.path, **change))
-    assert "--spec-draft-model" in omitted(plan)
+def test_a_draft_that_was_found_says_why_it_is_this_one() -> None:
+    plan = planned(draft=DRAFT, draft_why="the smallest beside it")
+    assert line(plan, "--spec-draft-model").why == "the smallest beside it"
+
+
+def test_that_no_draft_was_found_is_said() -> None:
+    plan = planned(draft_why="nothing smaller lies there")
+    assert omitted(plan)["--spec-draft-model"] == "nothing smaller lies there"
     assert not [one for one in plan.lines if "spec" in one.flag]
-    assert "the draft model is not used" in plan.warnings[0]
 
 
 # What else a plan says
@@ -300,10 +305,6 @@ def test_a_draft_of_another_vocabulary_is_not_used_and_that_is_said(change: dict
 
 def test_an_engines_warning_is_the_plans() -> None:
     assert planned(on=engine(warning="it would die")).warnings == ("it would die",)
-
-
-def test_weights_that_do_not_fit_are_warned_of() -> None:
-    assert "do not fit" in planned(of=model(tensor_bytes=64 * GIB)).warnings[0]
 
 
 def test_unix_sockets_are_known_from_the_help() -> None:

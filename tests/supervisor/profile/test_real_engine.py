@@ -10,6 +10,7 @@ import tiny_gguf
 
 from supervisor.host.paths import shipped
 from supervisor.profile import gguf, machine
+from supervisor.profile.draft import Draft
 from supervisor.profile.engine import Engine, load
 from supervisor.profile.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.profile.probe import environment
@@ -61,7 +62,7 @@ def plan_of(
     # A higher priority would be felt by what else runs here. A refused lock is only muttered about.
     here = replace(machine.read(), memlock_bytes=None, may_renice=False)
     made = load_profile(profile, [PROFILES])
-    return make_plan(entry, made, engine, model, here, instances=1, draft=draft)
+    return make_plan(entry, made, engine, model, here, instances=1, draft=Draft(draft))
 
 
 def listens(plan: Plan) -> bool:

@@ -1,0 +1,120 @@
+"""What an instance is sent for a request: a stream wherever that can be, with its progress. Pure.
+
+An engine notices late that the client of a whole answer has left, or not at all while another
+stream runs, and it tells nothing before it is done. So a chat or a text completion is asked as a
+stream and assembled here (`assemble`), where what is assembled equals what the engine would have
+answered itself. Where it would not, the request passes as it is:
+
+- `logprobs`, `n_probs`: a stream leaves out the tokens that add no text, the last one among them
+- `verbose`: a stream tells other details
+- all other pages
+
+A body that needs no change passes byte for byte; one that does keeps every member the client sent.
+
+Source: llama-server, builds 10434 and 11434: `return_progress` on each page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from proxy.pages import Kind
+from proxy.request import Ask
+
+_ASSEMBLED: Final = frozenset({Kind.CHAT, Kind.COMPLETION})
+# On Anthropic's page `return_progress` changes nothing.
+_WITH_PROGRESS: Final = _ASSEMBLED | {Kind.NATIVE, Kind.INFILL, Kind.RESPONSES}
+_STREAMED: Final = _WITH_PROGRESS | {Kind.MESSAGES}
+_UNEQUAL: Final = ("logprobs", "n_probs", "verbose")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a request is put to an instance.
+
+    Attributes:
+        body: The bytes that are sent.
+        is_stream: Whether a stream of events comes back if all goes well.
+        is_assembled: Whether that stream has to become one whole answer.
+        hides_progress: Whether the client did not ask for the progress that comes.
+        can_name_slot: Whether the page takes the number of a slot, for one sequence.
+    """
+
+    body: bytes
+    is_stream: bool
+    is_assembled: bool
+    hides_progress: bool
+    can_name_slot: bool = False
+
+    def naming(self, slot: int | None) -> bytes:
+        """Return the bytes that are sent, with the number of a slot where there is one."""
+        if slot is None:
+            return self.body
+        return _spliced(self.body, {"id_slot": slot}, is_empty=False)
+
+    @property
+    def is_passed_stream(self) -> bool:
+        """Return whether the client gets a stream of events."""
+        return self.is_stream and not self.is_assembled
+
+
+def shaped(ask: Ask) -> Shape:
+    """Return how a request is put to an instance."""
+    members = ask.members
+    is_assembled = _is_assembled(ask)
+    is_stream = is_assembled or (ask.is_stream and ask.kind in _STREAMED)
+    changes: dict[str, Any] = {}
+    if is_assembled:
+        options = members.get("stream_options")
+        given = options if isinstance(options, dict) else {}
+        changes = {"stream": True, "stream_options": {**given, "include_usage": True}}
+    hides_progress = is_stream and _is_off(members.get("return_progress")) and _tells_progress(ask)
+    if hides_progress:
+        changes["return_progress"] = True
+    body = _changed(ask.body, members, changes)
+    can_name_slot = bool(members) and ask.kind is not Kind.INFILL and _tells_progress(ask)
+    return Shape(body, is_stream, is_assembled, hides_progress, can_name_slot)
+
+
+def _is_assembled(ask: Ask) -> bool:
+    members = ask.members
+    is_form = ask.headers.get("Content-Type", "").startswith("multipart/")
+    is_whole = ask.kind in _ASSEMBLED and _is_off(members.get("stream"))
+    return is_whole and not is_form and not any(members.get(name) for name in _UNEQUAL)
+
+
+def _tells_progress(ask: Ask) -> bool:
+    """Return whether progress comes, and all of it before the first token."""
+    members = ask.members
+    has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
+    return ask.kind in _WITH_PROGRESS and has_one_choice and _is_one_prompt(members.get("prompt"))
+
+
+def _is_one_prompt(prompt: object) -> bool:
+    """Return whether a prompt is one: a list with a number in it is a single one in tokens."""
+    if not isinstance(prompt, list) or len(prompt) < 2:
+        return True
+    return any(isinstance(part, int) for part in prompt)
+
+
+def _is_off(member: object) -> bool:
+    """Return whether a member says no; anything else that is not a boolean is the engine's."""
+    return member is None or member is False
+
+
+def _changed(body: bytes, members: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    if not changes:
+        return body
+    if changes.keys() & members.keys():
+        return orjson.dumps({**members, **changes})
+    return _spliced(body, changes, is_empty=not members)
+
+
+def _spliced(body: bytes, members: Mapping[str, Any], *, is_empty: bool) -> bytes:
+    """Return an object with more members; what the client wrote, numbers too, stays as it is."""
+    head, _, _ = body.rpartition(b"}")
+    return head + (b"" if is_empty else b",") + orjson.dumps(members)[1:]

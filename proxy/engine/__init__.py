@@ -1,0 +1,1 @@
+"""The instances, and HTTP with them."""

@@ -1,0 +1,179 @@
+"""One connection to an instance that carries one request and its answer.
+
+An answer that nobody reads stays where it is: past 64 KiB, and what one read of the socket brings,
+nothing more is taken from the connection. All changes happen in methods without `await`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+from proxy.engine.framing import Malformed, Response
+
+_HELD_MAX_BYTES: Final = 64 * 1024
+# Up to here one packet for head and body costs less than two; above, a copy of the body costs more.
+_JOINED_MAX_BYTES: Final = 64 * 1024
+
+
+class Broken(Exception):
+    """The connection ended, or what came on it is no answer.
+
+    Attributes:
+        is_malformed: Whether the bytes are to blame, and not the end of them.
+    """
+
+    def __init__(self, what: str, *, is_malformed: bool = False) -> None:
+        super().__init__(what)
+        self.is_malformed = is_malformed
+
+
+class Silent(Exception):
+    """Nothing came for too long while it was waited for."""
+
+
+class Wire(asyncio.Protocol):
+    """The connection; connected by asyncio, used by one task.
+
+    Attributes:
+        response: What has come of the answer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, method: str, silence_s: float) -> None:
+        """Make it, not yet connected.
+
+        Args:
+            loop: The running loop.
+            method: Method of the request: it decides whether an answer has a body.
+            silence_s: Seconds to wait for the next bytes, above 0.
+        """
+        self.response = Response(method)
+        self._loop = loop
+        self._silence_s = silence_s
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._is_paused = False
+        self._failure: Exception | None = None
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._waiting_since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the whole body was read."""
+        return self.response.is_over and not self._held
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send the request; the transport holds what the instance does not take at once."""
+        if self._transport is None:
+            return  # lost since it was made: `begun` tells
+        if len(body) <= _JOINED_MAX_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    async def begun(self) -> None:
+        """Wait until the head of the answer is there.
+
+        Raises:
+            Silent: It did not come in time.
+            Broken: It will not come.
+        """
+        while not self.response.status:
+            await self._change()
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body, all there are; empty at its end.
+
+        Raises:
+            Silent: Nothing came in time.
+            Broken: The body will not be complete.
+        """
+        while not self._held:
+            if self.response.is_over:
+                return b""
+            await self._change()
+        held = self._held
+        body = held[0] if len(held) == 1 else b"".join(held)
+        self._held, self._held_bytes = [], 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return body
+
+    def close(self) -> None:
+        """Close the connection at once, whatever is still on its way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._timer = self._loop.call_later(self._silence_s, self._look)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the instance sent."""
+        if self._failure is not None:
+            return
+        try:
+            body = self.response.feed(data)
+        except Malformed as error:
+            self._fail(Broken(str(error), is_malformed=True))
+            return
+        if body:
+            self._hold(body)
+        if self.response.is_over:
+            self.close()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Be disconnected."""
+        self.close()
+        self._transport = None
+        if self._failure is None and not self.response.end():
+            self._fail(Broken(str(exc or "the connection was closed")))
+        self._wake()
+
+    # What is behind them.
+
+    def _hold(self, body: bytes) -> None:
+        self._held.append(body)
+        self._held_bytes += len(body)
+        if self._held_bytes > _HELD_MAX_BYTES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = self._failure or failure
+        self.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _change(self) -> None:
+        """Wait until something has come, or nothing can come any more."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiting_since_s = self._loop.time()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _look(self) -> None:
+        """Fail if the instance is silent; one timer, moved on, costs nothing per chunk."""
+        now_s = self._loop.time()
+        since_s = now_s if self._waiter is None else self._waiting_since_s
+        if now_s - since_s >= self._silence_s:
+            self._fail(Silent())
+        else:
+            self._timer = self._loop.call_at(since_s + self._silence_s, self._look)

@@ -1,0 +1,142 @@
+"""The one door of the proxy: each request passes it on its way in and its answer on its way out.
+
+In: the request gets its id, whoever asks is checked, and nothing enters while the server drains.
+Out: an error becomes an answer that the client's library understands, and the end is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from proxy.carry.answer import error_response
+from proxy.errors import Draining, Internal, ProxyError, UnknownPath, Unmet, WrongMethod
+from proxy.gate.guard import Guard, is_preflight, preflight_response
+from proxy.gate.keyfile import read_keys
+from proxy.gate.keys import KEY, Keyring
+from proxy.gate.limits import Limits
+from proxy.line.flight import Floor
+from proxy.record import CLIENT_GONE, Record, Tell
+from proxy.settings import ProxySettings
+
+RECORD: Final = web.RequestKey("record", Record)
+SERVER: Final = "llama-corral"
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_log: Final = logging.getLogger(__name__)
+
+
+def check(settings: ProxySettings) -> None:
+    """Find out now what would keep a proxy from being built.
+
+    Raises:
+        Misconfigured: An origin, a host or the keys file is wrong.
+    """
+    Guard(settings)
+    if settings.keys_file is not None:
+        read_keys(settings.keys_file)
+
+
+class Door:
+    """The middleware that all requests pass, and what signs every answer.
+
+    Raises:
+        Misconfigured: An origin, a host or the keys file is wrong.
+    """
+
+    def __init__(self, settings: ProxySettings, floor: Floor, tell: Tell) -> None:
+        self._guard = Guard(settings)
+        self._keyring = Keyring(settings.keys_file, tell)
+        self._limits = Limits()
+        self._floor = floor
+        self._tell = tell
+
+    @web.middleware
+    async def pass_through(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let one request through, or say why not."""
+        record = request[RECORD] = Record(_request_id(request))
+        refused_by: ProxyError | None = None
+        try:
+            self._guard.check(request)
+            return await self._served(request, handler)
+        except ProxyError as error:
+            refused_by = error
+            record.status = error.status
+            return error_response(request.path, error)
+        except asyncio.CancelledError:
+            record.status = CLIENT_GONE
+            raise
+        finally:
+            record.tell(self._tell, refused_by)
+
+    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Put on every answer what all of them carry; a signal handler of aiohttp."""
+        if isinstance(response, web.HTTPExpectationFailed):  # aiohttp's own, past all middlewares
+            _say(response, request.path, Unmet("the one expectation met here is 100-continue"))
+        response.headers["Server"] = SERVER
+        if "Origin" in request.headers:
+            response.headers.update(self._guard.cors_headers(request))
+        record = request.get(RECORD)
+        response.headers["X-Request-Id"] = record.request_id if record else new_request_id()
+
+    async def _served(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Serve one request; whatever goes wrong before the answer begins is a ProxyError."""
+        if is_preflight(request):
+            return preflight_response(request)
+        if self._floor.is_shut:
+            raise Draining
+        with self._entered(request):
+            return await _handled(request, handler)
+
+    def _entered(self, request: web.Request) -> AbstractContextManager[None]:
+        """Find out who asks, and count it for as long as it is served."""
+        key = self._keyring.key_of(request)
+        if key is None:
+            return nullcontext()
+        request[KEY] = key
+        return self._limits.holding(key)
+
+
+def new_request_id() -> str:
+    """Return a name for a request that came without one."""
+    return f"req_{os.urandom(12).hex()}"
+
+
+async def _handled(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ProxyError:
+        raise
+    except web.HTTPNotFound as error:
+        raise UnknownPath("nothing is served at this path; see /v1/models") from error
+    except web.HTTPMethodNotAllowed as error:
+        allowed = sorted(error.allowed_methods)
+        raise WrongMethod(request.method, request.path, allowed) from error
+    except Exception as error:
+        _log.exception("request %s met a fault of the proxy", request[RECORD].request_id)
+        if request[RECORD].status is not None:
+            if request.transport is not None:
+                request.transport.abort()  # the answer has begun: nobody takes it for complete
+            raise
+        raise Internal("the proxy met a fault of its own; its log has the details") from error
+
+
+def _request_id(request: web.Request) -> str:
+    """Return the client's own name of the request if it is fit for a log, else a new one."""
+    given = request.headers.get("X-Request-Id")
+    return given if given and _REQUEST_ID.fullmatch(given) else new_request_id()
+
+
+def _say(response: web.Response, path: str, error: ProxyError) -> None:
+    """Put an error into an answer that aiohttp has made."""
+    told = error_response(path, error)
+    response.body = told.body
+    response.content_type = told.content_type
+    response.force_close()

@@ -1,0 +1,1 @@
+"""Which instance holds a conversation in its cache."""

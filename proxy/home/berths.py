@@ -1,0 +1,164 @@
+"""Which slot of a process holds which conversation, as far as that can be told from outside. Pure.
+
+An engine that matches no prompts (`--slot-prompt-similarity 0`) takes the slot used longest ago,
+and looks for the conversation only among those that were saved when the last task began: a turn
+that follows its answer at once is read anew. It goes to the slot that still holds its conversation
+if the request names that slot, and nothing is copied at all. On such an engine that is safe even
+where the slot is in use: the request waits, and nobody's text changes. (On one that does match
+prompts it is not.)
+
+So the slots are followed: a request that names none is taken to get the one used longest ago, and
+of those never used the last. Where that is only a guess, or others (a probe, a restart from saved
+slots) may have been there, the engine's own page is looked at: it tells which slot began its last
+task when, and how many tokens each holds, and we know in which order we asked.
+
+Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from proxy.engine.slots import Seen
+
+# What others do to the slots of an idle engine they do after a while; until then nobody looks.
+_FRESH_S: Final = 5.0
+# The last token of an answer is not in the cache, nor is the one that ends it.
+_TOKENS_AWAY_MAX: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class Berth:
+    """One slot, and what it is believed to hold.
+
+    Attributes:
+        slot: Its number.
+        talk: The conversation that it holds, or None for one that nobody will come back for.
+        tokens: Tokens of that conversation.
+        is_sure: Whether the number is known, and not only guessed from the order of use.
+        holder: Whose request uses it, or None.
+        asked: When it was last asked, in a count of its own; 0 for never.
+        used: When it was last given back, in a count of its own; 0 for never.
+    """
+
+    slot: int
+    talk: object | None = None
+    tokens: int = 0
+    is_sure: bool = False
+    holder: object | None = None
+    asked: int = 0
+    used: int = 0
+
+
+class Berths:
+    """The slots of one process.
+
+    Args:
+        slots: How many there are, at least 1.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._berths = [Berth(number) for number in range(slots)]
+        self._turn = count(1)
+        self._seen_at_s = float("-inf")
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens of conversations they hold, as far as is known."""
+        return sum(berth.tokens for berth in self._berths if berth.talk is not None)
+
+    def board(self, holder: object, talk: object | None, now_s: float) -> Berth | None:
+        """Give a request the slot that holds its conversation, else the one the engine would take.
+
+        Args:
+            holder: The request.
+            talk: Its conversation, or None where no slot is to be named.
+            now_s: Monotonic time.
+
+        Returns:
+            None where no slot is known to be free.
+        """
+        if now_s - self._seen_at_s > _FRESH_S:
+            for one in self._berths:
+                one.is_sure = False
+        idle = [berth for berth in self._berths if berth.holder is None]
+        berth = next((one for one in idle if talk is not None and one.talk is talk), None)
+        if berth is None and idle:
+            berth = min(idle, key=lambda one: (one.used, -one.slot))
+            berth.talk, berth.is_sure = None, False
+        if berth:
+            berth.holder = holder
+        return berth
+
+    def change(self, berth: Berth, talk: object, now_s: float) -> Berth | None:
+        """Give a request another slot, for the one it has does not hold its conversation."""
+        holder, berth.holder = berth.holder, None
+        return self.board(holder, talk, now_s)
+
+    def depart(self, berth: Berth) -> None:
+        """Note that the request goes out now."""
+        berth.asked = next(self._turn)
+
+    def leave(self, holder: object, now_s: float) -> None:
+        """Note that a request is over; what its slot holds is not known any more."""
+        for berth in self._berths:
+            if berth.holder is holder:
+                berth.holder, berth.used = None, next(self._turn)
+                berth.talk, berth.tokens = None, 0
+                self._seen_at_s = now_s
+
+    def know(self, berth: Berth, talk: object, tokens: int) -> None:
+        """Note what a slot holds after an answer, unless the next request has it already."""
+        if berth.holder is None:
+            for other in self._berths:
+                if other.talk is talk:
+                    other.talk = None
+            berth.talk, berth.tokens = talk, tokens
+
+    def confirm(self, page: Sequence[Seen], boarding: Berth, now_s: float) -> None:
+        """Find each slot's number by what the engine says of all of them.
+
+        Who was asked last comes first on both sides. A task that is not ours has no berth here, and
+        a conversation that nothing fits is in no slot any more.
+
+        Args:
+            page: What the engine says.
+            boarding: The slot of a request that has not gone out yet.
+            now_s: Monotonic time.
+        """
+        self._seen_at_s = now_s
+        rest = sorted(self._berths, key=lambda one: one.asked, reverse=True)
+        lost: list[Berth] = []
+        strange: list[int] = []
+        for seen in sorted(page, key=lambda one: one.task, reverse=True):
+            at = _place(rest, seen, boarding)
+            if at is None:
+                strange.append(seen.slot)
+                continue
+            rest[at].slot, rest[at].is_sure = seen.slot, True
+            lost += rest[:at]
+            del rest[: at + 1]
+        for berth, slot in zip((*lost, *rest), strange, strict=False):
+            berth.slot, berth.talk, berth.is_sure = slot, None, False
+
+
+def _place(berths: Sequence[Berth], seen: Seen, boarding: Berth) -> int | None:
+    """Return which berth is a slot that the engine tells of: the first, or one that surely is."""
+    if berths and _may_be(berths[0], seen, boarding):
+        return 0
+    return next((at for at, one in enumerate(berths) if _holds(one, seen)), None)
+
+
+def _may_be(berth: Berth, seen: Seen, boarding: Berth) -> bool:
+    if (berth.asked == 0) != (seen.task < 0):
+        return False
+    is_open = berth.talk is None or (berth.holder is not None and berth is not boarding)
+    return is_open or _holds(berth, seen)
+
+
+def _holds(berth: Berth, seen: Seen) -> bool:
+    is_idle = berth.talk is not None and not seen.is_busy
+    return is_idle and 0 <= berth.tokens - seen.tokens <= _TOKENS_AWAY_MAX

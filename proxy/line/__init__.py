@@ -1,0 +1,1 @@
+"""Who waits, and who gets a slot of which instance."""

@@ -1,0 +1,265 @@
+"""Which instance answers which request: admitted, withdrawn, waited for, leased, idle, closed.
+
+A lease is the right to use one slot of one instance for one request; an instance has as many as it
+has slots, so no request ever waits inside an engine. Who finds no slot free waits in the model's
+line; who finds no instance at all waits there too, while the loader brings one up. An instance that
+is withdrawn gets no new lease and keeps those it has. What comes from an instance is counted here
+too, for whoever has to know whether it is alive.
+
+All that changes, changes in methods without `await`, most of it in `proxy.line.pool`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from proxy.engine.slots import look
+from proxy.engine.upstream import Upstream
+from proxy.errors import UpstreamStopped, UpstreamTimeout, UpstreamUnreached
+from proxy.home.affinity import Affinity, CacheTotals
+from proxy.line.flight import Flight
+from proxy.line.lease import Clock, Lease
+from proxy.line.pool import LineFacts, Pool
+from proxy.line.reclaim import Count, Reclaim, slots_in_use
+from proxy.line.seats import Pulse, Seat, SeatFacts, Seats
+from proxy.line.turn import served, turn
+from proxy.line.waiter import waiter_for
+from proxy.loader import Loader
+from proxy.record import Tell
+from proxy.request import Ask
+from proxy.settings import ProxySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What clients have and want of a model at one moment, other machines aside.
+
+    Attributes:
+        waiting: Requests in its line.
+        working: Requests that its instances here hold.
+        ended_at_s: When the last of them ended; minus infinity before the first.
+        cached_tokens: Tokens of conversations that its slots are believed to hold.
+    """
+
+    waiting: int
+    working: int
+    ended_at_s: float
+    cached_tokens: int
+
+
+class Dispatch:
+    """The instances that may be asked, what each of them is doing, and who waits for them.
+
+    Args:
+        settings: The policy, and how long a line may be.
+        clock: Monotonic time.
+        count: Asks an instance how many of its slots are in use; None for the usual way.
+
+    Attributes:
+        loader: Brings models up; without one, a model that is not up is unavailable.
+        tell: Hears of slots that an engine does not give back.
+        idled: Called when a model holds no request any more.
+        unreached: Called when an instance did not begin to answer a request.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings = ProxySettings(),  # noqa: B008 (frozen)
+        clock: Clock = time.monotonic,
+        count: Count | None = None,
+    ) -> None:
+        self.loader: Loader | None = None
+        self.tell: Tell | None = None
+        self.idled: Callable[[], None] = lambda: None
+        self.unreached: Callable[[Upstream, UpstreamUnreached], None] = lambda *_: None
+        self._settings = settings
+        self._clock = clock
+        self._seats = Seats()
+        self._affinity = Affinity(settings.index_max)
+        self._pools: dict[str, Pool] = {}
+        self._reclaim = Reclaim(count or slots_in_use(settings), clock, self._tell_overdue)
+
+    # What whoever runs the instances tells and asks.
+
+    def admit(self, upstream: Upstream) -> None:
+        """Let an instance be asked from now on; facts of an earlier admission are replaced."""
+        self._affinity.meet(upstream)
+        self._seats.admit(upstream)
+        self._pool(upstream.model).admitted()
+
+    def withdraw(self, name: str) -> None:
+        """Give an instance no more requests; those that it holds go on. Unknown names are fine."""
+        if seat := self._seats.get(name):
+            seat.is_admitted = False
+            self._pool(seat.upstream.model).withdrawn(seat)
+
+    def serves(self, model: str) -> bool:
+        """Return whether an instance of the model may be asked now."""
+        return bool(self._seats.admitted(model))
+
+    def busy(self, name: str) -> int:
+        """Return how many requests an instance holds; 0 where there is no such instance."""
+        return self.pulse(name).held
+
+    def pulse(self, name: str) -> Pulse:
+        """Return what an instance does for us; nothing where there is no such instance."""
+        seat = self._seats.get(name)
+        return seat.pulse if seat else Pulse()
+
+    async def idle(self, name: str) -> None:
+        """Wait until an instance holds no request. Without limit: `close` ends the wait."""
+        if seat := self._seats.get(name):
+            await seat.flights.idle()
+
+    async def close(self, name: str) -> None:
+        """Withdraw an instance and cut what it holds; return when its connections are closed."""
+        seat = self._seats.get(name)
+        self.withdraw(name)
+        if seat:
+            seat.flights.cut(UpstreamStopped(name))
+            await seat.flights.idle()
+
+    def hold(self, model: str) -> None:
+        """Have all requests for a model wait in line, even where a slot is free."""
+        self._pool(model).is_held = True
+
+    def release(self, model: str) -> None:
+        """Let them go on. A model that is not held is fine."""
+        pool = self._pool(model)
+        pool.is_held = False
+        pool.settle()
+
+    def demand(self, model: str) -> Demand:
+        """Return what clients have and want of a model."""
+        pool, facts = self._pool(model), self._pool(model).facts()
+        cached = sum(
+            self._affinity.berths(seat.upstream.name).tokens for seat in self._seats.admitted(model)
+        )
+        return Demand(facts.interactive + facts.batch, pool.working, pool.ended_at_s, cached)
+
+    async def tend(self) -> None:
+        """Give back the slots of requests that were cut, once they are idle; until cancelled."""
+        await self._reclaim.serve()
+
+    # What is known.
+
+    def seats(self) -> tuple[SeatFacts, ...]:
+        """Return every instance that is admitted or holds something."""
+        return tuple(
+            seat.facts(self._affinity.homes(seat.upstream.model).get(seat.upstream.name, 0))
+            for seat in self._seats
+        )
+
+    def lines(self) -> Mapping[str, LineFacts]:
+        """Return the line of every model that was asked for."""
+        return {model: pool.facts() for model, pool in self._pools.items()}
+
+    def cache_totals(self) -> Mapping[str, CacheTotals]:
+        """Return predicted and actual cached tokens by instance, since the beginning."""
+        return self._affinity.totals()
+
+    # A request.
+
+    @asynccontextmanager
+    async def lease(self, ask: Ask, avoid: Collection[str] = ()) -> AsyncIterator[Lease]:
+        """Hold one slot of an instance for the length of the block, after a wait if need be.
+
+        What needs no slot takes none, and waits in no line. The slot is free again at once when
+        the lease is complete; else once the engine has confirmed that it is idle.
+
+        Args:
+            ask: The request; it waits no longer than its patience.
+            avoid: Names of instances to take only if there is no other.
+
+        Raises:
+            LineFull: Too many wait already.
+            WaitedLong: Its patience ended before its turn came.
+            Loading: Its patience ended before an instance was up.
+            Unavailable: No instance is up, and none will be; so may the loader's own errors say.
+            UpstreamStopped: `close` cut the block.
+        """
+        pool = self._pool(ask.model)
+        if ask.kind.takes_slot:
+            lease = await turn(pool, waiter_for(ask, avoid, self._clock()), self.loader)
+        else:
+            lease = await self._look(ask, avoid)
+        seat = lease.seat
+        try:
+            async with Flight() as flight:
+                with seat.flights.holding(flight):
+                    lease.fly(flight)
+                    yield lease
+        except UpstreamUnreached as error:
+            pool.free(lease)
+            self.unreached(lease.upstream, error)
+            raise
+        finally:
+            if lease in seat.leases:
+                self._reclaim.watch(lease, pool.free)
+            self._seats.forget(seat)
+
+    async def slot(self, lease: Lease, *, can_name: bool) -> int | None:
+        """Return the slot that a request should name, or None for whichever the engine takes.
+
+        To be asked once for each lease, right before the request goes out: the order in which
+        requests come decides which slots the engine gives them.
+
+        Args:
+            lease: Its lease.
+            can_name: Whether the request could name one.
+        """
+        upstream = lease.upstream
+        is_followed = self._settings.policy == "affinity" and upstream.can_name_slots
+        if not is_followed or not lease.ask.kind.takes_slot:
+            return None
+        berths, now_s = self._affinity.berths(upstream.name), self._clock()
+        talk = lease.talk if can_name else None
+        berth = berths.board(lease, talk, now_s)
+        if berth and berth.talk is not None and not berth.is_sure:
+            with suppress(UpstreamTimeout):
+                berths.confirm(await look(upstream, self._settings) or (), berth, now_s)
+            if not berth.is_sure:
+                berth = berths.change(berth, talk, now_s)
+        lease.berth = berth
+        if berth is None:
+            return None
+        berths.depart(berth)
+        return berth.slot if berth.is_sure else None
+
+    async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
+        """Return the right to ask what takes no slot, of whoever is least busy."""
+        await served(self._pool(ask.model), ask, self.loader)
+        seats = [seat for seat in self._seats.admitted(ask.model) if seat.may_take(ask)]
+        fresh = [seat for seat in seats if seat.upstream.name not in avoid]
+        return Lease(ask, min(fresh or seats, key=_calm), self._clock)
+
+    def _pool(self, model: str) -> Pool:
+        if model not in self._pools:
+            self._pools[model] = Pool(
+                model, self._seats, self._affinity, self._settings, self._clock
+            )
+            self._pools[model].idled = self._idled
+        return self._pools[model]
+
+    def _idled(self) -> None:
+        self.idled()  # whoever is told may be known later than the pool is made
+
+    def _tell_overdue(self, lease: Lease) -> None:
+        if self.tell:
+            self.tell(
+                "upstream.broke",
+                request=lease.ask.request_id,
+                model=lease.ask.model,
+                instance=lease.upstream.name,
+                phase="end",
+                error=f"{lease.upstream.name} did not stop computing for a request that is over",
+            )
+
+
+def _calm(seat: Seat) -> tuple[bool, float, int]:
+    """Return whether an instance is spare, how busy it is, and when it was last asked."""
+    node = seat.upstream.node
+    return bool(node and node.is_spare), len(seat.flights) / seat.upstream.slots, seat.turn

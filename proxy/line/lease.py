@@ -1,0 +1,180 @@
+"""A lease: the right to use one slot of one instance for one request, and how far that has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from proxy.home.berths import Berth
+from proxy.line.flight import Flight
+from proxy.line.rates import Timings
+from proxy.line.seats import Seat
+from proxy.request import Ask
+
+# An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
+# Source: llama-server --sse-ping-interval; WHATWG HTML, section "Interpreting an event stream".
+_PING: Final = b":\r\n "
+
+
+class Clock(Protocol):
+    """Tells monotonic time."""
+
+    def __call__(self) -> float:
+        """Return seconds since some moment."""
+
+
+class Keeper(Protocol):
+    """Who gave the lease, and hears what becomes of it."""
+
+    def free(self, lease: Lease, /) -> None:
+        """Take the slot back; nothing where it is back already."""
+
+    def learn(self, lease: Lease, timings: Timings | None, mark: int | None, /) -> None:
+        """Hear what the instance did, and by what the answered prompt will be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFacts:
+    """What is known of a slot in use at one moment.
+
+    Attributes:
+        request_id: The request's name.
+        client: Who asked.
+        phase: `prefill` before the first token, `decode` from then on, `ending` where the request
+            is over and the engine has yet to say that the slot is idle.
+        prompt_done: Tokens of the prompt that are computed or were cached.
+        prompt_total: Tokens of the prompt; a guess until the instance says it.
+        cached: Tokens of the prompt that came from its cache; 0 until it says so.
+        decoded: Events of generated text so far.
+        began_at_s: Monotonic time at which the slot was given.
+        first_token_at_s: Monotonic time of the first event of text, or None.
+    """
+
+    request_id: str
+    client: str
+    phase: Literal["prefill", "decode", "ending"]
+    prompt_done: int
+    prompt_total: int
+    cached: int
+    decoded: int
+    began_at_s: float
+    first_token_at_s: float | None
+
+
+class Lease:
+    """The right to use an instance for one request; made by `Dispatch.lease`.
+
+    Attributes:
+        upstream: The instance.
+        seat: Where it sits.
+        expected_cached: Tokens of the prompt that its cache is believed to hold.
+        waited_s: Seconds the request waited for its turn.
+        position: Its place in line when it joined, 1 for the next in turn; 0 if it did not wait.
+        talk: The conversation it belongs to, the same object for all its turns; None for none.
+        berth: The slot it is believed to use, where that is followed; None where it is not.
+        is_ending: Whether the request is over and the slot is not known to be idle yet.
+        ended_at_s: Monotonic time at which the request was over, where it is ending.
+    """
+
+    def __init__(self, ask: Ask, seat: Seat, clock: Clock, keeper: Keeper | None = None) -> None:
+        self.upstream = seat.upstream
+        self.seat = seat
+        self.ask = ask
+        self.expected_cached = 0
+        self.waited_s = 0.0
+        self.position = 0
+        self.talk: object | None = None
+        self.berth: Berth | None = None
+        self.is_ending = False
+        self.ended_at_s = 0.0
+        self.began_at_s = clock()
+        self._clock = clock
+        self._keeper = keeper
+        self._flight: Flight | None = None
+        self._done, self._cached, self._decoded = 0, 0, 0
+        self._total = ask.prompt.tokens if ask.prompt else 0
+        self._first_token_at_s: float | None = None
+
+    # What whoever carries the request tells.
+
+    def hear(self, chunk: bytes) -> None:
+        """Note bytes of the answer; until `listen`, it is for the client to go on."""
+        if self._flight:
+            self._flight.is_awaited = False
+        if chunk.strip(_PING):
+            self.seat.bytes_heard += len(chunk)
+
+    def listen(self) -> None:
+        """Note that the client took them: it is for the instance to go on."""
+        if self._flight:
+            self._flight.is_awaited = True
+
+    def progressed(self, done: int, total: int, cached: int) -> None:
+        """Note how many tokens of the prompt are computed, how many it has, how many were cached.
+
+        Source: `prompt_progress` of llama-server, build 11434; what was cached counts as done.
+        """
+        self._done, self._total, self._cached = done, total, cached
+
+    def decoded(self, count: int = 1) -> None:
+        """Note so many events of generated text."""
+        if self._first_token_at_s is None:
+            self._first_token_at_s = self._clock()
+        self._decoded += count
+
+    def complete(self) -> None:
+        """Note that the instance has sent its whole answer: its slot is free at once."""
+        if self._keeper:
+            self._keeper.free(self)
+
+    def learn(self, timings: Timings | None, reply: Mapping[str, Any] | None) -> None:
+        """Note what the instance said of an answer that is complete.
+
+        Args:
+            timings: What it did, or None where it did not say.
+            reply: The answer, as an assistant's message in the words of OpenAI's chat API, by
+                which the next turn of the conversation is known; None where it is none.
+        """
+        if self._keeper:
+            prompt = self.ask.prompt
+            mark = prompt.answered(reply) if prompt and reply else None
+            self._keeper.learn(self, timings, mark)
+
+    # What whoever gave it asks and tells.
+
+    def fly(self, flight: Flight) -> None:
+        """Note that the request begins."""
+        self._flight = flight
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the request is or was under way."""
+        return self._flight is not None
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Return how many tokens of the prompt the instance still has to compute."""
+        if self._decoded or self.is_ending:
+            return 0
+        return max(0, self._total - max(self._done, self.expected_cached))
+
+    def end(self) -> None:
+        """Note that the request is over, and that the slot may still be in use."""
+        self.is_ending = True
+        self.ended_at_s = self._clock()
+
+    def facts(self) -> LeaseFacts:
+        """Return what is known of the slot."""
+        begun: Literal["prefill", "decode"] = "decode" if self._decoded else "prefill"
+        return LeaseFacts(
+            request_id=self.ask.request_id,
+            client=self.ask.client,
+            phase="ending" if self.is_ending else begun,
+            prompt_done=self._total if self._decoded else self._done,
+            prompt_total=self._total,
+            cached=self._cached,
+            decoded=self._decoded,
+            began_at_s=self.began_at_s,
+            first_token_at_s=self._first_token_at_s,
+        )

@@ -1,0 +1,53 @@
+"""What the proxy needs of whoever runs the instances: the models there are, and one made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from proxy.carry.variant import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients may know of a model.
+
+    Attributes:
+        id: The name clients use.
+        aliases: Other names clients may use.
+        state: `loaded` can answer now; `loading` is on its way; `unloaded` is loaded when asked
+            for; `failed` cannot answer until somebody acts.
+        created: Unix time in whole seconds; the same for the life of the model's entry.
+        context_length: Tokens that one request may use, or None where not known yet.
+        slots: Sequences that are decoded at once over all instances; 0 where not known yet.
+        reason: Why it failed, in a sentence, or None.
+        variants: What is made of requests for `ID:VARIANT`, by the name of the variant.
+        is_here: Whether this machine has it; otherwise only others do.
+        here: The same without other machines, where those make a difference.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    state: Literal["loaded", "loading", "unloaded", "failed"]
+    created: int
+    context_length: int | None
+    slots: int
+    reason: str | None = None
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    is_here: bool = True
+    here: ModelCard | None = None
+
+
+class Loader(Protocol):
+    """What the proxy needs of whoever runs the instances."""
+
+    def models(self) -> Sequence[ModelCard]:
+        """Return every configured model, in the order of the settings."""
+
+    async def ensure_ready(self, model: str) -> None:
+        """Return once an instance of the model is admitted; the caller sets the deadline.
+
+        Raises:
+            ProxyError: It will not be: Unavailable, UnknownModel or UpstreamFailed say why.
+        """

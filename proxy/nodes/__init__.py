@@ -1,0 +1,1 @@
+"""Other machines whose models are served here too."""

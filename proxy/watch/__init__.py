@@ -1,0 +1,1 @@
+"""What the proxy tells of itself: health, models, slots, metrics."""

@@ -1,0 +1,103 @@
+"""Compare the memory estimate with what the engine says it allocates, over a grid.
+
+A model takes about 200 starts, of a quarter of a second each for SmolLM2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from buffers import PARTS, Comparison, compare
+
+from supervisor.host.paths import directories
+from supervisor.profile import models
+from supervisor.profile.engine import Engine, load
+from supervisor.profile.profile import FlagValue
+
+MEDIAN_MAX: Final = 0.03
+WORST_MAX: Final = 0.10
+MIB: Final = 1024**2
+CONTEXTS: Final = (1024, 2048, 4096, 8192, 16384)
+SLOTS: Final = ((1, False), (2, False), (2, True), (4, False), (4, True))
+
+
+def main() -> int:
+    """Measure, print, and return 1 when the estimate is too far off."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="*", type=Path, metavar="GGUF")
+    parser.add_argument("--all", action="store_true", help="print every case")
+    words = parser.parse_args()
+    engine = load(None, cache_dir=directories().cache)
+    paths = words.models or [smollm2()]
+    return max(judge(engine, path, is_wordy=words.all) for path in paths)
+
+
+def smollm2() -> Path:
+    """Return the demo model."""
+    return models.fetch(models.find_pin("smollm2"), directories().models, lambda *_: None)
+
+
+def grid() -> Iterator[dict[str, FlagValue]]:
+    """Yield every case."""
+    for ctx, (slots, unified), flash in product(CONTEXTS, SLOTS, ("on", "off", "auto")):
+        yield case(ctx, slots, unified=unified) | {"flash-attn": flash}
+    for ctx, (slots, unified), types in product(
+        (1024, 4096, 16384), SLOTS, (("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"))
+    ):
+        yield case(ctx, slots, unified=unified) | dict(
+            zip(("cache-type-k", "cache-type-v"), types, strict=True)
+        )
+    for ctx, (slots, unified), ubatch in product((1024, 4096), SLOTS, (32, 128, 1024, 2048)):
+        yield case(ctx, slots, unified=unified) | {"ubatch-size": ubatch}
+    for ctx, (slots, unified) in product((1024, 4096, 16384), SLOTS):
+        yield case(ctx, slots, unified=unified) | {"swa-full": True}
+        yield case(ctx, slots, unified=unified) | {"spec-type": "ngram-mod"}
+
+
+def case(ctx: int, slots: int, *, unified: bool) -> dict[str, FlagValue]:
+    """Return what all cases say."""
+    return {"ctx-size": ctx, "parallel": slots, "kv-unified": unified, "flash-attn": "on"}
+
+
+def judge(engine: Engine, path: Path, *, is_wordy: bool) -> int:
+    """Print what came of one model, and return 1 when it is too far off."""
+    found = []
+    for flags in grid():
+        one = compare(engine, path, flags)
+        found.append(one)
+        if is_wordy:
+            print(row(one))
+    errors = [abs(one.error) for one in found]
+    worst = max(found, key=lambda one: abs(one.error))
+    print(f"{path.name}, {len(found)} cases: median {statistics.median(errors):.2%}")
+    print(f"worst:   {row(worst)}")
+    for part in PARTS:
+        print(f"{part:8} {spread([one.part_error(part) for one in found])}")
+    is_near = statistics.median(errors) < MEDIAN_MAX and max(errors) < WORST_MAX
+    if not is_near:
+        print(f"too far off: {MEDIAN_MAX:.0%} in the median and {WORST_MAX:.0%} are allowed")
+    return 0 if is_near else 1
+
+
+def row(one: Comparison) -> str:
+    """Return a line of a case: what was said and foreseen, in MiB, and the error."""
+    sizes = "  ".join(
+        f"{part} {one.told[part] / MIB:.2f}/{one.estimated[part] / MIB:.2f}" for part in PARTS
+    )
+    flags = " ".join(f"{key}={value}" for key, value in one.flags.items())
+    return f"{one.error:+.2%}  {sizes}  {flags}"
+
+
+def spread(errors: Sequence[float]) -> str:
+    """Return the median of errors, and how far they go either way."""
+    return f"median {statistics.median(errors):+.2%}, {min(errors):+.2%} to {max(errors):+.2%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

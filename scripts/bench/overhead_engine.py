@@ -1,0 +1,159 @@
+"""A fake engine that costs almost nothing: canned answers in OpenAI's words, as fast as they go.
+
+    python -m scripts.bench.overhead_engine --socket PATH.sock --kept-socket PATH.sock --port 0
+
+It prints its TCP port once it listens, and runs until it is killed. What it answers is in the
+request, in members that every proxy passes on: `max_tokens` is the number of chunks of a stream,
+`seed` the microseconds between two of them, 0 for all at once.
+
+On its first socket it does as llama-server: a connection is kept after a whole answer and closed
+after a stream, without a word in the header. On the other, and on TCP, it is kept always: asking
+there is the least that anything can cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from functools import partial
+from typing import Final, cast
+
+import uvloop
+
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+_IS_STREAM: Final = re.compile(rb'"stream": *true')
+_TOKENS: Final = re.compile(rb'"max_tokens": *(\d+)')
+_PAUSE: Final = re.compile(rb'"seed": *(\d+)')
+
+_BASE: Final = b'"id":"chatcmpl-1","created":1700000000,"model":"bench","system_fingerprint":"b1"'
+_EVENT: Final = (
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":" word"}}],'
+    b'"object":"chat.completion.chunk",' + _BASE + b"}\n\n"
+)
+_LAST: Final = (
+    b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],'
+    b'"object":"chat.completion.chunk",' + _BASE + b',"usage":{"prompt_tokens":1,'
+    b'"completion_tokens":1,"total_tokens":2},"timings":{"cache_n":0,"prompt_n":1,'
+    b'"prompt_ms":1.0,"predicted_n":1,"predicted_ms":1.0}}\n\ndata: [DONE]\n\n'
+)
+_ANSWER: Final = (
+    b'{"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant",'
+    b'"content":" word"}}],"object":"chat.completion",' + _BASE + b',"usage":{"prompt_tokens":1,'
+    b'"completion_tokens":1,"total_tokens":2}}'
+)
+_STREAM_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+_WHOLE: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(_ANSWER), _ANSWER)
+)
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+_EVENT_CHUNK: Final = _chunk(_EVENT)
+_END: Final = _chunk(_LAST) + b"0\r\n\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, *, is_kept: bool) -> None:
+        self._is_kept = is_kept
+        self._buffer = b""
+        self._left = 0
+        self._pause_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._loop = asyncio.get_running_loop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Be left."""
+        del exc
+        if self._timer:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a piece of a request; answer once it is whole."""
+        self._buffer += data
+        head, mark, body = self._buffer.partition(b"\r\n\r\n")
+        if not mark or not _is_whole(head, body):
+            return
+        self._buffer = b""
+        if _IS_STREAM.search(body):
+            self._begin(body)
+        else:
+            self._transport.write(_WHOLE)
+
+    def _begin(self, body: bytes) -> None:
+        tokens, pause = _TOKENS.search(body), _PAUSE.search(body)
+        self._left = int(tokens[1]) if tokens else 1
+        self._pause_s = int(pause[1]) / 1e6 if pause else 0
+        if self._pause_s:
+            self._transport.write(_STREAM_HEAD + _EVENT_CHUNK)
+            self._left -= 1
+            self._due_at_s = self._loop.time()
+            self._wait()
+        else:
+            self._end(_STREAM_HEAD + _EVENT_CHUNK * self._left + _END)
+
+    def _wait(self) -> None:
+        # From when it was due and not from when it was sent: the pace is the same for all.
+        self._due_at_s += self._pause_s
+        self._timer = self._loop.call_at(self._due_at_s, self._speak)
+
+    def _speak(self) -> None:
+        if self._left:
+            self._left -= 1
+            self._transport.write(_EVENT_CHUNK)
+            self._wait()
+        else:
+            self._end(_END)
+
+    def _end(self, last: bytes) -> None:
+        self._transport.write(last)
+        if not self._is_kept:
+            self._transport.close()
+
+
+def _is_whole(head: bytes, body: bytes) -> bool:
+    if _CHUNKED.search(head):
+        return body.endswith(b"0\r\n\r\n")
+    length = _LENGTH.search(head)
+    return len(body) >= (int(length[1]) if length else 0)
+
+
+async def serve(socket: str, kept_socket: str, port: int) -> None:
+    """Listen until the end of the process."""
+    loop = asyncio.get_running_loop()
+    left, kept = partial(Connection, is_kept=False), partial(Connection, is_kept=True)
+    async with (
+        await loop.create_unix_server(left, socket, backlog=2048),
+        await loop.create_unix_server(kept, kept_socket, backlog=2048),
+        await loop.create_server(kept, "127.0.0.1", port, backlog=2048) as tcp,
+    ):
+        print(tcp.sockets[0].getsockname()[1], flush=True)
+        await tcp.serve_forever()
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--kept-socket", required=True)
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(options.socket, options.kept_socket, options.port))
+
+
+if __name__ == "__main__":
+    main()

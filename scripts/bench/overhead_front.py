@@ -1,0 +1,64 @@
+"""The proxy of this project in front of one engine, as the daemon runs it, and nothing else.
+
+    python -m scripts.bench.overhead_front --socket PATH.sock --port 8080
+
+It prints a line once it serves, and runs until it is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+import uvloop
+
+from proxy.app import build_app
+from proxy.engine.upstream import Upstream
+from proxy.line.dispatch import Dispatch
+from proxy.loader import ModelCard
+from proxy.server import Server
+from proxy.settings import ProxySettings
+
+# More than any measurement asks for at once: what is measured is the way, not the line.
+_SLOTS = 2048
+
+
+class OneModel:
+    """A loader that has its only model ready (proxy.loader.Loader)."""
+
+    def models(self) -> Sequence[ModelCard]:
+        """Return the model."""
+        return [ModelCard("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)]
+
+    async def ensure_ready(self, model: str) -> None:
+        """Do nothing: it is."""
+
+
+async def serve(socket: str, port: int) -> None:
+    """Serve until the end of the process."""
+    settings = ProxySettings(port=port)
+    dispatch = Dispatch(settings)
+    dispatch.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
+    server = Server(build_app(dispatch, OneModel(), settings, _hear), settings)
+    await server.start()
+    print(server.url, flush=True)
+    await dispatch.tend()
+
+
+def _hear(name: str, /, **fields: object) -> None:
+    """Hear of an event and forget it: what the daemon writes of it is not the proxy's cost."""
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(options.socket, options.port))
+
+
+if __name__ == "__main__":
+    main()

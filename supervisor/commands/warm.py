@@ -1,0 +1,32 @@
+"""`corral warm`: have a running model read a prompt ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervisor.commands.choice import among
+from supervisor.commands.slots import last_of
+from supervisor.control.client import Client
+from supervisor.host.paths import directories
+from supervisor.life.prompts import read
+from supervisor.show import Outcome
+
+
+def warm(model: str, file: Path) -> Outcome:
+    """Have every instance of a model read the prompt in a file.
+
+    Raises:
+        NotRunning: No daemon runs.
+        NoSuchModel: The name is not configured.
+        SettingsInvalid: The file is no prompt.
+        StartFailed: No instance is ready, or one did not read it.
+    """
+    prompt = read(file)
+    client = Client(directories().control_socket)
+    (name,) = among([model], client.status())
+    warmed = last_of(client.warm(name, dict(prompt.body)))["warmed"]
+    lines = [
+        f"{one['instance']}: {one['tokens']} tokens read, {one['cached']} known already"
+        for one in warmed
+    ]
+    return Outcome(warmed, "\n".join(lines))

@@ -1,0 +1,33 @@
+"""Looks at who may ask: API keys, hosts and origins."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from supervisor.bridge import api_keys, is_open_to_all, proxy_settings
+from supervisor.doctor.finding import Finding, failed
+from supervisor.errors import SettingsInvalid
+from supervisor.settings import ProxyTable
+
+_NAME: Final = "clients"
+_ASK_FOR_KEYS: Final = "corral key add NAME makes a key; then set keys_file under [proxy]"
+
+
+def check_clients(table: ProxyTable) -> Finding:
+    """Look at who is let in, and by what."""
+    try:
+        proxy_settings(table)
+        keys = api_keys(table.keys_file) if table.keys_file else None
+    except SettingsInvalid as error:
+        return failed(_NAME, error)
+    if is_open_to_all(table):
+        text = f"{table.listen} can be reached from other machines, and no key is asked for"
+        return Finding(_NAME, "warn", text, _ASK_FOR_KEYS)
+    if keys is None:
+        return Finding(_NAME, "ok", "programs of this machine, without a key")
+    if not keys:
+        return Finding(
+            _NAME, "warn", f"{table.keys_file} has no key: nobody may ask", _ASK_FOR_KEYS
+        )
+    names = "key" if len(keys) == 1 else "keys"
+    return Finding(_NAME, "ok", f"{len(keys)} API {names} in {table.keys_file}")

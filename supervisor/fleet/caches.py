@@ -1,0 +1,100 @@
+"""What is done to the caches of instances that serve: saved now, or filled with a prompt now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from supervisor.errors import CorralError, StartFailed
+from supervisor.fleet.replica import Model, Replica
+from supervisor.fleet.slots.job import Owner
+from supervisor.fleet.slots.keeping import Keeping
+from supervisor.fleet.slots.manifest import Manifest, identify
+from supervisor.life.facts import InstanceFacts
+from supervisor.life.lifecycle import State
+from supervisor.life.llama import EngineSilent, Llama, Refused
+from supervisor.life.prompts import WarmPrompt
+from supervisor.life.warm import prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """A prompt that an instance has read.
+
+    Attributes:
+        instance: The instance.
+        tokens: How many tokens it computed.
+        cached_tokens: How many it had already.
+    """
+
+    instance: str
+    tokens: int
+    cached_tokens: int
+
+
+def owner(model: Model, replica: Replica, chains: tuple[str, ...]) -> Owner:
+    """Return whose conversations a replica's are."""
+    return Owner(
+        instance=replica.name,
+        model=model.entry.name,
+        replica=replica.place.number,
+        replicas=max(1, len(model.replicas)),
+        chains=chains,
+    )
+
+
+async def save_elders(model: Model, young: Replica) -> None:
+    """Have those that serve in a replica's place save what it could take up."""
+    for one in model.everyone:
+        if one is not young and one.place == young.place and _are_alike(one, young):
+            await _save(one)
+
+
+async def save(replicas: Iterable[Replica], keeping: Keeping) -> list[Manifest]:
+    """Have instances that serve save what their idle slots hold; return all that is kept then."""
+    replicas = list(replicas)
+    for one in replicas:
+        await _save(one)
+    models = dict.fromkeys(one.place.model for one in replicas)
+    return [
+        found for model in models for found in await asyncio.to_thread(keeping.shelf.kept, model)
+    ]
+
+
+async def warm(replicas: Sequence[Replica], prompt: WarmPrompt) -> list[Warmed] | CorralError:
+    """Have each instance that serves read a prompt; an error where one did not, or none serves."""
+    serving = [facts for one in replicas if (facts := _serving(one))]
+    if not serving:
+        return StartFailed("no instance is ready", hint="corral start starts them")
+    done = []
+    for facts in serving:
+        try:
+            async with Llama(facts.endpoint, facts.api_key) as llama:
+                found = await prefill(llama, prompt)
+        except EngineSilent as error:
+            return StartFailed(f"{facts.name} did not read {prompt.name}: {error}")
+        if isinstance(found, Refused):
+            return StartFailed(
+                f"{facts.name} refused {prompt.name}: {found.message or found.status}",
+                log=str(facts.log_path),
+            )
+        done.append(Warmed(facts.name, found.tokens, found.cached_tokens))
+    return done
+
+
+async def _save(replica: Replica) -> None:
+    if facts := _serving(replica):
+        async with Llama(facts.endpoint, facts.api_key) as llama:
+            await replica.keeper.save(llama, facts.run)
+
+
+def _serving(replica: Replica) -> InstanceFacts | None:
+    facts = replica.instance.snapshot()
+    return facts if facts.state is State.READY else None
+
+
+def _are_alike(one: Replica, other: Replica) -> bool:
+    if one.plan is None or other.plan is None:
+        return False
+    return identify(one.plan) == identify(other.plan)

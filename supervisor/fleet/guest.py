@@ -1,0 +1,76 @@
+"""A model as far as its coming into memory and leaving it is decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from supervisor.fleet.evict import Bytes
+
+
+class Phase(Enum):
+    """Where a model is on its way in and out of memory."""
+
+    DOWN = auto()
+    COMING = auto()
+    UP = auto()
+    GOING = auto()
+    BROKEN = auto()
+    """Down, and a start would not help: somebody must act."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """What the settings say of a model's coming and going.
+
+    Attributes:
+        preload: Whether it comes up with the daemon.
+        is_pinned: Whether it never leaves for another, nor for want of requests.
+        ttl_s: Seconds without a request after which it leaves; 0 for never.
+        min_residency_s: Seconds it stays at least before it leaves for another.
+    """
+
+    preload: bool = True
+    is_pinned: bool = False
+    ttl_s: float = 0.0
+    min_residency_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """One model, as far as its coming and going is decided.
+
+    Attributes:
+        name: The model.
+        phase: Where it is.
+        stay: What the settings say.
+        takes: Of each memory, what it takes, or would take if it came.
+        is_wished: Whether a command asks for it.
+        waiting: Requests that wait for it.
+        oldest_wait_s: How long the first of them has waited.
+        working: Requests that it answers.
+        idle_s: Seconds since it last had one.
+        resident_s: Seconds it has been up.
+        progress: How far its start has come, 0 to 1.
+        reload_cost_s: Seconds that a start takes.
+        cached_tokens: Tokens that would have to be read anew if it left.
+    """
+
+    name: str
+    phase: Phase
+    stay: Stay = Stay()
+    takes: Bytes = field(default_factory=dict)
+    is_wished: bool = False
+    waiting: int = 0
+    oldest_wait_s: float = 0.0
+    working: int = 0
+    idle_s: float = 0.0
+    resident_s: float = 0.0
+    progress: float = 0.0
+    reload_cost_s: float = 0.0
+    cached_tokens: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether somebody has or awaits an answer of it."""
+        return bool(self.waiting or self.working)

@@ -1,0 +1,105 @@
+"""What models take of this machine's memory, what they may take, and what is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from supervisor.errors import CorralError
+from supervisor.fleet.devices import memory_bytes, own_bytes
+from supervisor.fleet.evict import Bytes
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.measured import Measured
+from supervisor.fleet.replica import Model, Replica
+from supervisor.life.lifecycle import State
+from supervisor.profile import machine
+from supervisor.profile.fit import RESERVE_SHARE
+from supervisor.profile.machine import Machine
+from supervisor.profile.memory import Estimate
+
+HOST = "host"
+
+
+class Ledger:
+    """Books of memory.
+
+    Args:
+        fleet: Every model.
+        read_machine: Tells how much memory there is.
+    """
+
+    def __init__(self, fleet: Fleet, read_machine: Callable[[], Machine] = machine.read) -> None:
+        self._fleet = fleet
+        self._read_machine = read_machine
+        self._workshop = fleet.workshop
+        self._estimates: dict[str, Estimate | None] = {}
+        self._measured = Measured()
+
+    def room(self) -> Bytes:
+        """Return what models may take of each memory when none is up."""
+        try:
+            found = self._fleet.workshop.room(self._fleet.workshop.engine())
+        except CorralError:  # without an engine nothing comes up, and its start says why
+            return {}
+        return {HOST: found.host, **found.devices}
+
+    def free(self) -> Bytes:
+        """Return what they may still take: of the room, and of what the machine has free.
+
+        What a model that is coming has yet to take is not free any more.
+        """
+        left = Counter(self.room())
+        outstanding = 0
+        for model in self._fleet.models.values():
+            present = [replica for replica in model.everyone if _is_present(replica)]
+            if present:
+                takes = self._of(model, present)
+                left.subtract(takes)
+                outstanding += max(0, takes[HOST] - sum(map(_resident, present)))
+        here = self._read_machine()
+        available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
+        return {**left, HOST: min(left[HOST], available - outstanding)}
+
+    def takes(self, model: Model) -> Bytes:
+        """Return what a model takes, or would take: the weights that it maps once for all."""
+        return self._of(model, model.replicas)
+
+    def _of(self, model: Model, replicas: Iterable[Replica]) -> Counter[str]:
+        found = self._estimate(model)
+        if found is None:
+            return Counter()
+        takes = Counter({HOST: found.mapped_bytes})
+        for replica in replicas:
+            takes[HOST] += max(found.own_at_start_bytes, self._own(replica))
+            takes.update({name: take.total for name, take in found.devices.items()})
+        return takes
+
+    def _own(self, replica: Replica) -> int:
+        """Return the most that an instance was seen to take for itself; 0 before it ran."""
+        pid = replica.instance.snapshot().pid
+        if replica.recipe is None:
+            return 0
+        if pid:
+            self._measured.note(replica.recipe, own_bytes(pid) or 0)
+        return self._measured.own_bytes(replica.recipe)
+
+    def _estimate(self, model: Model) -> Estimate | None:
+        """Return what one instance takes by estimate; None where it cannot be planned."""
+        name, workshop = model.entry.name, self._fleet.workshop
+        if workshop is not self._workshop:
+            self._workshop, self._estimates = workshop, {}
+        if name not in self._estimates:
+            try:
+                self._estimates[name] = workshop.plan(name).estimate
+            except CorralError:  # whose start says why
+                self._estimates[name] = None
+        return self._estimates[name]
+
+
+def _is_present(replica: Replica) -> bool:
+    return replica.instance.snapshot().state not in {State.STOPPED, State.FAILED}
+
+
+def _resident(replica: Replica) -> int:
+    pid = replica.instance.snapshot().pid
+    return memory_bytes(pid) or 0 if pid else 0

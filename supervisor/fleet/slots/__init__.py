@@ -1,0 +1,1 @@
+"""Conversations that outlive their engine: slot files, each with a manifest."""

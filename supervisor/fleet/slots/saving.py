@@ -1,0 +1,87 @@
+"""Has an engine write what its idle slots hold, verifies what was written, and keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from supervisor.fleet.slots.job import Job, Tally
+from supervisor.fleet.slots.manifest import Label, Manifest
+from supervisor.fleet.slots.worth import worth_saving
+from supervisor.life import slots
+from supervisor.life.llama import Llama, Refused
+from supervisor.life.slots import Slot
+from supervisor.profile.gguf import Gguf
+
+# What is left free on the disk, whatever we may take.
+_RESERVE_BYTES: Final = 256 * 1024**2
+# What a token takes in a file beside its keys and values, generously.
+_TOKEN_EXTRA_BYTES: Final = 64
+
+
+async def save(job: Job, llama: Llama, known: dict[int, int | None], tally: Tally) -> None:
+    """Save what idle slots hold, the most recently used first.
+
+    Args:
+        job: Whose, and where to.
+        llama: The engine.
+        known: Of the slots whose content is saved already, the request that was the latest then;
+            what is saved now is entered.
+        tally: What was done is added to it as it is done.
+
+    Raises:
+        EngineSilent: The engine does not answer.
+        Unfit: It wrote something else than it says.
+        OSError, StateDenied: The disk refused.
+    """
+    found = await slots.look(llama)
+    if isinstance(found, Refused):
+        return
+    for rank, slot in enumerate(_worth_saving(job, found, known)):
+        if saved := await _save_one(job, llama, slot, rank):
+            tally.add(saved)
+        known[slot.id_slot] = slot.id_task
+
+
+def _worth_saving(job: Job, found: tuple[Slot, ...], known: Mapping[int, int | None]) -> list[Slot]:
+    a_token = _token_bytes(job.plan.gguf)
+    job.spool()  # of which disk we ask
+    room_bytes = job.shelf.room_bytes() - _RESERVE_BYTES
+    return worth_saving(found, known, job.budget, a_token, room_bytes)
+
+
+def _token_bytes(gguf: Gguf) -> int:
+    """Return what a token takes in a file at most; a cache is rarely wider than f16."""
+    values = sum(gguf.kv_heads) * (gguf.key_length + gguf.value_length)
+    return 2 * values + _TOKEN_EXTRA_BYTES
+
+
+async def _save_one(job: Job, llama: Llama, slot: Slot, rank: int) -> Manifest | None:
+    """Save one slot; None where it would add nothing to what is kept, or was refused."""
+    spooled = job.spool() / f"{secrets.token_hex(8)}.new"
+    try:
+        moved = await slots.save(llama, slot.id_slot, spooled.name)
+        if isinstance(moved, Refused):
+            job.unsaved(f"slot {slot.id_slot}: {moved.message or moved.status}")
+            return None
+        return await asyncio.to_thread(
+            job.shelf.adopt, spooled, _label(job, slot, rank), moved, job.budget
+        )
+    finally:
+        spooled.unlink(missing_ok=True)
+
+
+def _label(job: Job, slot: Slot, rank: int) -> Label:
+    now = datetime.now(tz=UTC)
+    return Label(
+        model=job.owner.model,
+        replica=job.owner.replica,
+        identity=job.identity,
+        ctx_slot=slot.n_ctx,
+        chains=job.owner.chains,
+        saved_at=now,
+        used_at=now - timedelta(milliseconds=rank),
+    )

@@ -1,0 +1,212 @@
+"""Brings models up when they are called, and sends them away when others need the room.
+
+What is to be done, residency.py decides; this performs it, again after everything that may change
+the decision: a call, a command, an instance that changed, a model that fell idle, or the time.
+Nothing that works is cut: a model that must leave for another is first given nothing new, and its
+instances are stopped when none of them holds a request any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Protocol
+
+from supervisor.events import Emit
+from supervisor.fleet.fleet import START_OVER, Fleet
+from supervisor.fleet.guest import Guest, Phase
+from supervisor.fleet.ledger import HOST, Ledger
+from supervisor.fleet.presence import facts_of, phase_of
+from supervisor.fleet.replica import Model
+from supervisor.fleet.residency import Moves, decide
+
+# About what a disk reads; only the order in which models leave follows from it.
+_BYTES_PER_SECOND: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What clients have of a model that is up, or want of it.
+
+    Attributes:
+        waiting: Requests in its line.
+        working: Requests that its instances hold.
+        ended_at_s: Monotonic time at which the last request ended; minus infinity before the first.
+        cached_tokens: Tokens of conversations that its instances are believed to hold.
+    """
+
+    waiting: int = 0
+    working: int = 0
+    ended_at_s: float = float("-inf")
+    cached_tokens: int = 0
+
+
+class Clients(Protocol):
+    """Those whom models are brought up for."""
+
+    def demand(self, model: str, /) -> Demand:
+        """Return what they have and want of a model."""
+
+    def hold(self, model: str, /) -> None:
+        """Have a model's requests wait in line, even where a slot is free."""
+
+    def release(self, model: str, /) -> None:
+        """Let them go on."""
+
+
+class Steward:
+    """Keeps models coming and going.
+
+    Args:
+        fleet: Every model.
+        clients: Those who call.
+        emit: Where events go.
+        ledger: What memory models take and may take.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clients: Clients,
+        emit: Emit,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._clients = clients
+        self._emit = emit
+        self._ledger = ledger
+        self._clock = clock
+        self._calls: dict[str, dict[int, float]] = {}
+        self._numbers = count()
+        self._wishes: dict[str, None] = {}
+        self._held: frozenset[str] = frozenset()
+        self._stirred = asyncio.Event()
+        fleet.changed = self.stir
+
+    def stir(self) -> None:
+        """Look again soon: something changed that may change what is to be done."""
+        self._stirred.set()
+
+    async def serve(self) -> None:
+        """Do what is to be done, until cancelled."""
+        while True:
+            self._stirred.clear()
+            pause_s = self._look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stirred.wait()
+
+    # What is asked of it.
+
+    @contextmanager
+    def calling(self, model: Model) -> Iterator[None]:
+        """Call a model for the length of the block; whoever calls it meanwhile shares its start."""
+        number, model.refusal = next(self._numbers), None
+        calls = self._calls.setdefault(model.entry.name, {})
+        calls[number] = self._clock()
+        self.stir()
+        try:
+            yield
+        finally:
+            del calls[number]
+            self.stir()
+
+    def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
+        """Begin what a command asks; return what tells whether that is over.
+
+        Args:
+            verb: `start` and `load` bring models up, making room if need be; `unload` sends them
+                away until they are called; `stop` until they are started; `restart` as it says.
+            names: The models; none means all, for `start` those that come up with the daemon.
+
+        Raises:
+            NoSuchModel: A name is not configured; nothing was begun.
+            SettingsInvalid: The verb is none of these.
+        """
+        if verb in {"start", "load"}:
+            return self._wish(names)
+        for model in self._fleet.chosen(names):
+            self._wishes.pop(model.entry.name, None)
+            model.is_open = verb != "stop"
+        return self._fleet.command("stop" if verb == "unload" else verb, names)
+
+    def _wish(self, names: Sequence[str]) -> Callable[[], bool]:
+        models = [one for one in self._fleet.chosen(names) if names or one.stay.preload]
+        for model in models:
+            model.is_open, model.refusal = True, None
+            if phase_of(model, facts_of(model)) in {Phase.UP, Phase.COMING}:
+                self._bring_up(model)
+            else:
+                self._wishes[model.entry.name] = None
+        self._look()
+        return lambda: all(self._is_settled(model) for model in models)
+
+    def _is_settled(self, model: Model) -> bool:
+        is_waiting = model.entry.name in self._wishes
+        return not is_waiting and {one.state for one in facts_of(model)} <= START_OVER
+
+    # Doing it. Nothing from here on waits.
+
+    def _look(self) -> float | None:
+        """Do what is to be done now; return after how long to look again, or None for no limit."""
+        models = self._fleet.models.values()
+        guests = [self._guest(model) for model in models if model.is_configured]
+        swap_wait_s = self._fleet.workshop.swap_wait_s
+        moves = decide(guests, self._ledger.room(), self._ledger.free(), swap_wait_s)
+        self._perform(moves)
+        return moves.look_again_s
+
+    def _guest(self, model: Model) -> Guest:
+        name, now_s = model.entry.name, self._clock()
+        facts = facts_of(model)
+        phase, demand, calls = phase_of(model, facts), self._clients.demand(name), self._calls
+        called_at_s = min(calls.get(name, {}).values(), default=now_s)
+        resident_s = max(one.up_s for one in facts)
+        takes = self._ledger.takes(model)
+        return Guest(
+            name=name,
+            phase=phase,
+            stay=model.stay,
+            takes=takes,
+            is_wished=name in self._wishes,
+            waiting=demand.waiting if phase is Phase.UP else len(calls.get(name, ())),
+            oldest_wait_s=now_s - called_at_s,
+            working=demand.working,
+            idle_s=min(resident_s, now_s - demand.ended_at_s),
+            resident_s=resident_s,
+            progress=min(one.load_progress or 0.0 for one in facts),
+            reload_cost_s=takes.get(HOST, 0) / _BYTES_PER_SECOND,
+            cached_tokens=demand.cached_tokens,
+        )
+
+    def _perform(self, moves: Moves) -> None:
+        for name in self._held.difference(moves.hold):
+            self._clients.release(name)
+        for name in moves.hold:
+            self._clients.hold(name)
+        self._held = frozenset(moves.hold)
+        for name, why in moves.unload.items():
+            self._send_away(self._fleet.models[name], why)
+        for name in moves.load:
+            self._bring_up(self._fleet.models[name])
+        for name, why in moves.refuse.items():
+            self._wishes.pop(name, None)
+            self._fleet.models[name].refusal = why
+            self._emit("model.refused", model=name, why=why)
+
+    def _bring_up(self, model: Model) -> None:
+        self._wishes.pop(model.entry.name, None)
+        model.refusal = None
+        for replica in model.replicas:
+            replica.instance.start()
+
+    def _send_away(self, model: Model, why: str) -> None:
+        self._emit("model.unloaded", model=model.entry.name, why=why)
+        for replica in model.replicas:
+            replica.instance.stop()

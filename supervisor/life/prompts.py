@@ -1,0 +1,80 @@
+"""Prompts that are read ahead, so that the first who uses them does not wait.
+
+A file ending in `.json` is a chat request as a client would send it, of which messages, tools and
+whatever else shapes the prompt are used; any other file is the text of a system prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from supervisor.errors import SettingsInvalid
+
+SIZE_MAX_BYTES: Final = 1024**2
+# What says how to answer, not what is asked; and what only the proxy may set.
+_NOT_OURS: Final = frozenset(
+    {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "id_slot"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPrompt:
+    """A prompt to be read ahead.
+
+    Attributes:
+        name: For people: the name of its file.
+        body: A chat request.
+    """
+
+    name: str
+    body: Mapping[str, Any] = field(repr=False)
+
+
+def read(path: Path) -> WarmPrompt:
+    """Return the prompt in a file.
+
+    Raises:
+        SettingsInvalid: It is missing, too large, or no prompt.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(SIZE_MAX_BYTES + 1)
+        text = content.decode("utf-8")
+    except OSError as error:
+        raise SettingsInvalid(
+            f"the prompt {path} cannot be read: {error.strerror}", hint="see warm_prompts"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"the prompt {path} is not text in UTF-8") from error
+    if len(content) > SIZE_MAX_BYTES:
+        raise SettingsInvalid(f"the prompt {path} has more than {SIZE_MAX_BYTES >> 20} MiB")
+    if path.suffix != ".json":
+        return of_text(path.name, text)
+    try:
+        return of_request(path.name, json.loads(text))
+    except ValueError as error:
+        raise SettingsInvalid(f"the prompt {path} is not JSON: {error}") from error
+
+
+def of_text(name: str, text: str) -> WarmPrompt:
+    """Return a system prompt."""
+    return WarmPrompt(name, MappingProxyType({"messages": [{"role": "system", "content": text}]}))
+
+
+def of_request(name: str, body: object) -> WarmPrompt:
+    """Return the prompt of a chat request.
+
+    Raises:
+        SettingsInvalid: It is none.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise SettingsInvalid(
+            f"the prompt {name} is no chat request", hint='it needs {"messages": [...]}'
+        )
+    kept = {key: value for key, value in body.items() if key not in _NOT_OURS}
+    return WarmPrompt(name, MappingProxyType(kept))

@@ -1,0 +1,118 @@
+"""Asks an engine about its slots, and has them saved, restored and erased.
+
+What was learnt of build 10434, and is held by tests against the real engine:
+
+- An id is taken modulo the number of slots: order 7 of 2 slots is carried out on slot 1.
+- An order at a busy slot waits until that is idle, and holds up nobody else.
+- A file is written in place. A full disk is answered with 500 and leaves what was written.
+- A file that is cut short ends the engine; so only what was verified may be restored.
+- A slot that was restored, and has answered nothing since, does not tell how much it holds.
+
+Source: tools/server/README.md of llama.cpp, "POST /slots/{id_slot}?action=save" and what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from supervisor.life.llama import EngineSilent, Llama, Refused, refused
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What an engine says of one of its slots.
+
+    Attributes:
+        id_slot: Which.
+        is_processing: Whether it answers a request now.
+        id_task: Its latest request, counted over all slots; None while it had none since the
+            engine started, whatever was restored into it.
+        tokens: How many it holds; 0 where it does not tell.
+        n_ctx: How many it has room for.
+    """
+
+    id_slot: int
+    is_processing: bool = False
+    id_task: int | None = None
+    tokens: int = 0
+    n_ctx: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was written to a slot file, or read from it.
+
+    Attributes:
+        tokens: How many tokens.
+        size_bytes: How many bytes.
+    """
+
+    tokens: int
+    size_bytes: int
+
+
+async def look(llama: Llama) -> tuple[Slot, ...] | Refused:
+    """Return what each slot does and holds.
+
+    Raises:
+        EngineSilent: No answer, or one of another shape.
+    """
+    answer = await llama.get("/slots")
+    if answer.status_code != 200:
+        return refused(answer)
+    try:
+        return tuple(map(_slot, answer.json()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EngineSilent(f"GET /slots: {error!r}") from error
+
+
+async def save(llama: Llama, id_slot: int, filename: str) -> Moved | Refused:
+    """Have what a slot holds written into the engine's directory for slot files.
+
+    Raises:
+        EngineSilent: No answer. There is no deadline but the caller's.
+    """
+    return await _move(llama, id_slot, "save", filename, ("n_saved", "n_written"))
+
+
+async def restore(llama: Llama, id_slot: int, filename: str) -> Moved | Refused:
+    """Have a slot filled from a file of that directory, which must have been verified.
+
+    Raises:
+        EngineSilent: No answer. There is no deadline but the caller's.
+    """
+    return await _move(llama, id_slot, "restore", filename, ("n_restored", "n_read"))
+
+
+async def erase(llama: Llama, id_slot: int) -> None:
+    """Have a slot forget what it holds.
+
+    Raises:
+        EngineSilent: No answer. There is no deadline but the caller's.
+    """
+    await llama.post(f"/slots/{id_slot}?action=erase", {})
+
+
+def _slot(told: dict[str, Any]) -> Slot:
+    return Slot(
+        id_slot=int(told["id"]),
+        is_processing=bool(told["is_processing"]),
+        id_task=told.get("id_task"),
+        tokens=int(told.get("n_prompt_tokens") or 0),
+        n_ctx=int(told["n_ctx"]),
+    )
+
+
+async def _move(
+    llama: Llama, id_slot: int, action: str, filename: str, keys: tuple[str, str]
+) -> Moved | Refused:
+    path = f"/slots/{id_slot}?action={action}"
+    answer = await llama.post(path, {"filename": filename})
+    if answer.status_code != 200:
+        return refused(answer)
+    try:
+        told = answer.json()
+        return Moved(*(int(told[key]) for key in keys))
+    except (ValueError, TypeError, KeyError) as error:
+        raise EngineSilent(f"POST {path}: {error!r}") from error

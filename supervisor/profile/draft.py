@@ -1,0 +1,93 @@
+"""Which draft model drafts for a model: the one that was named, or one that lies beside it.
+
+`draft = "auto"` takes the smallest GGUF in the model's own directory that has its vocabulary and at
+most a quarter of its size; of two of one size, the first by name. Which one it is follows from the
+files alone, and the plan says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.profile import gguf, vocabulary
+from supervisor.profile.gguf import Gguf
+
+AUTO: Final = "auto"
+# What drafts has to be much quicker than what it drafts for.
+_SMALLER: Final = 4
+# Files of a directory that are looked at, by name; a directory of all models one has is no reason
+# to read them all.
+_LOOKED_AT: Final = 64
+
+Wanted = Path | Literal["auto"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What drafts, or why nothing does.
+
+    Attributes:
+        gguf: The draft model, or None.
+        why: A clause; empty where it was named.
+    """
+
+    gguf: Gguf | None = None
+    why: str = ""
+
+
+def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
+    """Return what drafts for a model. Reads files, those it knows already from its cache.
+
+    Args:
+        wanted: A GGUF, `auto`, or None for no draft.
+        model: The model.
+        cache_dir: Where facts of files are kept between calls.
+
+    Raises:
+        ModelInvalid: The file that was named is none that can be read.
+        SettingsInvalid: It has another vocabulary, so that the engine would not draft with it.
+    """
+    if wanted is None:
+        return Draft()
+    if not isinstance(wanted, Path):
+        return _beside(model, cache_dir)
+    found = gguf.read(wanted, cache_dir=cache_dir)
+    reason = _misfit(found, model, cache_dir)
+    if reason:
+        raise SettingsInvalid(
+            f"{wanted} cannot draft for {model.path}: {reason}",
+            hint='name a smaller model of the same family, or none; draft = "auto" looks for one',
+        )
+    return Draft(found)
+
+
+def _beside(model: Gguf, cache_dir: Path) -> Draft:
+    fitting = [one for one in _smaller(model, cache_dir) if not _misfit(one, model, cache_dir)]
+    if not fitting:
+        where = model.path.parent
+        return Draft(None, f"no GGUF of its vocabulary and a quarter of its size lies in {where}")
+    best = min(fitting, key=lambda one: (one.tensor_bytes, one.path.name))
+    among = f", of {len(fitting)} that would do" if len(fitting) > 1 else ""
+    return Draft(best, f"the smallest GGUF of the same vocabulary beside the model{among}")
+
+
+def _smaller(model: Gguf, cache_dir: Path) -> Iterator[Gguf]:
+    """Yield the models beside a model that are small enough."""
+    for path in sorted(model.path.parent.glob("*.gguf"))[:_LOOKED_AT]:
+        if path.stat().st_size * _SMALLER > model.size_bytes:
+            continue
+        try:
+            found = gguf.read(path, cache_dir=cache_dir)
+        except ModelInvalid:  # a later shard, or a file that is still being written
+            continue
+        if found.layers:  # a projector has none
+            yield found
+
+
+def _misfit(draft: Gguf, model: Gguf, cache_dir: Path) -> str | None:
+    ours = vocabulary.read(model.path, cache_dir=cache_dir)
+    return vocabulary.misfit(ours, vocabulary.read(draft.path, cache_dir=cache_dir))

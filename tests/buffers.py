@@ -1,0 +1,115 @@
+"""What the real engine says it has allocated, and what was estimated that it would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from supervisor.life.launch import clean_environment
+from supervisor.profile import gguf, machine
+from supervisor.profile.argv import render
+from supervisor.profile.engine import Engine
+from supervisor.profile.memory import Burden, Take, estimate
+from supervisor.profile.profile import FlagValue
+
+PARTS: Final = ("weights", "kv", "compute", "output")
+_MIB: Final = 1024**2
+_LINES: Final = {
+    "weights": "model buffer size",
+    "kv": "KV buffer size",
+    "compute": "compute buffer size",
+    "output": "output buffer size",
+}
+_STARTED: Final = "listening on"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One case.
+
+    Attributes:
+        flags: What the engine was started with.
+        told: What it says it allocated, in bytes, by part.
+        estimated: What was foreseen; all of a draft model as one part.
+    """
+
+    flags: Mapping[str, FlagValue]
+    told: Mapping[str, float]
+    estimated: Mapping[str, float]
+
+    @property
+    def error(self) -> float:
+        """Return by what share of the whole the estimate is too high; below 0, too low."""
+        return sum(self.estimated.values()) / sum(self.told.values()) - 1
+
+    def part_error(self, part: str) -> float:
+        """Return the same for one part; its log has two decimals of a MiB."""
+        return self.estimated[part] / self.told[part] - 1
+
+
+def compare(
+    engine: Engine, model: Path, flags: Mapping[str, FlagValue], *, draft: Path | None = None
+) -> Comparison:
+    """Start an engine on a model until it serves, and compare.
+
+    Args:
+        engine: The engine.
+        model: A GGUF.
+        flags: Options by today's names.
+        draft: A GGUF that drafts for it, or None.
+    """
+    if draft:
+        flags = {**flags, "spec-type": "draft-simple", "spec-draft-model": str(draft)}
+    with tempfile.TemporaryDirectory() as cache:
+        facts = gguf.read(model, cache_dir=Path(cache))
+        drafts = gguf.read(draft, cache_dir=Path(cache)) if draft else None
+    host = estimate(Burden(facts, flags, engine, machine.cpu_flags(), drafts)).host
+    return Comparison(flags, _told(engine, model, flags), _by_part(host))
+
+
+def _by_part(take: Take) -> dict[str, float]:
+    found = {part: float(getattr(take, part)) for part in (*PARTS, "draft")}
+    return found | {"weights": float(take.weights + take.copies)}
+
+
+def _told(engine: Engine, model: Path, flags: Mapping[str, FlagValue]) -> dict[str, float]:
+    rendered = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
+    words = [word for one in rendered.lines for word in (one.flag, one.value) if word]
+    argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]
+    environment = clean_environment(
+        os.environ, library_dirs=engine.library_dirs, api_key="k", marker="memory"
+    )
+    with subprocess.Popen(
+        [*argv, *words],
+        stdin=subprocess.PIPE,  # an engine in child mode ends when it closes
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        try:
+            lines = list(_until_started(process))
+        finally:
+            process.kill()
+    assert _STARTED in lines[-1], f"{words}: {process.returncode}: {''.join(lines[-5:])}"
+    return {part: sum(_sizes(lines, words)) for part, words in _LINES.items()}
+
+
+def _until_started(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout
+    for line in process.stdout:
+        yield line
+        if _STARTED in line:
+            return
+
+
+def _sizes(lines: list[str], words: str) -> Iterator[float]:
+    pattern = re.compile(rf"{words} = +([\d.]+) MiB")
+    return (float(found[1]) * _MIB for line in lines if (found := pattern.search(line)))

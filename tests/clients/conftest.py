@@ -1,0 +1,40 @@
+"""One llama-corral for all clients: a model that makes sense, one that embeds, one that is down."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end.home import Corral
+
+# The model's own template knows no tools.
+SETTINGS = """
+[models.smollm2]
+path = "{smollm2}"
+aliases = ["gpt-4o-mini", "claude-haiku"]
+[models.smollm2.flags]
+chat-template-file = "{template}"
+ctx-size = 4096
+parallel = 2
+threads = 1
+
+[models.embedder]
+path = "{tiny}"
+[models.embedder.flags]
+embeddings = true
+pooling = "mean"
+threads = 1
+
+[models.resting]
+path = "{tiny}"
+"""
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, tiny_model: Path) -> Iterator[str]:
+    """Serve the models on the real engine; return the address that clients connect to."""
+    corral = Corral(tmp_path_factory.mktemp("c"))
+    template = Path(__file__).with_name("tools.jinja")
+    corral.configure(SETTINGS.format(smollm2=smollm2, tiny=tiny_model, template=template))
+    corral.ok("start", "smollm2", "embedder")
+    yield corral.url
+    corral.end()

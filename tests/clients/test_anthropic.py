@@ -1,0 +1,114 @@
+"""Anthropic's own client, unchanged, against the real engine through all of llama-corral."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
+COLD: Any = {"temperature": 0}  # no parameter of the client any more, still one of the engine
+TOOLS: Any = [
+    {
+        "name": "get_weather",
+        "description": "the weather in a city",
+        "input_schema": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    }
+]
+
+
+def calling(city: str) -> dict[str, Any]:
+    use = {"id": f"call-{city}", "type": "tool_use", "name": "get_weather", "input": {"city": city}}
+    return {"role": "assistant", "content": [use]}
+
+
+# A small model goes on as others did before it.
+HABIT: Any = [
+    {"role": "user", "content": "Weather in Rome?"},
+    calling("Rome"),
+    {"role": "user", "content": "Weather in Oslo?"},
+    calling("Oslo"),
+    {"role": "user", "content": "Weather in Paris?"},
+]
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_message_is_answered(client: anthropic.Anthropic) -> None:
+    answer = client.messages.create(
+        model="claude-haiku", max_tokens=16, messages=CAPITAL, extra_body=COLD
+    )
+    (block,) = answer.content
+    assert block.type == "text"
+    assert "Paris" in block.text
+    assert answer.stop_reason == "end_turn"
+    assert answer.usage.output_tokens > 0
+
+
+def test_a_system_prompt_and_betas_are_taken(client: anthropic.Anthropic) -> None:
+    answer = client.beta.messages.create(
+        model="smollm2", max_tokens=2, system="Be short.", messages=CAPITAL, betas=["some-beta"]
+    )
+    assert answer.stop_reason == "max_tokens"
+
+
+def test_a_message_is_streamed(client: anthropic.Anthropic) -> None:
+    with client.messages.stream(
+        model="smollm2", max_tokens=16, messages=CAPITAL, extra_body=COLD
+    ) as stream:
+        text = "".join(stream.text_stream)
+        whole = stream.get_final_message()
+    assert "Paris" in text
+    assert whole.stop_reason == "end_turn"
+
+
+def test_a_tool_is_used(client: anthropic.Anthropic) -> None:
+    answer = client.messages.create(
+        model="smollm2", max_tokens=60, messages=HABIT, tools=TOOLS, extra_body=COLD
+    )
+    assert answer.stop_reason == "tool_use"
+    use = answer.content[-1]
+    assert use.type == "tool_use"
+    assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+
+
+def test_the_use_of_a_tool_is_streamed(client: anthropic.Anthropic) -> None:
+    with client.messages.stream(
+        model="smollm2", max_tokens=60, messages=HABIT, tools=TOOLS, extra_body=COLD
+    ) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        use = stream.get_final_message().content[-1]
+    assert len(pieces) > 1
+    assert use.type == "tool_use"
+    assert use.input == {"city": "Paris"}
+
+
+def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
+    count = client.messages.count_tokens(model="smollm2", messages=CAPITAL)
+    answer = client.messages.create(model="smollm2", max_tokens=1, messages=CAPITAL)
+    usage = answer.usage
+    assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_the_models_are_listed_and_found_by_name(client: anthropic.Anthropic) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["smollm2", "embedder", "resting"]
+    found = client.models.retrieve("claude-haiku")
+    assert (found.id, found.type, found.display_name) == ("smollm2", "model", "smollm2")
+    assert found.created_at.year >= 2025
+
+
+def test_a_model_that_nobody_has_is_not_found_in_anthropics_shape(
+    client: anthropic.Anthropic,
+) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="did you mean smollm2") as failure:
+        client.messages.create(model="smollm3", max_tokens=2, messages=CAPITAL)
+    assert failure.value.type == "not_found_error"

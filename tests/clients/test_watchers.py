@@ -1,0 +1,43 @@
+"""What tools that watch a server read, from the real engine through all of llama-corral."""
+
+import json
+import urllib.request
+from typing import Any
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=20) as response:
+        return json.load(response)
+
+
+def test_prometheus_finds_our_figures_and_the_engines_and_they_agree(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        client.completions.create(model="smollm2", prompt="The sea is", max_tokens=5)
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
+        samples = [one for family in parse(response.read().decode()) for one in family.samples]
+    found = {one.name: one.value for one in samples if one.labels.get("instance") == "smollm2.0"}
+    assert found["corral_requests_finished_total"] >= 1
+    assert found["corral_engine_heard"] == 1
+    # The engine also counts the token with which it was warmed up.
+    assert found["llamacpp:tokens_predicted_total"] > found["corral_decoded_tokens_total"] >= 5
+
+
+def test_the_slots_of_all_models_are_one_list(url: str) -> None:
+    slots = get(f"{url}/slots")
+    assert [slot["id"] for slot in slots] == list(range(len(slots)))
+    assert {slot["model"] for slot in slots} == {"smollm2", "embedder"}
+    assert not any(slot["is_processing"] for slot in slots)
+    assert get(f"{url}/corral/v1/slots")["totals"]["slots"] == len(slots)
+
+
+def test_health_counts_what_can_be_served(url: str) -> None:
+    health = get(f"{url}/health")
+    assert health["status"] == "ok"
+    assert health["models"]["loaded"] == 2
+
+
+def test_the_properties_of_a_model_are_those_of_its_engine(url: str) -> None:
+    assert get(f"{url}/props?model=gpt-4o-mini")["total_slots"] == 2

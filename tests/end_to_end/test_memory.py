@@ -1,0 +1,94 @@
+"""What a model takes is shown, and what can never work is refused before anything is spawned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from end_to_end.home import Corral
+
+
+def test_a_plan_says_what_memory_an_instance_takes(corral: Corral, tiny_model: Path) -> None:
+    corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
+    memory = corral.data("plan", "tiny")["memory"]
+    parts = {
+        key: value for key, value in memory["host"].items() if key not in ("total", "at_start")
+    }
+    assert sum(parts.values()) == memory["host"]["total"]
+    assert memory["fits"]
+    assert memory["would_fit"] == []
+    text = corral.ok("plan", "tiny")
+    assert "weights" in text
+    assert "prompt cache" in text
+    assert "of main memory are free" in text
+
+
+def test_a_model_that_can_never_fit_is_refused_with_what_would(
+    corral: Corral, tiny_model: Path
+) -> None:
+    corral.configure(
+        f'[models.tiny]\npath = "{tiny_model}"\n'
+        f'[models.huge]\npath = "{tiny_model}"\nflags = {{ ctx-size = 10_000_000_000 }}\n'
+    )
+    corral.ok("start", "tiny")
+    (running,) = corral.engines()
+    failed = corral("start", "huge")
+    assert failed.returncode == 78
+    assert "huge can never fit: it takes" in failed.stderr
+    assert "this would fit: " in failed.stderr
+    assert corral.engines() == [running]
+    planned = corral("plan", "huge")
+    assert planned.returncode == 0
+    assert "it can never fit" in planned.stderr
+    assert corral.data("plan", "huge")["memory"]["would_fit"][-1]["ctx-size"] < 10_000_000_000
+
+
+def test_all_models_together_may_be_given_less_than_the_machine(
+    corral: Corral, tiny_model: Path
+) -> None:
+    budget = '[supervisor]\nmemory_budget = "16 MiB"\n'
+    corral.configure(f'{budget}[models.tiny]\npath = "{tiny_model}"\n')
+    failed = corral("start")
+    assert failed.returncode == 78
+    assert "models may have 16.0 MiB here" in failed.stderr
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Return a model several times as large as the tiny one, alone in a directory."""
+    (tmp_path / "models").mkdir()
+    return tiny_gguf.make(tmp_path / "models" / "large.gguf", embd=256, heads=8, layers=4, ff=512)
+
+
+def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
+    corral: Corral, large: Path, tmp_path: Path
+) -> None:
+    other = tiny_gguf.make(tmp_path / "other.gguf", extra_tokens=200)
+    corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "{other}"\n')
+    failed = corral("start")
+    assert failed.returncode == 78
+    assert "cannot draft for" in failed.stderr
+    assert "it knows 604 tokens, the model 404" in failed.stderr
+
+
+def test_a_draft_beside_the_model_is_found_and_used(corral: Corral, large: Path) -> None:
+    corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "auto"\n')
+    (left_out,) = [one for one in corral.data("plan", "chat")["omitted"] if "draft" in one["flag"]]
+    assert "no GGUF of its vocabulary" in left_out["why"]
+    draft = tiny_gguf.make(large.with_name("small.gguf"))
+    plan = corral.data("plan", "chat")
+    assert plan["memory"]["host"]["draft"] > draft.stat().st_size / 2
+    corral.ok("start")
+    (engine,) = corral.engines()
+    words = engine.cmdline()
+    assert words[words.index("--spec-draft-model") + 1] == str(draft)
+    assert "slots" in corral.ok("plan", "chat")
+
+
+def test_how_many_replicas_there_are_may_be_left_open(corral: Corral, tiny_model: Path) -> None:
+    corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nreplicas = "auto"\n')
+    found = corral.data("plan", "tiny")["replicas"]
+    assert "physical cores" in found["why"]
+    corral.ok("start")
+    assert len(corral.engines()) == found["count"]

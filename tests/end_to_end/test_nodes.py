@@ -1,0 +1,128 @@
+"""Other machines, played by other llama-corrals on loopback, one of them killed under load."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.home import Corral, until
+
+MODEL = "[models.chat]\npath = '{path}'\nflags = {{ parallel = 2, threads = 1, ctx-size = 8192 }}\n"
+LONG = " ".join(["the stone in the river"] * 40)
+
+
+class Yard:
+    """Two nodes that serve `chat`, and one in front of them that has no model of its own."""
+
+    def __init__(self, homes: list[Path]) -> None:
+        self.one, self.two, self.front = map(Corral, homes)
+
+    def begin(self, model: Path) -> None:
+        for node in (self.one, self.two):
+            listen = f"[proxy]\nlisten = '127.0.0.1:{free_port()}'\n"
+            node.configure(MODEL.format(path=model) + listen)
+        self.daemon = self.one.serve()
+        self.two.serve()
+        self.front.configure(
+            f"[nodes.one]\nurl = '{self.one.url}'\n[nodes.two]\nurl = '{self.two.url}/v1'\n"
+        )
+        self.front.serve(until_ready=False)
+        until(lambda: self.front("status").returncode == 0)
+        self.url = self.front.url
+        until(lambda: self.states() == ["up", "up"])
+
+    def states(self) -> list[str]:
+        return [node["state"] for node in self.front.data("status")["nodes"]]
+
+    def ask(self, text: str, tokens: int, *, stream: bool = False) -> Any:
+        body = {
+            "model": "chat",
+            "stream": stream,
+            "max_tokens": tokens,
+            "messages": [{"role": "user", "content": text}],
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=60)
+
+    def whole(self, text: str, tokens: int = 4) -> tuple[str, str]:
+        """Return who answered, and why the answer ended."""
+        with self.ask(text, tokens) as response:
+            choice = json.load(response)["choices"][0]
+            return response.headers["X-Corral-Instance"], choice["finish_reason"]
+
+    def stream(self, text: str) -> Any:
+        """Begin a long stream; return it once its first bytes are there."""
+        response = self.ask(text, 700, stream=True)
+        response.readline()
+        return response
+
+    def busy(self) -> int:
+        with urllib.request.urlopen(f"{self.url}/corral/v1/slots", timeout=10) as response:
+            count: int = json.load(response)["totals"]["active"]
+        return count
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def yard(tmp_path_factory: pytest.TempPathFactory, slow_model: Path) -> Iterator[Yard]:
+    yard = Yard([tmp_path_factory.mktemp("n") for _ in range(3)])
+    try:
+        yard.begin(slow_model)
+        yield yard
+    finally:
+        for corral in (yard.front, yard.one, yard.two):
+            corral.end()
+
+
+def rest_of(stream: Any) -> bytes:
+    """Return what still comes, also where it breaks off."""
+    body = b""
+    try:
+        while line := stream.readline():
+            body += line
+    except OSError:
+        pass
+    return body
+
+
+def test_a_node_that_is_killed_under_load_loses_no_request_that_can_move(yard: Yard) -> None:
+    streams: dict[str, list[Any]] = {}
+    for number in range(4):
+        stream = yard.stream(f"number {number}")
+        streams.setdefault(stream.headers["X-Corral-Instance"], []).append(stream)
+        if len(streams) == 2:
+            break
+    with ThreadPoolExecutor(4) as clients:
+        calls = [clients.submit(yard.whole, f"{number} {LONG}") for number in range(4)]
+        until(lambda: yard.busy() == 4)
+        yard.daemon.send_signal(signal.SIGKILL)
+        yard.daemon.wait()
+        for stream in streams["one/chat"]:
+            assert b'"error"' in rest_of(stream)
+        for stream in streams["two/chat"]:
+            assert b"data: [DONE]" in rest_of(stream)
+        assert {call.result() for call in calls} == {("two/chat", "length")}
+    until(lambda: yard.states() == ["down", "up"])
+    assert "one" in yard.front.ok("status")
+    yard.one.serve()
+    until(lambda: yard.states() == ["up", "up"])
+    with ThreadPoolExecutor(4) as clients:
+        calls = [clients.submit(yard.whole, f"again {number}", 50) for number in range(4)]
+        assert {call.result()[0] for call in calls} == {"one/chat", "two/chat"}

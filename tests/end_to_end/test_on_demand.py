@@ -1,0 +1,140 @@
+"""Models that come when they are called and leave for each other, on a budget that holds two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+from end_to_end.home import Corral, begin_stream, until
+
+# Each takes about 41 MiB at its start: two fit, three do not.
+SETTINGS = """
+[supervisor]
+memory_budget = "100 MiB"
+swap_wait_s = 0.5
+keep_slots = false
+
+[models.a]
+path = "{path}"
+min_residency_s = 0.1
+
+[models.b]
+path = "{path}"
+preload = false
+min_residency_s = 0.1
+
+[models.c]
+path = "{path}"
+preload = false
+min_residency_s = 0.1
+{more}
+"""
+
+
+def configured(corral: Corral, model: Path, more: str = "") -> Corral:
+    corral.configure(SETTINGS.format(path=model, more=more))
+    return corral
+
+
+def states(corral: Corral) -> dict[str, str]:
+    return {model["name"]: model["state"] for model in corral.data("status")["models"]}
+
+
+async def ask(http: aiohttp.ClientSession, model: str) -> str:
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    async with http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        return str((await response.json())["model"])
+
+
+async def ask_all(url: str, models: list[str]) -> Counter[str]:
+    """Ask for each model in turn, eight at a time."""
+    waiting, answered = list(models), Counter[str]()
+
+    async def go_on(http: aiohttp.ClientSession) -> None:
+        while waiting:
+            answered[await ask(http, waiting.pop())] += 1
+
+    async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(go_on(http))
+    return answered
+
+
+def test_a_start_brings_up_only_what_is_to_come_up_with_the_daemon(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    assert states(corral) == {"a": "loaded", "b": "unloaded", "c": "unloaded"}
+    shown = [line.split()[:2] for line in corral.ok("status").splitlines()]
+    assert ["b.0", "unloaded"] in shown
+
+
+def test_a_request_brings_its_model_up_and_the_idle_leave_for_it(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    asyncio.run(ask_all(corral.url, ["b"]))
+    assert states(corral) == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+    asyncio.run(ask_all(corral.url, ["c"]))
+    assert sorted(states(corral).values()) == ["loaded", "loaded", "unloaded"]
+    assert states(corral)["c"] == "loaded"
+
+
+def test_mixed_requests_for_more_models_than_fit_are_all_answered(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    wanted = ["a", "b", "c"] * 20
+    assert asyncio.run(ask_all(corral.url, wanted)) == {"a": 20, "b": 20, "c": 20}
+    runs = [one["run"] for model in corral.data("status")["models"] for one in model["instances"]]
+    assert sum(runs) < len(wanted) / 2
+
+
+def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(
+    corral: Corral, slow_model: Path
+) -> None:
+    more = "\n[models.c.flags]\nctx-size = 4096"
+    corral.configure(SETTINGS.replace("100 MiB", "420 MiB").format(path=slow_model, more=more))
+    corral.ok("start")
+    asyncio.run(ask_all(corral.url, ["b"]))
+    streams = [begin_stream(corral, 150, model) for model in ("a", "b")]
+    asyncio.run(ask_all(corral.url, ["c"]))
+    for stream in streams:
+        assert stream.read().rstrip().endswith(b"data: [DONE]")
+
+
+def test_unloaded_it_comes_back_when_called_and_stopped_it_does_not(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    corral.ok("unload", "a")
+    assert states(corral)["a"] == "unloaded"
+    asyncio.run(ask_all(corral.url, ["a"]))
+    assert states(corral)["a"] == "loaded"
+    corral.ok("stop", "a")
+    assert states(corral)["a"] == "failed"
+    corral.ok("load", "a")
+    assert states(corral)["a"] == "loaded"
+
+
+def test_a_model_nobody_asks_for_leaves_after_its_time(corral: Corral, tiny_model: Path) -> None:
+    configured(corral, tiny_model, "ttl_s = 0.5").ok("start")
+    asyncio.run(ask_all(corral.url, ["c"]))
+    until(lambda: states(corral)["c"] == "unloaded")
+    assert states(corral)["a"] == "loaded"
+
+
+def test_one_that_never_leaves_has_the_others_refused_with_the_reason(
+    corral: Corral, tiny_model: Path
+) -> None:
+    text = SETTINGS.replace("100 MiB", "60 MiB").replace("min_residency_s", "pinned = true\n#", 1)
+    corral.configure(text.format(path=tiny_model, more=""))
+    corral.ok("start")
+    refused = corral("load", "b")
+    assert refused.returncode != 0
+    assert "no memory for it beside a, which never leaves" in refused.stderr
+    corral.ok("stop", "a")
+    corral.ok("load", "b")

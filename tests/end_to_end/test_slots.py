@@ -1,0 +1,124 @@
+"""Conversations that outlive their model and their daemon, through the whole product."""
+
+import json
+import os
+import random
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.home import Corral, until
+
+WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
+SMALL = "[models.chat.flags]\nthreads = 1\nctx-size = 8192\nparallel = 2\n"
+LONG = 2900
+
+
+def configure(corral: Corral, model: Path, more: str = "") -> None:
+    corral.configure(f'[models.chat]\npath = "{model}"\n{SMALL}\n{more}')
+
+
+def turn(corral: Corral, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Any]:
+    """Ask; return the conversation with its next turn, and the engine's figures."""
+    body = {"model": "chat", "messages": messages, "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"{corral.url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        answer = json.load(response)
+    said = answer["choices"][0]["message"]["content"]
+    then = [{"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]
+    return [*messages, *then], answer["timings"]
+
+
+def story(words: int) -> list[dict[str, str]]:
+    chance = random.Random(words)  # noqa: S311 (the same story each time)
+    return [{"role": "user", "content": " ".join(chance.choices(WORDS, k=words))}]
+
+
+@pytest.mark.timeout(600)
+def test_a_long_conversation_is_not_read_again_after_a_restart(
+    corral: Corral, smollm2: Path
+) -> None:
+    configure(corral, smollm2)
+    corral.ok("start")
+    messages, cold = turn(corral, story(LONG))
+    held = cold["prompt_n"] + cold["predicted_n"]
+    assert held > LONG
+    corral.ok("stop")
+    corral.ok("start")
+    messages, warm = turn(corral, messages)
+    assert warm["cache_n"] >= 0.95 * held
+    corral.ok("stop", "chat")
+    corral.ok("start", "chat")
+    _, again = turn(corral, messages)
+    assert again["cache_n"] >= 0.95 * held
+
+
+def test_what_was_saved_survives_a_daemon_that_is_killed(corral: Corral, tiny_model: Path) -> None:
+    configure(corral, tiny_model)
+    daemon = corral.serve()
+    messages, _ = turn(corral, story(200))
+    (kept,) = corral.data("slots", "save", "chat")
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+    until(lambda: not corral.engines())
+    corral.serve()
+    _, timings = turn(corral, messages)
+    assert timings["cache_n"] > 0.9 * kept["tokens"]
+
+
+def test_what_is_kept_can_be_listed_and_forgotten_without_a_daemon(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configure(corral, tiny_model)
+    corral.ok("start")
+    turn(corral, story(200))
+    corral.ok("stop")
+    (kept,) = corral.data("slots", "list")
+    assert (kept["model"], kept["replica"]) == ("chat", 0)
+    assert str(kept["tokens"]) in corral.ok("slots", "list")
+    assert corral("slots", "forget").returncode == 78
+    assert corral.data("slots", "forget", "other") == []
+    assert [one["name"] for one in corral.data("slots", "forget", "chat")] == [kept["name"]]
+    assert "no conversations" in corral.ok("slots", "list")
+    assert not [path for path in (corral.home / "data").rglob("*") if path.is_file()]
+
+
+def test_a_prompt_is_read_by_command(corral: Corral, tiny_model: Path) -> None:
+    configure(corral, tiny_model)
+    (corral.home / "kind.txt").write_text("be kind")
+    assert corral("warm", "chat", "kind.txt").returncode == 3
+    corral.ok("start")
+    assert "tokens read" in corral.ok("warm", "chat", "kind.txt")
+    (warmed,) = corral.data("warm", "chat", "kind.txt")
+    assert warmed["instance"] == "chat.0"
+    assert corral("warm", "other", "kind.txt").returncode == 4
+    assert corral("warm", "chat", "none.txt").returncode == 78
+    assert "nothing was worth saving" in corral.ok("slots", "save")
+    assert corral("slots", "save", "other").returncode == 4
+
+
+def test_prompts_of_the_settings_are_read_at_each_start(corral: Corral, tiny_model: Path) -> None:
+    (corral.home / "config").mkdir()
+    (corral.home / "config" / "kind.txt").write_text("be kind")
+    corral.configure(f'[models.chat]\npath = "{tiny_model}"\nwarm_prompts = ["kind.txt"]\n{SMALL}')
+    corral.ok("start")
+    log = (corral.home / "log" / "daemon.log").read_text()
+    assert log.count('"prompt.warmed"') == 1
+
+
+def test_a_successor_takes_up_what_the_one_before_it_holds(
+    corral: Corral, tiny_model: Path
+) -> None:
+    configure(corral, tiny_model, "cache-ram = 64")
+    corral.ok("start")
+    messages, cold = turn(corral, story(200))
+    configure(corral, tiny_model, "cache-ram = 65")
+    assert corral.data("reload")["changed"] == ["chat.0"]
+    _, warm = turn(corral, messages)
+    assert warm["cache_n"] > 0.9 * cold["prompt_n"]

@@ -1,0 +1,119 @@
+"""A fleet of one model on the real engine, asked without a proxy, with a shelf to look at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fakes.ranch import QUICK, RecordingTraffic
+
+from supervisor.events import EventStream
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.replica import Replica
+from supervisor.fleet.slots.manifest import Manifest
+from supervisor.fleet.workshop import Workshop
+from supervisor.host.paths import Directories
+from supervisor.life.lifecycle import State
+from supervisor.life.llama import Llama
+from supervisor.settings import ModelTable, Settings, SupervisorTable
+
+UP = frozenset({State.READY})
+DOWN = frozenset({State.STOPPED})
+LONG = "the an in of on er th he user system " * 40
+
+Messages = list[dict[str, str]]
+
+
+class Barn:
+    """A model named `chat`, and everything around it.
+
+    Args:
+        home: Kept short: sockets lie in it.
+        model: The GGUF.
+        flags: Of the model, over those of a small one.
+        supervisor: Settings of `[supervisor]`.
+        prompts: Files to be read ahead.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        model: Path,
+        flags: Mapping[str, Any] | None = None,
+        supervisor: Mapping[str, Any] | None = None,
+        prompts: tuple[Path, ...] = (),
+    ) -> None:
+        small = {"threads": 1, "threads-batch": 1, "parallel": 2, "ctx-size": 4096}
+        entry = ModelTable(path=model, flags={**small, **(flags or {})}, warm_prompts=prompts)
+        settings = Settings(
+            models={"chat": entry}, supervisor=SupervisorTable(**(supervisor or {}))
+        )
+        self.events: list[tuple[str, Mapping[str, Any]]] = []
+        stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
+        self.traffic = RecordingTraffic()
+        self.workshop = Workshop(settings, Directories(*[home] * 5))
+        self.shelf = self.workshop.keeping.shelf
+        self.fleet = Fleet(self.workshop, self.traffic, stream.emit, QUICK)
+
+    @property
+    def replica(self) -> Replica:
+        return self.fleet.replica("chat.0")
+
+    @property
+    def log(self) -> str:
+        path = self.replica.instance.snapshot().log_path
+        assert path
+        return path.read_text("utf-8", "replace")
+
+    def told(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the fields of the events of a name."""
+        return [fields for event, fields in self.events if event == name]
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        """Serve until the block ends; then stop, drain and all."""
+        instance = self.replica.instance
+        async with asyncio.timeout(40), asyncio.TaskGroup() as group:
+            serving = group.create_task(self.fleet.serve())
+            instance.start()
+            await instance.wait(UP)
+            yield
+            instance.stop()
+            await instance.wait(DOWN)
+            serving.cancel()
+
+    def llama(self) -> Llama:
+        facts = self.replica.instance.snapshot()
+        return Llama(facts.endpoint, facts.api_key)
+
+    async def save(self) -> None:
+        """Have the idle slots saved now."""
+        async with self.llama() as llama:
+            await self.replica.keeper.save(llama, self.replica.instance.snapshot().run)
+
+    async def ask(self, messages: Messages) -> tuple[str, dict[str, Any]]:
+        """Return the engine's answer and its timings."""
+        body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        async with self.llama() as llama:
+            answer = (await llama.post("/v1/chat/completions", body)).json()
+        return answer["choices"][0]["message"]["content"], answer["timings"]
+
+    async def saved_one(self) -> tuple[Messages, Manifest]:
+        """Have one long conversation saved; return its next turn, and what is kept."""
+        async with self.up():
+            messages = await self.converse()
+        (kept,) = self.shelf.kept("chat")
+        return messages, kept
+
+    async def converse(self, begin: str = "hello ") -> Messages:
+        """Have a long conversation; return its next turn."""
+        messages = [{"role": "user", "content": begin + LONG}]
+        said, _ = await self.ask(messages)
+        return [
+            *messages,
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": "and then"},
+        ]

@@ -1,0 +1,46 @@
+"""The real engine on a unix socket, for a test that needs nothing of the supervisor."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+
+from proxy.engine.upstream import Upstream
+from supervisor.profile.engine import Engine
+
+KEY = "inner-key"
+
+
+@contextmanager
+def running(engine: Engine, model: Path, *options: str) -> Iterator[Path]:
+    """Run it until the block ends; yield its socket once the model is loaded."""
+    with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+        socket = Path(directory, "engine.sock")
+        with Popen(
+            [engine.path, "-m", model, "--host", socket, "--alias", "chat", "--no-ui", *options],
+            env=_environment(engine.library_dirs),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+        ) as process:
+            assert process.stdout
+            assert any(b'"state":"ready"' in line for line in process.stdout)
+            yield socket
+            process.kill()
+
+
+def upstream(socket: Path, slots: int) -> Upstream:
+    """Return what the proxy has to know of it."""
+    return Upstream("chat.1", "chat", slots, str(socket), "", 0, KEY)
+
+
+def _environment(library_dirs: Sequence[Path]) -> dict[str, str]:
+    return {
+        "LLAMA_API_KEY": KEY,
+        "LLAMA_SERVER_ROUTER_PORT": "1",
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, library_dirs)),
+    }

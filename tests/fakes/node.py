@@ -1,0 +1,125 @@
+"""Another machine in the test's own process, and a proxy that knows some of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from fakes.house import FakeLoader
+from fakes.upstream import Call, Fake, Script, say_ok
+
+from proxy.app import build_app
+from proxy.errors import UpstreamUnreached
+from proxy.line.dispatch import Dispatch
+from proxy.nodes.nodes import Nodes
+from proxy.nodes.settings import NodeSettings
+from proxy.server import Server
+from proxy.settings import ProxySettings
+
+SETTINGS = ProxySettings(port=0, connect_timeout_s=5, silence_timeout_s=20)
+
+
+class FakeNode(Fake):
+    """Listens on a port of loopback and lists `entries` as its models; that is no call."""
+
+    def __init__(self, *entries: dict[str, Any], script: Script = say_ok, key: str = "") -> None:
+        super().__init__("node", Path("/nowhere"), script)
+        self._key = key
+        self.entries = list(entries)
+        self.slots: int | None = None
+        self.looks: list[Call] = []
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen; after a `stop`, on the same port."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=tls)
+        self._server = server
+        self.port = server.sockets[0].getsockname()[1]
+
+    async def _answer(self, call: Call) -> None:
+        path = call.line.split()[1].partition("?")[0]
+        if self._key and call.headers.get("Authorization") != f"Bearer {self._key}":
+            await call.head("Content-Length: 0", status="401 Unauthorized")
+        elif path.endswith("/v1/models"):
+            self.looks.append(call)
+            await _say(call, {"object": "list", "data": self.entries})
+        elif path.endswith("/slots"):
+            self.looks.append(call)
+            await _say(call, [{"id": 0}] * self.slots if self.slots else None)
+        else:
+            await super()._answer(call)
+
+
+async def _say(call: Call, page: object) -> None:
+    body = json.dumps(page).encode()
+    status = "404 Not Found" if page is None else "200 OK"
+    await call.head("Content-Type: application/json", f"Content-Length: {len(body)}", status=status)
+    await call.send(body)
+
+
+class Near:
+    """A proxy that knows some nodes, and has no model of its own until one is put into `here`."""
+
+    http: aiohttp.ClientSession
+
+    def __init__(self, *nodes: NodeSettings) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.dispatch = Dispatch(SETTINGS)
+        self.here = FakeLoader(self.dispatch)
+        self.here.cards = []
+        self.nodes = Nodes(nodes, self.dispatch, self.here, SETTINGS, self._hear, 1)
+        app = build_app(self.dispatch, self.nodes, SETTINGS, self._hear)
+        self.server = Server(app, SETTINGS)
+
+    def _hear(self, name: str, /, **fields: object) -> None:
+        self.told.append((name, fields))
+
+    def events(self, *names: str) -> list[str]:
+        """Return the events of these names, in order."""
+        return [name for name, _ in self.told if name in names]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Near]:
+        """Run it, and its watch over the nodes."""
+        await self.server.start()
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self.nodes.serve()), loop.create_task(self.dispatch.tend())]
+        try:
+            async with aiohttp.ClientSession(self.server.url) as self.http:
+                yield self
+        finally:
+            await self.server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def look_again(self) -> None:
+        """Have every node asked again now, and given nothing until it answers."""
+        for seat in self.dispatch.seats():
+            self.nodes.unreached(seat.upstream, UpstreamUnreached(seat.upstream.name, "is doubted"))
+
+    def states(self) -> list[bool]:
+        return [facts.is_up for facts in self.nodes.facts()]
+
+    async def ask(self, model: str = "chat", **headers: str) -> tuple[int, str | None, Any]:
+        """Return status, instance and answer."""
+        body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+        async with self.http.post(
+            "/v1/chat/completions", json={**body, "logprobs": True}, headers=headers
+        ) as response:
+            answer = await response.json(content_type=None)
+            return response.status, response.headers.get("X-Corral-Instance"), answer
+
+    async def models(self, **headers: str) -> dict[str, Any]:
+        async with self.http.get("/v1/models", headers=headers) as response:
+            return {entry["id"]: entry for entry in (await response.json())["data"]}

@@ -1,0 +1,56 @@
+"""Slot files and manifests for tests, without an engine."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from supervisor.fleet.slots.header import MAGIC
+from supervisor.fleet.slots.manifest import Identity, Label, Manifest
+from supervisor.life.slots import Moved
+
+IDENTITY = Identity("model", "b10434", ("--cache-type-k f16",))
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def content(tokens: Sequence[int], *, record: bool = True, after: Sequence[int] = (0,)) -> bytes:
+    """Return a slot file of these tokens, as build 10434 writes it or as older ones do."""
+    words = (-1, 1, len(tokens), *tokens, *after) if record else tuple(tokens)
+    head = struct.pack("<III", MAGIC, 2, len(words))
+    return head + struct.pack(f"<{len(words)}i", *words) + b"state" * 100
+
+
+def write(path: Path, tokens: Sequence[int]) -> Moved:
+    """Write a slot file, and return what an engine would say of it."""
+    path.write_bytes(content(tokens))
+    return Moved(len(tokens), path.stat().st_size)
+
+
+def label(minutes: int = 0, **changes: Any) -> Label:
+    """Return a label used that long after noon."""
+    when = NOON + timedelta(minutes=minutes)
+    given = {"model": "chat", "replica": 0, "identity": IDENTITY, "ctx_slot": 2048, "chains": ()}
+    return Label(**{**given, "saved_at": when, "used_at": when, **changes})
+
+
+def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:
+    """Return the manifest of a file that was used that long after noon."""
+    when = NOON + timedelta(minutes=minutes)
+    given = {
+        "name": name,
+        "model": "chat",
+        "replica": 0,
+        "identity": IDENTITY,
+        "size_bytes": 1000,
+        "sha256": "0" * 64,
+        "tokens": 300,
+        "tokens_sha256": "0" * 64,
+        "ctx_slot": 2048,
+        "chains": ("x", "y"),
+        "saved_at": when,
+        "used_at": when,
+    }
+    return Manifest(**{**given, **changes})

@@ -1,0 +1,207 @@
+"""Faults of clients that speak HTTP badly, slowly, or not at all. 31 to 37."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+import psutil
+from end_to_end.home import until
+from faults.fault import Faults, Seen
+from faults.place import STREAM_TOKENS, Place
+from faults.wire import connect, each, lasts, request, say, status, summary, told
+
+HTTP = Faults()
+
+_CHAT = "/v1/chat/completions"
+_POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+_GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+_BLANKS = b"10000\r\n" + b" " * 65536 + b"\r\n"
+_FIELD = b"X-More: " + b"y" * 8000 + b"\r\n"
+_PIECES_MAX = 200_000
+_DEPTH = 100_000
+_LISTEN = '[proxy]\nlisten = "127.0.0.1:0"\n'
+
+
+@HTTP.add(31, "header, and body, that come a byte at a time")
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.tiny}, f"{_LISTEN}head_timeout_s = 0.3\nbody_timeout_s = 0.3")
+    for raw in (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", _POST + _CHUNKED):
+        began_at_s = time.monotonic()
+        with connect(place) as slow:
+            slow.sendall(raw)
+            slow.settimeout(0.05)
+            yield "408", status(_dribble(slow, b"1" if raw.startswith(b"GET") else b"1\r\n \r\n"))
+        yield "within 3 s", lasts(began_at_s, 3)
+    yield "answered", place.ask("m")
+
+
+def _dribble(connection: socket.socket, piece: bytes) -> bytes:
+    """Send a piece every 50 ms until there is an answer; return it."""
+    while True:
+        connection.sendall(piece)
+        try:
+            return connection.recv(65536)
+        except TimeoutError:
+            continue
+
+
+def _chat(*, stream: bool, words: int = 1) -> bytes:
+    content = "hello " * words
+    messages = [{"role": "user", "content": content}]
+    body = {"model": "m", "stream": stream, "max_tokens": STREAM_TOKENS, "messages": messages}
+    return request(_CHAT, body)
+
+
+@HTTP.add(32, "clients leave: in the line, in prefill, mid-stream, without a stream", quick=False)
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.slow}, after="[models.m.flags]\nparallel = 2")
+    other = place.stream("m")
+    for name, raw, begun in (
+        ("mid-stream", _chat(stream=True), b"data: "),
+        ("without a stream", _chat(stream=False), b""),
+        ("in prefill", _chat(stream=True, words=3000), b""),
+    ):
+        with connect(place) as leaver:
+            leaver.sendall(raw)
+            until(lambda: place.instance("m.0")["slots_busy"] == 2)
+            while begun and begun not in leaver.recv(65536):
+                pass
+        took_s = until(lambda: place.instance("m.0")["slots_busy"] == 1)
+        yield (
+            f"{name}: idle within 1.5 s",
+            f"{name}: idle {'within 1.5 s' if took_s < 1.5 else f'after {took_s:.1f} s'}",
+        )
+    second = place.stream("m")
+    with connect(place) as waiter:
+        waiter.sendall(_chat(stream=True))
+    second.close()
+    until(lambda: place.instance("m.0")["slots_busy"] == 1)
+    yield "in the line: never began", "in the line: never began"
+    yield "others go on", "others go on" if other.readline() else "others end"
+    other.close()
+
+
+@HTTP.add(33, "client that neither reads nor leaves", quick=False)
+def _(place: Place) -> Seen:
+    engine = place.stand_in("exec $FAKE --fault flood-stream")
+    settings = f'engine = "{engine}"\n{_LISTEN}unread_timeout_s = 1'
+    place.serve({"m": place.models.tiny}, settings)
+    daemon = psutil.Process(place.corral.daemon_pid)
+    before = len(daemon.net_connections("inet"))
+    with connect(place) as mute:
+        mute.sendall(_chat(stream=True))
+        until(lambda: len(daemon.net_connections("inet")) > before)
+        took_s = until(lambda: len(daemon.net_connections("inet")) == before)
+    yield "cut within 8 s", "cut within 8 s" if took_s < 8 else f"cut after {took_s:.1f} s"
+    yield "told as 499", f"told as {place.events('request.finished')[-1]['status']}"
+
+
+@HTTP.add(33, "client whose connection breaks without a word", quick=False)
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.slow})
+    with connect(place) as broken:
+        broken.sendall(_chat(stream=True))
+        while b"data: " not in broken.recv(65536):
+            pass
+        # RST in place of FIN.
+        broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    took_s = until(lambda: not place.instance("m.0")["slots_busy"])
+    yield "idle within 1.5 s", f"idle {'within 1.5 s' if took_s < 1.5 else f'after {took_s:.1f} s'}"
+
+
+@HTTP.add(34, "body over the limit: announced, and not")
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.tiny}, f"{_LISTEN}max_body_bytes = 100000")
+    daemon = psutil.Process(place.corral.daemon_pid)
+    before = daemon.memory_info().rss
+    gigabyte = _POST + b"Content-Length: 1000000000\r\n\r\n"
+    yield "announced: 413 body_too_large", f"announced: {told(say(place, gigabyte))}"
+    with connect(place) as endless:
+        endless.sendall(_POST + _CHUNKED)
+        yield "without end: ended", f"without end: {_pour(endless, _BLANKS)}"
+    grown_mib = (daemon.memory_info().rss - before) >> 20
+    yield "under 8 MiB more", "under 8 MiB more" if grown_mib < 8 else f"{grown_mib} MiB more"
+    yield "answered", place.ask("m")
+
+
+def _pour(connection: socket.socket, piece: bytes) -> str:
+    """Send without end; return when the other side has had enough."""
+    for _ in range(_PIECES_MAX):
+        try:
+            connection.sendall(piece)
+        except ConnectionError:
+            return "ended"
+    return "it takes anything"
+
+
+def _body(raw: bytes) -> bytes:
+    return request("/tokenize", raw)
+
+
+@HTTP.add(35, "bodies that are no JSON")
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.tiny})
+    answers = each(
+        place,
+        {
+            "cut short": _body(b'{"content": '),
+            "deep": _body(b'{"a":' * _DEPTH + b"1" + b"}" * _DEPTH),
+            "deep, and rewritten": _body(b'{"id_slot":0,"a":' + b"[" * 900 + b"]" * 900 + b"}"),
+            "NaN": _body(b'{"content": NaN}'),
+            "no UTF-8": _body(b'{"content": "\xff"}'),
+            "half a surrogate": _body(b'{"content": "\\ud800"}'),
+            "no object": _body(b"[]"),
+            "empty": _body(b""),
+        },
+    )
+    yield "all 400 invalid_request", summary(answers)
+    twice = _body(b'{"content": "a", "content": "abc", "model": "x", "model": "m"}')
+    yield (
+        "of a member twice the last counts",
+        ("of a member twice the last counts" if status(say(place, twice)) == "200" else "refused"),
+    )
+    yield "answered", place.ask("m")
+
+
+@HTTP.add(36, "requests that two readers might cut in two ways")
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.tiny})
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    cases = {
+        "both framings": _POST + b"Content-Length: 5\r\n" + _CHUNKED + b"0\r\n\r\n" + inner,
+        "two lengths": _POST + b"Content-Length: 2\r\nContent-Length: 50\r\n\r\n{}" + inner,
+        "a list of lengths": _POST + b"Content-Length: 2, 2\r\n\r\n{}",
+        "coding twice": _POST + b"Transfer-Encoding: x\r\n" + _CHUNKED + b"0\r\n\r\n",
+        "no CR": b"GET /health HTTP/1.1\nHost: localhost\n\n",
+        "a folded field": _GET + b"X: a\r\n b\r\n\r\n",
+        "a space before the colon": _GET + b"X : a\r\n\r\n",
+        "bad chunk size": _POST + _CHUNKED + b"0x2\r\n{}\r\n0\r\n\r\n",
+        "chunk without CR": _POST + _CHUNKED + b"2\n{}\n0\n\n",
+        "NUL in a field": _GET + b"X: a\0b\r\n\r\n",
+        "NUL in the path": b"GET /heal\0th HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "two hosts": _GET + b"Host: evil.example\r\n\r\n",
+    }
+    yield "all 400 invalid_request", summary(each(place, cases))
+    extended = _POST + _CHUNKED + b'f;a="b"\r\n{"content":"a"}\r\n0\r\nX-Trailer: 1\r\n\r\n'
+    yield "an extended chunk: 200", f"an extended chunk: {status(say(place, extended))}"
+    log = (place.home / "log" / "daemon.log").read_text("utf-8")
+    yield "no traceback", "no traceback" if "Traceback" not in log else "traceback"
+    yield "answered", place.ask("m")
+
+
+@HTTP.add(37, "floods of header")
+def _(place: Place) -> Seen:
+    place.serve({"m": place.models.tiny})
+    cases = {
+        "many": _GET + b"".join(b"X-%d: y\r\n" % i for i in range(500)) + b"\r\n",
+        "long": _GET + b"X: " + b"y" * 30_000 + b"\r\n\r\n",
+        "long path": b"GET /" + b"y" * 30_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    }
+    yield "all 431 header_too_large", summary(each(place, cases))
+    with connect(place) as endless:
+        endless.sendall(_GET)
+        yield "without end: ended", f"without end: {_pour(endless, _FIELD)}"
+    yield "answered", place.ask("m")

@@ -1,0 +1,81 @@
+"""HTTP by hand: what is sent is exactly what stands there."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from faults.place import Place
+
+PATIENCE_S = 10.0
+
+
+def connect(place: Place) -> socket.socket:
+    """Return a connection to the proxy."""
+    host, _, port = place.client.status()["url"].removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def request(
+    path: str, body: bytes | Mapping[str, Any] | None = None, *fields: str, host: str = "localhost"
+) -> bytes:
+    """Return a request, the last of its connection; a body makes it a POST."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b""
+    method = "GET" if body is None else "POST"
+    length = () if body is None else (f"Content-Length: {len(content)}",)
+    head = (f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *length, *fields)
+    return "\r\n".join((*head, "", "")).encode("latin-1") + content
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the other side ends it."""
+    got = bytearray()
+    while chunk := connection.recv(65536):
+        got += chunk
+    return bytes(got)
+
+
+def say(place: Place, raw: bytes) -> bytes:
+    """Send bytes on a connection of their own; return what comes until its end."""
+    with connect(place) as connection:
+        connection.sendall(raw)
+        return read_all(connection)
+
+
+def status(answer: bytes) -> str:
+    """Return the status of an answer, or what stands in its place."""
+    line = answer.partition(b"\r\n")[0].split()
+    return line[1].decode() if len(line) > 1 else "closed without an answer"
+
+
+def told(answer: bytes) -> str:
+    """Return the status and, if the error has OpenAI's shape, its code."""
+    try:
+        code = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return status(answer)
+    return f"{status(answer)} {code}"
+
+
+def each(place: Place, cases: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Say each; return which cases were told what."""
+    by_answer: dict[str, list[str]] = {}
+    for name, raw in cases.items():
+        by_answer.setdefault(told(say(place, raw)), []).append(name)
+    return by_answer
+
+
+def summary(by_answer: Mapping[str, list[str]]) -> str:
+    """Return one answer where all were told the same, else who was told what."""
+    if len(by_answer) == 1:
+        return f"all {next(iter(by_answer))}"
+    return "; ".join(f"{answer}: {', '.join(names)}" for answer, names in by_answer.items())
+
+
+def lasts(began_at_s: float, limit_s: float) -> str:
+    """Tell whether it took no longer than it may."""
+    took_s = time.monotonic() - began_at_s
+    return f"within {limit_s:g} s" if took_s < limit_s else f"after {took_s:.1f} s"

@@ -1,0 +1,233 @@
+"""An assembled answer is the one that the engine would have given itself, field by field."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from fakes import engine as engines
+from fakes.house import House
+
+from supervisor.profile.engine import Engine
+
+CHAT: Final = "/v1/chat/completions"
+TEXT: Final = "/v1/completions"
+# What differs between two answers to the same request, whoever gives them.
+PASSING: Final = {"id", "created", "timings"}
+
+# Says how tools are called, and that what stands between think marks is thought.
+TEMPLATE: Final = """
+{%- if tools %}{{ '<|im_start|>system\\nTools:' }}
+{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content %}
+{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}
+{%- if message.content %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+WEATHER: Final = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tell the weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def said(role: str, content: str | None, **members: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **members}
+
+
+def called(city: str) -> list[dict[str, Any]]:
+    function = {"name": "weather", "arguments": json.dumps({"city": city})}
+    return [
+        said("user", f"weather in {city}"),
+        said("assistant", None, tool_calls=[{"id": "a", "type": "function", "function": function}]),
+        said("tool", "warm", tool_call_id="a"),
+    ]
+
+
+HELLO: Final = {"messages": [said("user", "Say hello")]}
+THINKING: Final = {"grammar": 'root ::= "<think>\\nok so\\n</think>\\n\\nhello"', **HELLO}
+CALLING: Final = {
+    "messages": [
+        *called("Rome"),
+        *called("Oslo"),
+        *called("Bern"),
+        said("user", "weather in Paris"),
+    ],
+    "tools": [WEATHER],
+    "tool_choice": "required",
+}
+SCHEMA: Final = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+JSON_SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+
+CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "plain": (CHAT, HELLO),
+    "length": (CHAT, {**HELLO, "max_tokens": 3}),
+    "stop string": (CHAT, {**HELLO, "grammar": 'root ::= "a b c d e"', "stop": ["c d"]}),
+    "empty": (CHAT, {**HELLO, "grammar": 'root ::= "a"', "stop": ["a"]}),
+    "several bytes a letter": (CHAT, {**HELLO, "grammar": 'root ::= "aä🦙b"'}),
+    "cut in a letter": (CHAT, {**HELLO, "grammar": 'root ::= "aä🦙b"', "max_tokens": 3}),
+    "reasoning": (CHAT, THINKING),
+    "reasoning cut": (CHAT, {**THINKING, "max_tokens": 10}),
+    "reasoning as content": (CHAT, {**THINKING, "reasoning_format": "none"}),
+    "tool call": (CHAT, CALLING),
+    "tool call cut": (CHAT, {**CALLING, "max_tokens": 22}),
+    "json schema": (CHAT, {**HELLO, "response_format": JSON_SCHEMA}),
+    "json object": (CHAT, {**HELLO, "response_format": {"type": "json_object"}, "max_tokens": 9}),
+    "choices": (CHAT, {**HELLO, "n": 2, "max_tokens": 5}),
+    "logprobs": (CHAT, {**HELLO, "logprobs": True, "top_logprobs": 2, "max_tokens": 5}),
+    "timings": (CHAT, {**HELLO, "timings_per_token": True, "max_tokens": 5}),
+    "text": (TEXT, {"prompt": "Once upon a time"}),
+    "text to a length": (TEXT, {"prompt": "Once upon a time", "max_tokens": 3}),
+    "text to a stop string": (
+        TEXT,
+        {"prompt": "x", "grammar": 'root ::= "a b c d e"', "stop": ["c d"]},
+    ),
+    "texts": (TEXT, {"prompt": ["Once upon a time", "Far away"], "max_tokens": 4}),
+    "text in choices": (TEXT, {"prompt": "Once upon a time", "n": 2, "max_tokens": 4}),
+    "text with logprobs": (TEXT, {"prompt": "Once", "logprobs": 2, "max_tokens": 4}),
+    "text with n_probs": (TEXT, {"prompt": "Once", "n_probs": 2, "max_tokens": 4}),
+    "too long": (CHAT, {"messages": [said("user", "word " * 2000)]}),
+    "not understood": (CHAT, {"messages": "hello"}),
+}
+
+
+@pytest.fixture(scope="module")
+def socket(engine: Engine, smollm2: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        template = Path(directory, "template.jinja")
+        template.write_text(TEMPLATE, "utf-8")
+        options = ["-c", "2048", "-np", "2", "-t", "1", "--jinja", "--no-kv-unified"]
+        with engines.running(
+            engine, smollm2, *options, "--chat-template-file", str(template)
+        ) as socket:
+            yield socket
+
+
+@pytest.fixture
+async def house(socket: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+            house = House(Path(directory), stack)
+            await house.open()
+            house.dispatch.admit(engines.upstream(socket, 2))
+            yield house
+
+
+@pytest.fixture
+async def direct(socket: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(
+        "http://engine",
+        connector=aiohttp.UnixConnector(str(socket)),
+        headers={"Authorization": f"Bearer {engines.KEY}"},
+    ) as session:
+        yield session
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_the_whole_answer_is_the_engines_own(
+    name: str, house: House, direct: aiohttp.ClientSession
+) -> None:
+    path, members = CASES[name]
+    body = {"model": "chat", "max_tokens": 40, "temperature": 0, "cache_prompt": False, **members}
+    async with direct.post(path, json=body) as response:
+        own = await response.json()
+    async with house.http.post(path, json=body) as response:
+        assert response.headers["Content-Type"] == "application/json; charset=utf-8"
+        assembled = await response.json()
+    assert (own.keys(), stable(own)) == (assembled.keys(), stable(assembled))
+
+
+async def test_the_samples_are_what_they_are_called(direct: aiohttp.ClientSession) -> None:
+    messages = {}
+    for name in ("tool call", "tool call cut", "reasoning", "reasoning cut"):
+        path, members = CASES[name]
+        body = {"model": "chat", "max_tokens": 40, "temperature": 0, **members}
+        async with direct.post(path, json=body) as response:
+            messages[name] = (await response.json())["choices"][0]["message"]
+    assert messages["tool call"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+    cut = messages["tool call cut"]["tool_calls"][0]["function"]["arguments"]
+    assert cut.startswith('{"city": "')
+    assert not cut.endswith("}")
+    assert messages["reasoning"]["reasoning_content"] == "ok so\n"
+    assert messages["reasoning"]["content"] == "hello"
+    assert messages["reasoning cut"]["reasoning_content"]
+
+
+def stable(answer: Any) -> Any:
+    """Return what of an answer is the same each time, in the shape that clients are given."""
+    if isinstance(answer, list):
+        return [stable(part) for part in answer]
+    if not isinstance(answer, dict):
+        return answer
+    kept = {name: stable(part) for name, part in answer.items() if name not in PASSING}
+    if "n_ctx" in kept or kept.get("type") == "invalid_request_error":
+        kept |= {"code": None, "param": None}  # ours to say: `refusal`
+    return kept
+
+
+STREAMS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "chat": (CHAT, HELLO),
+    "chat with usage": (CHAT, {**HELLO, "stream_options": {"include_usage": True}}),
+    "choices": (CHAT, {**HELLO, "n": 2}),
+    "tool call": (CHAT, CALLING),
+    "text": (TEXT, {"prompt": "Once upon a time"}),
+    "texts": (TEXT, {"prompt": ["Once upon a time", "Far away"]}),
+    "native": ("/completion", {"prompt": "Once upon a time"}),
+    "messages": ("/v1/messages", HELLO),
+    "responses": ("/v1/responses", {"input": "Say hello", "max_output_tokens": 8}),
+    "own progress": (CHAT, {**HELLO, "return_progress": True}),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_a_stream_is_the_engines_own_without_the_progress_nobody_asked_for(
+    name: str, house: House, direct: aiohttp.ClientSession
+) -> None:
+    path, members = STREAMS[name]
+    shared = {"model": "chat", "max_tokens": 8, "temperature": 0, "cache_prompt": False}
+    body = {**shared, "stream": True, **members}
+    async with direct.post(path, json=body) as response:
+        own = events(await response.read())
+    async with house.http.post(path, json=body) as response:
+        passed = events(await response.read())
+    assert passed == own
+
+
+def events(stream: bytes) -> list[Any]:
+    """Return what the events say, in an order that two choices at once cannot change."""
+    said = [line for line in stream.splitlines() if line.strip(b":")]
+    lines = [line.removeprefix(b"data: ") for line in said]
+    told = [json.loads(line) if line[:1] in b"{n" else line.decode() for line in lines]
+    return sorted(json.dumps(without_names(part), sort_keys=True) for part in told)
+
+
+def without_names(part: Any) -> Any:
+    """Return a part without what is made up anew for each answer."""
+    if isinstance(part, list):
+        return [without_names(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    gone = PASSING | {"item_id", "created_at", "time_ms", "id_slot", "return_progress"}
+    return {name: without_names(one) for name, one in part.items() if name not in gone}

@@ -1,0 +1,193 @@
+"""What a complete answer tells beyond its text, on each page."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from proxy.carry import gist
+from proxy.carry.gist import Gist
+from proxy.line.rates import Timings
+from proxy.pages import Kind
+
+SAID = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
+TIMINGS = Timings(3, 4, 5.0, 6, 7.0)
+# Anthropic's page does not tell how long anything took.
+CACHED = Timings(3, 4, 0.0, 0, 0.0)
+USAGE = {"cache_read_input_tokens": 3, "input_tokens": 4, "output_tokens": 6}
+MESSAGE = {"role": "assistant", "content": "hi"}
+TEXT = {"type": "text", "text": "hi"}
+CALL = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}
+ITEM = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+FUNCTION = {"type": "function_call", "name": "weather", "arguments": "{}"}
+
+
+def part(**members: Any) -> list[dict[str, Any]]:
+    return [{"index": 0, "finish_reason": None, **members}]
+
+
+def delta(**members: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "delta": members}
+
+
+def block(**members: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "content_block": members}
+
+
+STREAMS: dict[Kind, tuple[list[dict[str, Any]], Timings, Any]] = {
+    Kind.CHAT: (
+        [
+            {"choices": part(delta={"role": "assistant", "content": None})},
+            {"choices": part(delta={"content": "hi"})},
+            {"choices": part(delta={}, finish_reason="stop"), "timings": SAID},
+        ],
+        TIMINGS,
+        MESSAGE,
+    ),
+    Kind.COMPLETION: (
+        [
+            {"choices": part(text="hi")},
+            {"choices": part(text="", finish_reason="stop"), "timings": SAID},
+        ],
+        TIMINGS,
+        None,
+    ),
+    Kind.NATIVE: ([{"content": "hi"}, {"stop": True, "timings": SAID}], TIMINGS, None),
+    Kind.MESSAGES: (
+        [
+            {"type": "message_start", "message": {"usage": USAGE}},
+            block(type="text", text=""),
+            delta(type="text_delta", text="h"),
+            delta(type="text_delta", text="i"),
+            block(type="tool_use", id="a", name="weather", input={}),
+            delta(type="input_json_delta", partial_json='{"city":'),
+            delta(type="input_json_delta", partial_json=' "Rome"}'),
+            {"type": "message_stop"},
+        ],
+        CACHED,
+        {"role": "assistant", "content": [TEXT, CALL]},
+    ),
+    Kind.RESPONSES: (
+        [
+            {"type": "response.created", "response": {}},
+            {
+                "type": "response.completed",
+                "response": {"output": [ITEM, FUNCTION]},
+                "timings": SAID,
+            },
+        ],
+        TIMINGS,
+        {"role": "assistant", "content": [*ITEM["content"], FUNCTION]},
+    ),
+}
+BODIES: dict[Kind, tuple[dict[str, Any], Timings | None, Any]] = {
+    Kind.CHAT: ({"choices": part(message=MESSAGE), "timings": SAID}, TIMINGS, MESSAGE),
+    Kind.NATIVE: ({"content": "hi", "timings": SAID}, TIMINGS, None),
+    Kind.MESSAGES: (
+        {"content": [TEXT], "usage": USAGE},
+        CACHED,
+        {"role": "assistant", "content": [TEXT]},
+    ),
+    Kind.RESPONSES: ({"output": [ITEM]}, None, {"role": "assistant", "content": ITEM["content"]}),
+}
+
+
+def event(piece: object) -> bytes:
+    return b"data: " + json.dumps(piece).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_tells_its_cost_and_its_message(kind: Kind) -> None:
+    pieces, timings, reply = STREAMS[kind]
+    told = Gist(kind, is_stream=True)
+    for piece in pieces:
+        told.hear(event(piece))
+    told.hear(b"data: [DONE]\n\n")
+    told.close()
+    assert (told.timings, told.reply) == (timings, reply)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_whole_body_tells_the_same(kind: Kind) -> None:
+    body, timings, reply = BODIES[kind]
+    told = Gist(kind, is_stream=False)
+    told.hear(json.dumps(body).encode())
+    told.close()
+    assert (told.timings, told.reply) == (timings, reply)
+
+
+def test_a_tool_call_that_was_cut_off_has_no_input() -> None:
+    told = Gist(Kind.MESSAGES, is_stream=True)
+    told.hear(event(block(type="tool_use", id="a", name="weather", input={})))
+    told.hear(event(delta(type="input_json_delta", partial_json='{"ci')))
+    told.close()
+    assert told.reply == {"role": "assistant", "content": [{**CALL, "input": {}}]}
+
+
+def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
+    told = Gist(Kind.CHAT, is_stream=True)
+    piece = event({"choices": part(delta={"content": "x" * 100})})
+    for _ in range(1000):
+        told.hear(piece)
+        assert sum(map(len, told._chunks)) <= gist._BATCH_BYTES + len(piece)
+    told.hear(event({"choices": part(delta={}, finish_reason="stop")}))
+    told.close()
+    assert told.reply == {"role": "assistant", "content": "x" * 100_000}
+
+
+@pytest.mark.parametrize(
+    ("kind", "token"),
+    [
+        (Kind.CHAT, {"choices": part(delta={"content": " word", "reasoning_content": " hm"})}),
+        (Kind.MESSAGES, {"type": "content_block_delta", "delta": {"text": " word"}}),
+    ],
+)
+def test_what_is_kept_of_a_stream_is_little_more_than_its_text(
+    kind: Kind, token: dict[str, Any]
+) -> None:
+    told, piece = Gist(kind, is_stream=True), event(token)
+    told.hear(event(block(type="text", text="")) if kind is Kind.MESSAGES else b":\n\n")
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            told.hear(piece)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 3 * 5000 * len(" word hm")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_answer_that_is_too_long_has_no_gist(
+    monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
+) -> None:
+    piece = event({"timings": SAID})
+    monkeypatch.setattr(gist, "_TOTAL_MAX_BYTES", len(piece))
+    told = Gist(Kind.NATIVE, is_stream=is_stream)
+    told.hear(piece)
+    told.hear(b"more")
+    told.close()
+    assert (told.timings, told.reply) == (None, None)
+    assert not told._chunks
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    "garbage", [b"data: {\n\n", b"{", b"[]", event({"choices": 7}), event({"usage": 1})]
+)
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.MESSAGES, Kind.RESPONSES])
+def test_what_is_not_understood_has_no_gist_and_does_no_harm(
+    kind: Kind, garbage: bytes, *, is_stream: bool
+) -> None:
+    told = Gist(kind, is_stream=is_stream)
+    told.hear(garbage)
+    told.close()
+    assert (told.timings, told.reply) == (None, None)
+
+
+def test_an_answer_without_an_end_has_no_message() -> None:
+    told = Gist(Kind.CHAT, is_stream=True)
+    told.hear(event({"choices": part(delta={"content": "hi"})}))
+    told.close()
+    assert told.reply is None

@@ -1,0 +1,88 @@
+"""What comes before the first token."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.carry.progress import Prelude, Progress, progress_of
+from proxy.carry.sse import Garbled
+from proxy.pages import Kind
+
+SAID = {"total": 100, "cache": 10, "processed": 40, "time_ms": 1}
+PROGRESS = b'data: {"prompt_progress":{"total":100,"cache":10,"processed":40,"time_ms":1}}\n\n'
+TOKEN = b'data: {"content":"hi"}\n\n'
+
+
+def prelude(kind: Kind = Kind.CHAT, *, hides_progress: bool = True) -> Prelude:
+    return Prelude(kind, hides_progress=hides_progress)
+
+
+def test_progress_is_read_and_taken_out() -> None:
+    start = prelude()
+    assert start.feed(PROGRESS) == b""
+    assert start.latest == Progress(done=40, total=100, cached=10)
+    assert not start.is_over
+
+
+def test_from_the_first_token_on_everything_passes_half_events_too() -> None:
+    start = prelude()
+    assert start.feed(PROGRESS + TOKEN + PROGRESS + b"data: ha") == TOKEN + PROGRESS + b"data: ha"
+    assert start.is_over
+
+
+@pytest.mark.parametrize("cut", range(1, len(PROGRESS + TOKEN)))
+def test_wherever_it_is_cut_the_same_passes(cut: int) -> None:
+    start, stream = prelude(), PROGRESS + TOKEN
+    assert start.feed(stream[:cut]) + start.feed(stream[cut:]) == TOKEN
+
+
+def test_who_asked_for_progress_gets_it() -> None:
+    start = prelude(hides_progress=False)
+    assert start.feed(PROGRESS) == PROGRESS
+    assert start.latest == Progress(40, 100, 10)
+
+
+def test_the_engines_comments_end_here() -> None:
+    start = prelude()
+    assert start.feed(b":\n\n") == b""
+    assert not start.is_over
+
+
+@pytest.mark.parametrize("first", [b"data: null\n\n", b"data: [DONE]\n\n"])
+def test_whatever_else_comes_first_is_the_beginning(first: bytes) -> None:
+    start = prelude()
+    assert start.feed(first) == first
+    assert start.is_over
+
+
+def test_a_text_that_speaks_of_progress_is_a_token() -> None:
+    token = b"data: " + json.dumps({"content": '"prompt_progress":{}'}).encode() + b"\n\n"
+    assert prelude().feed(token) == token
+
+
+def test_the_first_progress_of_a_response_is_the_event_it_stands_for() -> None:
+    def happened(name: str, **members: Any) -> bytes:
+        data = json.dumps({"type": name, **members}, separators=(",", ":"))
+        return f"event: {name}\ndata: {data}\n\n".encode()
+
+    start = prelude(Kind.RESPONSES)
+    created = happened("response.created")
+    progress = happened("response.in_progress", prompt_progress=SAID)
+    token = happened("response.output_text.delta", delta="hi")
+    passed = start.feed(created + progress + progress + token)
+    assert passed == created + happened("response.in_progress") + token
+
+
+def test_what_is_not_json_is_garbled() -> None:
+    with pytest.raises(Garbled):
+        prelude().feed(b"data: <html>\n\n")
+
+
+@pytest.mark.parametrize("said", [None, 7, [], "x"])
+def test_what_is_no_progress_is_none(said: object) -> None:
+    assert progress_of({"prompt_progress": said}) is None
+
+
+def test_figures_that_are_missing_count_as_nothing() -> None:
+    assert progress_of({"prompt_progress": {"total": "x"}}) == Progress(0, 0, 0)

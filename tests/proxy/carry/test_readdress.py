@@ -1,0 +1,47 @@
+"""A letter as a node is to read it."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from multidict import CIMultiDict
+
+from proxy.carry.readdress import readdressed
+from proxy.engine.exchange import Letter
+from proxy.engine.upstream import Node
+from proxy.errors import BadRequest
+
+NODE = Node("far", "their name")
+JSON = CIMultiDict({"Content-Type": "application/json"})
+
+
+def letter(body: bytes = b"", query: str = "", method: str = "POST") -> Letter:
+    return Letter(method, "/v1/chat/completions", query, JSON, body)
+
+
+def test_the_body_names_the_model_as_the_node_does_and_keeps_the_rest() -> None:
+    sent = readdressed(letter(b'{"model": "chat:high", "n": 1}', "a=1&model=chat&b"), NODE)
+    assert orjson.loads(sent.body) == {"model": "their name", "n": 1}
+    assert sent.query == "a=1&b="
+
+
+def test_without_a_body_the_query_names_it() -> None:
+    assert readdressed(letter(query="model=chat", method="GET"), NODE).query == "model=their+name"
+
+
+def test_a_form_is_changed_in_its_field_alone() -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nchat\r\n--x--\r\n'
+    headers = CIMultiDict({"Content-Type": "multipart/form-data; boundary=x"})
+    sent = readdressed(Letter("POST", "/v1/audio/transcriptions", "", headers, form), NODE)
+    assert sent.body == form.replace(b"chat", b"their name")
+
+
+def test_it_says_that_it_was_passed_on_and_leaves_the_first_letter_alone() -> None:
+    assert readdressed(letter(), NODE).headers["X-Corral-Hop"] == "1"
+    assert "X-Corral-Hop" not in JSON
+
+
+def test_a_body_too_deep_to_be_written_again_is_the_clients_fault() -> None:
+    deep = b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}"
+    with pytest.raises(BadRequest, match="another machine"):
+        readdressed(letter(deep), NODE)

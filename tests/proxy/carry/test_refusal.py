@@ -1,0 +1,43 @@
+"""An instance's own error, in the words of the client's library."""
+
+import json
+
+import pytest
+
+from proxy.carry.refusal import error_of, is_loading, refusal
+from proxy.pages import Kind
+
+BAD = {"code": 400, "message": "no", "type": "invalid_request_error"}
+
+
+def body(error: object) -> bytes:
+    return json.dumps({"error": error}).encode()
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES, Kind.BATCH])
+def test_openais_clients_get_a_string_for_a_code(kind: Kind) -> None:
+    told = json.loads(refusal(kind, "/v1/chat/completions", 400, body(BAD)))
+    assert told == {"error": {**BAD, "code": "invalid_request_error", "param": None}}
+
+
+@pytest.mark.parametrize(
+    ("status", "name"), [(400, "invalid_request_error"), (500, "api_error"), (501, "api_error")]
+)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_anthropics_clients_get_their_own_shape(path: str, status: int, name: str) -> None:
+    told = json.loads(refusal(Kind.MESSAGES, path, status, body(BAD)))
+    assert told == {"type": "error", "error": {"type": name, "message": "no"}}
+
+
+@pytest.mark.parametrize("said", [b"", b"<html>", b"[]", b"{}", b'{"error":"no"}', body([])])
+def test_what_is_no_error_of_llama_server_passes_as_it_is(said: bytes) -> None:
+    assert refusal(Kind.CHAT, "/v1/chat/completions", 500, said) == said
+    assert error_of(said) is None
+
+
+def test_only_a_model_that_loads_is_loading() -> None:
+    loading = body({"code": 503, "message": "Loading model", "type": "unavailable_error"})
+    assert is_loading(503, loading)
+    assert not is_loading(500, loading)
+    assert not is_loading(503, body(BAD))
+    assert not is_loading(503, b"")

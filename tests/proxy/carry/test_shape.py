@@ -1,0 +1,112 @@
+"""What an instance is sent for a request."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from fakes.asks import ask
+from multidict import CIMultiDict
+
+from proxy.carry.shape import Shape, shaped
+from proxy.pages import Kind
+
+CHAT: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def shape(kind: Kind = Kind.CHAT, **members: Any) -> Shape:
+    return shape_of(kind, orjson.dumps({**CHAT, **members}))
+
+
+def shape_of(kind: Kind, body: bytes) -> Shape:
+    return shaped(replace(ask(), kind=kind, members=orjson.loads(body), body=body))
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION])
+def test_a_whole_answer_is_asked_as_a_stream(kind: Kind) -> None:
+    asked = shape(kind)
+    assert orjson.loads(asked.body) == {
+        **CHAT,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_progress": True,
+    }
+    assert asked == Shape(
+        asked.body, is_stream=True, is_assembled=True, hides_progress=True, can_name_slot=True
+    )
+
+
+def test_what_the_client_wrote_stays_as_it_is() -> None:
+    body = b'{ "seed": 18446744073709551616, "prompt" : "\\u00e4" } '
+    shaped_body = shape_of(Kind.COMPLETION, body).body
+    assert shaped_body.startswith(b'{ "seed": 18446744073709551616, "prompt" : "\\u00e4" ,')
+
+
+def test_an_empty_object_can_be_added_to() -> None:
+    assert orjson.loads(shape_of(Kind.CHAT, b"{}").body)["stream"] is True
+
+
+def test_a_member_that_says_no_is_replaced_and_not_repeated() -> None:
+    asked = shape(stream=False, stream_options={"other": 1}, return_progress=False)
+    assert asked.body.count(b'"stream"') == 1
+    said = orjson.loads(asked.body)
+    assert (said["stream"], said["return_progress"]) == (True, True)
+    assert said["stream_options"] == {"other": 1, "include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logprobs", True), ("logprobs", 2), ("n_probs", 2), ("verbose", True)]
+)
+def test_what_a_stream_would_not_tell_is_asked_whole(name: str, value: object) -> None:
+    body = orjson.dumps({**CHAT, name: value})
+    asked = shape_of(Kind.CHAT, body)
+    assert asked.body == body
+    assert not asked.is_stream
+
+
+@pytest.mark.parametrize("stream", ["yes", 1, 0])
+def test_a_stream_member_that_is_no_boolean_is_for_the_engine_to_refuse(stream: object) -> None:
+    assert shape(stream=stream).body == orjson.dumps({**CHAT, "stream": stream})
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.NATIVE, Kind.RESPONSES, Kind.INFILL])
+def test_a_stream_is_asked_with_its_progress(kind: Kind) -> None:
+    asked = shape(kind, stream=True)
+    assert orjson.loads(asked.body) == {**CHAT, "stream": True, "return_progress": True}
+    assert (asked.is_stream, asked.is_assembled, asked.hides_progress) == (True, False, True)
+
+
+def test_a_client_that_asks_for_progress_gets_its_own_body_through() -> None:
+    asked = shape(stream=True, return_progress=True)
+    assert asked.body == orjson.dumps({**CHAT, "stream": True, "return_progress": True})
+    assert not asked.hides_progress
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"n": 2}, {"n_cmpl": 2}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}],
+)
+def test_progress_of_several_answers_at_once_is_not_asked_for(members: dict[str, Any]) -> None:
+    assert b"return_progress" not in shape(Kind.COMPLETION, stream=True, **members).body
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a"], [1, 2], [1, "a", 2]])
+def test_one_prompt_in_any_form_tells_its_progress(prompt: object) -> None:
+    assert b"return_progress" in shape(Kind.COMPLETION, stream=True, prompt=prompt).body
+
+
+@pytest.mark.parametrize("kind", [Kind.MESSAGES, Kind.RESPONSES, Kind.NATIVE, Kind.BATCH])
+def test_every_other_page_passes_byte_for_byte(kind: Kind) -> None:
+    assert shape(kind).body == orjson.dumps(CHAT)
+    assert shape(Kind.MESSAGES, stream=True).body == orjson.dumps({**CHAT, "stream": True})
+
+
+@pytest.mark.parametrize("kind", [Kind.BATCH, Kind.LOOK, Kind.SPEECH])
+def test_a_page_that_does_not_stream_does_not_because_the_body_says_so(kind: Kind) -> None:
+    assert not shape(kind, stream=True).is_stream
+
+
+def test_a_form_is_no_object_to_add_to() -> None:
+    headers = CIMultiDict({"Content-Type": "multipart/form-data; boundary=x"})
+    form = replace(ask(), members={"model": "chat"}, body=b"--x--", headers=headers)
+    assert shaped(form).body == b"--x--"

@@ -1,0 +1,149 @@
+"""Which slot a turn is sent to, and how the engine's own page puts a wrong belief right."""
+
+from __future__ import annotations
+
+from proxy.engine.slots import Seen
+from proxy.home.berths import Berth, Berths
+
+NOW_S = 100.0
+LATER_S = 200.0
+
+
+def talk_in(berths: Berths, talk: str, tokens: int, *, now_s: float = NOW_S) -> Berth:
+    """Have a conversation's turn asked and answered."""
+    holder = object()
+    berth = berths.board(holder, talk, now_s)
+    assert berth
+    berths.depart(berth)
+    berths.leave(holder, now_s)
+    berths.know(berth, talk, tokens)
+    return berth
+
+
+def seen(slot: int, task: int, tokens: int, *, is_busy: bool = False) -> Seen:
+    return Seen(slot, task, tokens, is_busy)
+
+
+def test_an_engine_is_taken_to_begin_with_its_last_slot() -> None:
+    berths = Berths(4)
+    assert [talk_in(berths, talk, 10).slot for talk in "abcd"] == [3, 2, 1, 0]
+
+
+def test_then_it_takes_the_slot_used_longest_ago() -> None:
+    berths = Berths(2)
+    assert [talk_in(berths, talk, 10).slot for talk in "abcd"] == [1, 0, 1, 0]
+
+
+def test_a_turn_goes_back_to_the_slot_of_its_conversation() -> None:
+    berths = Berths(4)
+    first, _ = talk_in(berths, "a", 10), talk_in(berths, "b", 10)
+    assert berths.board(object(), "a", NOW_S) is first
+
+
+def test_a_slot_in_use_is_given_to_nobody_else() -> None:
+    berths = Berths(2)
+    held = talk_in(berths, "a", 10)
+    assert berths.board("one", "a", NOW_S) is held
+    assert berths.board("another", "a", NOW_S) is not held
+    assert berths.board("a third", "a", NOW_S) is None
+
+
+def test_one_whose_slot_was_taken_meanwhile_holds_nothing_there() -> None:
+    berths = Berths(1)
+    talk_in(berths, "a", 10)
+    talk_in(berths, "b", 10)
+    berth = berths.board(object(), "a", NOW_S)
+    assert berth
+    assert berth.talk is None
+
+
+def test_a_guess_is_not_sure_until_the_engine_says_so() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    berth = berths.board(object(), "a", NOW_S)
+    assert berth
+    assert not berth.is_sure
+    berths.confirm([seen(0, -1, 0), seen(1, 7, 9)], berth, NOW_S)
+    assert (berth.slot, berth.is_sure) == (1, True)
+
+
+def test_what_is_sure_stays_so_over_the_next_turns() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    berth = berths.board("turn", "a", NOW_S)
+    assert berth
+    berths.confirm([seen(0, -1, 0), seen(1, 7, 9)], berth, NOW_S)
+    berths.depart(berth)
+    berths.leave("turn", NOW_S)
+    berths.know(berth, "a", 20)
+    assert berths.board("next", "a", NOW_S) is berth
+    assert berth.is_sure
+
+
+def test_after_a_pause_nothing_is_sure() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    berth = berths.board("turn", "a", NOW_S)
+    assert berth
+    berths.confirm([seen(1, 7, 9)], berth, NOW_S)
+    berths.leave("turn", NOW_S)
+    berths.know(berth, "a", 20)
+    assert berths.board("next", "a", LATER_S) is berth
+    assert not berth.is_sure
+
+
+def test_a_warm_up_that_nobody_told_of_moves_all_by_one() -> None:
+    berths = Berths(3)
+    talk_in(berths, "a", 10)
+    talk_in(berths, "b", 30)
+    berth = berths.board(object(), "a", NOW_S)
+    assert berth
+    berths.confirm([seen(2, 0, 1), seen(1, 5, 9), seen(0, 9, 29)], berth, NOW_S)
+    assert (berth.slot, berth.is_sure) == (1, True)
+
+
+def test_equal_lengths_are_told_apart_by_the_order_of_asking() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    talk_in(berths, "b", 10)
+    berth = berths.board(object(), "b", NOW_S)
+    assert berth
+    berths.confirm([seen(0, 3, 9), seen(1, 8, 9)], berth, NOW_S)
+    assert berth.slot == 1
+
+
+def test_a_probe_in_its_slot_ends_a_conversation_there() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    talk_in(berths, "b", 30)
+    berth = berths.board(object(), "a", LATER_S)
+    assert berth
+    berths.confirm([seen(1, 99, 1), seen(0, 8, 29)], berth, LATER_S)
+    assert not berth.is_sure
+    changed = berths.change(berth, "a", LATER_S)
+    assert changed
+    assert changed.talk is None
+    kept = berths.board(object(), "b", LATER_S)
+    assert kept
+    assert (kept.slot, kept.is_sure) == (0, True)
+
+
+def test_slots_in_use_belong_to_those_who_use_them() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    running = berths.board("runs", "b", NOW_S)
+    assert running
+    berths.depart(running)
+    berth = berths.board(object(), "a", NOW_S)
+    assert berth
+    berths.confirm([seen(0, 3, 9), seen(1, 8, 4, is_busy=True)], berth, NOW_S)
+    assert (berth.slot, running.slot) == (0, 1)
+
+
+def test_an_engine_that_says_nothing_leaves_nothing_sure() -> None:
+    berths = Berths(2)
+    talk_in(berths, "a", 10)
+    berth = berths.board(object(), "a", NOW_S)
+    assert berth
+    berths.confirm([], berth, NOW_S)
+    assert not berth.is_sure

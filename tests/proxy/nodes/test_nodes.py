@@ -1,0 +1,294 @@
+"""Models of other machines: listed, asked, left alone when they fail, and never asked in a ring."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from fakes.house import card, until
+from fakes.node import FakeNode, Near
+from fakes.upstream import Call, Fake, say_ok
+
+from proxy.engine import exchange
+from proxy.nodes import watcher
+from proxy.nodes.settings import NodeSettings
+
+LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
+
+
+class Place:
+    """Nodes and proxies of one test."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+
+    async def node(self, *entries: dict[str, Any], **options: Any) -> FakeNode:
+        node = FakeNode(*entries, **options)
+        await node.start()
+        self._stack.push_async_callback(node.stop)
+        return node
+
+    async def near(self, *nodes: FakeNode, **options: Any) -> Near:
+        """Return a proxy that knows these nodes, once it has asked them."""
+        names = ("one", "two")[: len(nodes)]
+        found = zip(names, nodes, strict=True)
+        near = Near(*(NodeSettings(name, node.url, **options) for name, node in found))
+        await self._stack.enter_async_context(near.running())
+        await until(lambda: len(near.events("node.up", "node.down")) >= len(nodes))
+        return near
+
+    async def local(self, near: Near, slots: int = 1) -> Fake:
+        """Give a proxy an instance of its own."""
+        fake = Fake("chat.0", self._directory / "chat.0", say_ok)
+        await fake.start()
+        self._stack.push_async_callback(fake.stop)
+        near.here.cards = [card("chat")]
+        near.dispatch.admit(fake.upstream(slots=slots))
+        return fake
+
+
+@pytest.fixture
+async def place(socket_directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    monkeypatch.setattr(watcher, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(watcher, "_RETRY_MAX_S", 0.02)
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        yield Place(socket_directory, stack)
+
+
+class Stuck:
+    """Takes requests and answers them when it may."""
+
+    def __init__(self) -> None:
+        self.may_go_on = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await self.may_go_on.wait()
+        await say_ok(call)
+
+
+async def drop(call: Call) -> None:
+    call.drop()
+
+
+async def refuse(call: Call) -> None:
+    await call.head("Content-Length: 2", "Retry-After: 1", status="503 Service Unavailable")
+    await call.send(b"{}")
+
+
+# What is asked, and how.
+
+
+async def test_a_model_that_only_a_node_has_is_listed_and_answered(place: Place) -> None:
+    node = await place.node({**LOADED, "aliases": ["talk"], "context_length": 2048})
+    near = await place.near(node)
+    assert (await near.ask("talk"))[:2] == (200, "one/chat")
+    assert json.loads((await node.calls.get()).body)["model"] == "chat"
+    listed = (await near.models())["chat"]
+    assert listed["status"]["value"] == "loaded"
+    assert (listed["context_length"], listed["meta"]["slots"]) == (2048, 2)
+
+
+async def test_a_node_is_asked_with_its_own_key_path_and_name(place: Place) -> None:
+    node = await place.node({"id": "vendor/chat", "aliases": ["chat"]})
+    near = Near(NodeSettings("far", f"{node.url}/api", api_key="secret"))
+    async with near.running():
+        await until(lambda: near.states() == [True])
+        near.here.cards = [card("chat")]
+        near.look_again()
+        await until(lambda: near.dispatch.serves("chat"))
+        await near.ask("chat", Authorization="Bearer ours")
+    call = await node.calls.get()
+    assert call.line == "POST /api/v1/chat/completions HTTP/1.1"
+    assert call.headers["Authorization"] == "Bearer secret"
+    assert call.headers["X-Corral-Hop"] == "1"
+    assert json.loads(call.body)["model"] == "vendor/chat"
+    assert {look.headers["Authorization"] for look in node.looks} == {"Bearer secret"}
+
+
+async def test_what_a_node_has_not_loaded_is_not_there(place: Place) -> None:
+    entries = [{"id": name, "status": {"value": name}} for name in ("unloaded", "loading")]
+    near = await place.near(await place.node(LOADED, *entries))
+    assert list(await near.models()) == ["chat"]
+    assert (await near.ask("unloaded"))[0] == 404
+
+
+async def test_only_those_models_are_taken_that_are_named(place: Place) -> None:
+    node = await place.node(LOADED, {"id": "other"})
+    near = await place.near(node, models=frozenset({"other"}))
+    assert list(await near.models()) == ["other"]
+
+
+@pytest.mark.parametrize(("slots", "leases"), [(3, 3), (None, 4)])
+async def test_a_node_gets_as_many_requests_as_it_has_slots(
+    place: Place, slots: int | None, leases: int
+) -> None:
+    node = FakeNode({"id": "chat"})
+    node.slots = slots
+    await node.start()
+    near = await place.near(node)
+    assert [seat.upstream.slots for seat in near.dispatch.seats()] == [leases]
+    await node.stop()
+
+
+# Ours and theirs.
+
+
+async def test_a_node_is_asked_when_no_slot_here_is_free(place: Place) -> None:
+    near = await place.near(await place.node(LOADED))
+    local = await place.local(near)
+    assert (await near.ask())[1] == "chat.0"
+    stuck = local.script = Stuck()
+    near.look_again()
+    await until(lambda: len(near.dispatch.seats()) == 2)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(near.ask())
+        await until(lambda: bool(near.dispatch.busy("chat.0")))
+        assert (await near.ask())[1] == "one/chat"
+        stuck.may_go_on.set()
+    assert first.result()[1] == "chat.0"
+
+
+async def test_a_node_serves_a_model_of_ours_that_is_not_up(place: Place) -> None:
+    near = await place.near(await place.node(LOADED))
+    near.here.cards = [card("chat", "unloaded")]
+    assert (await near.ask())[1] == "one/chat"
+    assert (await near.models())["chat"]["status"]["value"] == "loaded"
+    assert not near.here.began.is_set()
+
+
+async def test_work_at_a_node_is_no_reason_to_keep_a_model_here(place: Place) -> None:
+    stuck = Stuck()
+    node = await place.node(LOADED, script=stuck)
+    near = await place.near(node)
+    near.here.cards = [card("chat", "unloaded")]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(near.ask())
+        await until(lambda: bool(near.dispatch.busy("one/chat")))
+        assert near.dispatch.demand("chat").working == 0
+        stuck.may_go_on.set()
+    assert near.dispatch.demand("chat").ended_at_s < 0
+
+
+async def test_the_figures_of_a_node_are_its_own_to_show(place: Place) -> None:
+    node = await place.node(LOADED)
+    near = await place.near(node)
+    async with near.http.get("/metrics") as response:
+        page = await response.text()
+    assert 'corral_slots{instance="one/chat",model="chat"} 2.0' in page
+    assert node.calls.empty()
+
+
+# What fails.
+
+
+@pytest.mark.parametrize("script", [drop, refuse])
+async def test_before_the_first_byte_a_request_moves_to_another_node(
+    place: Place, script: Any
+) -> None:
+    nodes = await place.node(LOADED, script=script), await place.node(LOADED)
+    near = await place.near(*nodes)
+    assert (await near.ask())[:2] == (200, "two/chat")
+
+
+async def test_a_node_that_is_gone_gets_nothing_and_comes_back_by_itself(place: Place) -> None:
+    node = await place.node(LOADED)
+    near = await place.near(node)
+    await node.stop()
+    status, _, answer = await near.ask()
+    assert status == 503
+    assert "one: takes no connection" in answer["error"]["message"]
+    assert (await near.models())["chat"]["status"]["failed"]
+    assert near.events("node.up", "node.down") == ["node.up", "node.down"]
+    await node.start()
+    await until(lambda: near.states() == [True])
+    assert (await near.ask())[0] == 200
+    assert near.events("node.up", "node.down") == ["node.up", "node.down", "node.up"]
+
+
+async def test_one_failure_is_forgiven_and_two_are_not(place: Place) -> None:
+    node = await place.node(LOADED)
+    near = await place.near(node)
+    (watched,) = near.nodes._watchers.values()
+    watched._failed("once")
+    assert near.dispatch.serves("chat")
+    watched._failed("twice")
+    assert not near.dispatch.serves("chat")
+
+
+async def test_a_node_that_does_not_know_the_key_is_down_and_says_so(place: Place) -> None:
+    near = await place.near(await place.node(LOADED, key="theirs"), api_key="ours")
+    assert near.events("node.up", "node.down") == ["node.down"]
+    assert near.nodes.facts()[0].trouble == "does not know our key; see its key_file"
+
+
+async def test_a_client_that_leaves_costs_the_node_no_question(place: Place) -> None:
+    stuck = Stuck()
+    node = await place.node(LOADED, script=stuck)
+    near = await place.near(node)
+    looks = len(node.looks)
+    asked = asyncio.get_running_loop().create_task(near.ask())
+    await (await node.calls.get()).reader.read(0)
+    asked.cancel()
+    await asyncio.wait([asked])
+    await until(lambda: not near.dispatch.busy("one/chat"))
+    assert not near.dispatch.seats()[0].leases
+    assert len(node.looks) == looks
+
+
+# Rings.
+
+
+async def test_what_was_passed_on_is_not_passed_on_again(place: Place) -> None:
+    near = await place.near(await place.node(LOADED))
+    hop = {"X-Corral-Hop": "1"}
+    assert await near.models(**hop) == {}
+    assert (await near.ask(**hop))[0] == 404
+    near.here.cards = [card("chat", "unloaded")]
+    assert (await near.models(**hop))["chat"]["status"]["value"] == "unloaded"
+    assert (await near.ask(**hop))[0] == 503
+    assert not near.here.began.is_set()
+
+
+async def test_two_that_name_each_other_do_not_ask_in_a_ring(place: Place) -> None:
+    one = Near()
+    async with one.running():
+        two = Near(NodeSettings("one", one.server.url))
+        async with two.running():
+            ring = Near(NodeSettings("two", two.server.url))
+            ring.here.cards = [card("chat", "unloaded")]
+            async with ring.running():
+                await until(lambda: ring.states() == [True])
+                assert await two.models() == {}
+                assert (await ring.ask())[0] == 503
+
+
+# The way there.
+
+
+async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(own)
+    node = FakeNode(LOADED)
+    await node.start(own)
+    url = node.url.replace("http:", "https:")
+    stranger = Near(NodeSettings("one", url))
+    async with stranger.running():
+        await until(lambda: bool(stranger.events("node.down")))
+        assert "certificate verify failed" in (stranger.nodes.facts()[0].trouble or "")
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    monkeypatch.setattr(exchange, "_tls", lambda: trusting)
+    near = Near(NodeSettings("one", url))
+    async with near.running():
+        await until(lambda: near.states() == [True])
+        assert (await near.ask())[:2] == (200, "one/chat")
+    await node.stop()

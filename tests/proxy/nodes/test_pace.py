@@ -1,0 +1,16 @@
+"""How often a node is asked."""
+
+import pytest
+
+from proxy.nodes.watcher import pause_s
+
+
+@pytest.mark.parametrize(
+    ("failures", "wait_s"), [(0, 5), (1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (10**6, 60)]
+)
+def test_a_node_that_fails_is_asked_again_soon_and_then_ever_more_rarely(
+    failures: int, wait_s: float
+) -> None:
+    assert pause_s(failures, 0.5) == pytest.approx(wait_s)
+    assert pause_s(failures, 0.0) == pytest.approx(0.9 * wait_s)
+    assert pause_s(failures, 1.0) == pytest.approx(1.1 * wait_s)

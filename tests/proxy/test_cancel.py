@@ -1,0 +1,147 @@
+"""A client leaves: the real engine's slot is idle again, while it still speaks to another."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import pytest
+from fakes import engine as engines
+from fakes.house import House, until
+
+from proxy.line.lease import LeaseFacts
+from supervisor.profile.engine import Engine
+
+# The engine needs far less; only a slot that is never given back takes this long.
+PATIENCE_S = 30
+LONG = {"model": "chat", "max_tokens": 4000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def socket(engine: Engine, smollm2: Path) -> Iterator[Path]:
+    options = ["-c", "16384", "-np", "2", "-t", "1", "-b", "256", "--no-kv-unified"]
+    with engines.running(engine, smollm2, *options) as socket:
+        yield socket
+
+
+@pytest.fixture
+async def house(socket: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+            house = House(Path(directory), stack)
+            await house.open()
+            house.dispatch.admit(engines.upstream(socket, 2))
+            yield house
+
+
+def hello(name: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"I am {name}. Tell a long story."}]
+
+
+def leases(house: House) -> dict[str, LeaseFacts]:
+    return {lease.request_id: lease for lease in house.dispatch.seats()[0].leases}
+
+
+def is_in(house: House, phase: Literal["prefill", "decode"]) -> Callable[[], bool]:
+    """Return a claim: the request `leaver` is at the engine, and this far."""
+
+    def claim() -> bool:
+        facts = leases(house).get("leaver")
+        return facts is not None and facts.phase == phase and facts.prompt_done > 0
+
+    return claim
+
+
+def waits(house: House, count: int) -> Callable[[], bool]:
+    return lambda: house.dispatch.lines()["chat"].interactive == count
+
+
+@asynccontextmanager
+async def speaking(house: House, name: str = "other") -> AsyncIterator[None]:
+    """Have the engine speak to somebody else all the while."""
+    body = {**LONG, "messages": hello(name), "stream": True}
+    async with house.http.post("/v1/chat/completions", json=body) as response:
+        await response.content.readuntil(b"content")
+        reading = asyncio.get_running_loop().create_task(_read(response))
+        yield
+        assert not reading.done()
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def _read(response: aiohttp.ClientResponse) -> None:
+    async for _ in response.content.iter_any():
+        pass
+
+
+async def leave(house: House, body: dict[str, Any], when: Callable[[], bool]) -> None:
+    """Ask, and hang up as soon as a claim holds."""
+
+    async def asking() -> None:
+        headers = {"X-Request-Id": "leaver"}
+        async with house.http.post(
+            "/v1/chat/completions", json={**LONG, **body}, headers=headers
+        ) as response:
+            await _read(response)
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        task = group.create_task(asking())
+        await until(when)
+        task.cancel()
+
+
+async def until_busy(socket: Path, count: int) -> None:
+    """Wait until the engine itself says that so many of its slots are in use."""
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        aiohttp.ClientSession(
+            "http://engine",
+            connector=aiohttp.UnixConnector(str(socket)),
+            headers={"Authorization": f"Bearer {engines.KEY}"},
+        ) as session,
+    ):
+        while True:
+            async with session.get("/slots") as response:
+                slots = json.loads(await response.read())
+            if sum(slot["is_processing"] for slot in slots) == count:
+                return
+
+
+async def test_who_leaves_mid_stream_frees_the_slot(house: House, socket: Path) -> None:
+    async with speaking(house):
+        await leave(house, {"messages": hello("a"), "stream": True}, is_in(house, "decode"))
+        await until_busy(socket, 1)
+
+
+async def test_who_leaves_before_a_whole_answer_frees_the_slot(house: House, socket: Path) -> None:
+    async with speaking(house):
+        await leave(house, {"messages": hello("b")}, is_in(house, "decode"))
+        await until_busy(socket, 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_while_the_prompt_is_computed_frees_the_slot(
+    house: House, socket: Path, *, stream: bool
+) -> None:
+    prompt = f"{stream} " + " ".join(str(number) for number in range(900))
+    messages = [{"role": "user", "content": prompt}]
+    async with speaking(house):
+        await leave(house, {"messages": messages, "stream": stream}, is_in(house, "prefill"))
+        await until_busy(socket, 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_the_line_was_never_at_the_engine(
+    house: House, socket: Path, *, stream: bool
+) -> None:
+    async with speaking(house, "one"), speaking(house, "two"):
+        await leave(house, {"messages": hello("c"), "stream": stream}, waits(house, 1))
+        await until(waits(house, 0))
+        await until_busy(socket, 2)
+    await until_busy(socket, 0)
+    (left,) = [told for told in house.events("request.finished") if told["request"] == "leaver"]
+    assert (left["status"], left["instance"]) == (499, None)

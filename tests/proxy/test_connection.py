@@ -1,0 +1,131 @@
+"""What is no HTTP, or comes too slowly, and how it is answered."""
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from fakes.house import House
+
+from proxy.connection import unreadable
+
+HOST = b"Host: localhost\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\n" + HOST
+GET = b"GET /health HTTP/1.1\r\n" + HOST
+
+NO_HTTP = {
+    "both framings": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "one length twice": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "a list of lengths": POST + b"Content-Length: 2, 2\r\n\r\n{}",
+    "a length with a sign": POST + b"Content-Length: +2\r\n\r\n{}",
+    "a length beyond 64 bits": POST + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+    "two codings": POST + b"Transfer-Encoding: gzip\r\n\r\n",
+    "lines without CR": b"GET /health HTTP/1.1\nHost: localhost\n\n",
+    "a CR inside a field": GET + b"X: a\rb\r\n\r\n",
+    "a folded field": GET + b"X: a\r\n b\r\n\r\n",
+    "a space before the colon": GET + b"X : a\r\n\r\n",
+    "NUL in a value": GET + b"X: a\0b\r\n\r\n",
+    "NUL in a name": GET + b"X\0: a\r\n\r\n",
+    "NUL in the path": b"GET /heal\0th HTTP/1.1\r\n" + HOST + b"\r\n",
+    "no Host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two Hosts": GET + b"Host: evil.example\r\n\r\n",
+    "HTTP/0.9": b"GET /health\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": bytes.fromhex("16030100f8010000f40303") + b"x" * 100,
+    "a chunk size that is no number": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a chunk size beyond 64 bits": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 18
+    + b"\r\n",
+    "a chunk longer than it says": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n",
+    "a chunk line without CR": POST + b"Transfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n",
+}
+TOO_LARGE = {
+    "a long line": b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a long value": GET + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+    "a long name": GET + b"X" * 100_000 + b": y\r\n\r\n",
+    "a thousand fields": GET + b"".join(b"X-%d: y\r\n" % i for i in range(1000)) + b"\r\n",
+}
+
+
+async def speak(house: House, raw: bytes) -> tuple[int, dict[str, str], Any]:
+    """Send bytes, and read the answer and the end of the connection that must follow it."""
+    async with house.raw() as (reader, writer):
+        writer.write(raw)
+        answer = (await reader.read()).decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    line, *fields = head.split("\r\n")
+    return int(line.split()[1]), dict(field.split(": ", 1) for field in fields), json.loads(body)
+
+
+@pytest.mark.parametrize("raw", NO_HTTP.values(), ids=NO_HTTP.keys())
+async def test_what_is_no_http_is_told_so_in_json(house: House, raw: bytes, caplog: Any) -> None:
+    fake = await house.fake()
+    status, headers, body = await speak(house, raw)
+    assert status == 400
+    assert headers["Content-Type"].startswith("application/json")
+    assert headers["Server"] == "llama-corral"
+    assert headers["X-Request-Id"].startswith("req_")
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "\n" not in body["error"]["message"]
+    assert fake.calls.empty()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("raw", TOO_LARGE.values(), ids=TOO_LARGE.keys())
+async def test_a_header_over_the_limits_is_too_large(house: House, raw: bytes, caplog: Any) -> None:
+    status, _, body = await speak(house, raw)
+    assert status == 431
+    assert body["error"]["code"] == "header_too_large"
+    assert caplog.text == ""
+
+
+async def test_an_expectation_that_nobody_meets_is_told_in_json(house: House) -> None:
+    raw = POST + b"Expect: tea\r\nContent-Length: 2\r\n\r\n{}"
+    status, headers, body = await speak(house, raw)
+    assert status == 417
+    assert body["error"]["code"] == "expectation_failed"
+    assert headers["X-Request-Id"].startswith("req_")
+
+
+@pytest.mark.parametrize("raw", [b"G", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: 1"])
+async def test_a_header_that_does_not_end_in_time_is_given_up(house: House, raw: bytes) -> None:
+    await house.open(head_timeout_s=0.05)
+    status, headers, body = await speak(house, raw)
+    assert status == 408
+    assert headers["Connection"] == "close"
+    assert body["error"]["message"] == "the header did not come within 0.05 s"
+
+
+async def test_the_second_header_of_a_connection_has_its_own_time(house: House) -> None:
+    await house.open(head_timeout_s=0.05)
+    async with house.raw() as (reader, writer):
+        writer.write(GET + b"\r\n")
+        await reader.readuntil(b"}")
+        writer.write(b"GET /hea")
+        assert await reader.readuntil(b"HTTP/1.1 408 Request Timeout")
+
+
+async def test_a_body_may_take_longer_than_a_header(house: House) -> None:
+    await house.open(head_timeout_s=0.05, body_timeout_s=0.2)
+    async with house.raw() as (reader, writer):
+        writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        await reader.readuntil(b" 100 Continue\r\n\r\n")
+        writer.write(b"{")  # of the body: no part of a header
+        assert b" 408 " in await reader.readline()
+        assert b"the body did not come within 0.2 s" in await reader.read()
+
+
+async def test_a_connection_without_a_byte_is_closed_without_a_word(house: House) -> None:
+    await house.open(idle_timeout_s=0.05)
+    async with house.raw() as (reader, _):
+        assert await reader.read() == b""
+
+
+def test_the_bytes_themselves_are_not_repeated() -> None:
+    error = unreadable(BadHttpMessage("Bad status line:\n  Bad version:\n\n  b'secret'\n   ^"))
+    assert error.message.endswith("can be read: Bad status line: Bad version")
+    assert "y" * 10 not in unreadable(LineTooLong(b"y" * 100, 10)).message
+    assert "\n" not in unreadable(BadHttpMessage("odd \x07 words")).message
+    assert "\x07" not in unreadable(BadHttpMessage("odd \x07 words")).message

@@ -1,0 +1,56 @@
+"""The pages that show the slots of all instances."""
+
+import orjson
+from fakes.house import card
+from fakes.slots import NOW_S, reading, seat, writing
+
+from proxy.line.pool import LineFacts
+from proxy.watch.overview import engine_list, has_idle, overview
+
+
+def test_instances_keep_their_order_whoever_is_admitted_last() -> None:
+    seats = [seat(name=f"chat.{number}", slots=1) for number in (10, 2, 1)]
+    slots = engine_list(seats, [card("chat")], NOW_S)
+    assert [slot["instance"] for slot in slots] == ["chat.1", "chat.2", "chat.10"]
+
+
+def test_the_overview_has_everything_of_the_models_it_is_about() -> None:
+    seats = [seat(name="code.1", slots=1), seat(reading(), writing())]
+    lines = {"chat": LineFacts(2, 1, 4.5, 9.0), "code": LineFacts(0, 0, 0.0, 0.0)}
+    whole = orjson.loads(orjson.dumps(overview(seats, lines, [card("chat"), card("code")], NOW_S)))
+    assert [len(whole["slots"]), whole["totals"]["slots"], whole["totals"]["active"]] == [4, 4, 2]
+    chat, code = whole["instances"]
+    assert (chat["instance"], chat["batch"], chat["homes"], chat["prefill"]) == (
+        "chat.1",
+        "mixed",
+        4,
+        1,
+    )
+    assert (code["batch"], code["idle"]) == (None, 1)
+    assert whole["lines"]["chat"] == {
+        "interactive": 2,
+        "batch": 1,
+        "oldest_wait_s": 4.5,
+        "expected_wait_s": 9.0,
+    }
+    less = overview(seats, lines, [card("code")], NOW_S)
+    assert list(less["lines"]) == ["code"]  # type: ignore[call-overload]  # a page is objects
+    assert orjson.loads(orjson.dumps(less))["totals"]["slots"] == 1
+
+
+def test_tools_find_what_llama_server_says_of_its_own_slots() -> None:
+    busy, idle = engine_list([seat(reading(), slots=2)], [card("chat")], NOW_S)
+    assert (busy["id"], busy["n_ctx"], busy["is_processing"]) == (0, 2048, True)
+    assert (busy["n_prompt_tokens"], busy["n_prompt_tokens_processed"]) == (50, 20)
+    assert busy["n_prompt_tokens_cache"] == 10
+    assert (idle["is_processing"], idle["model"], idle["state"]) == (False, "chat", "idle")
+    assert has_idle([busy, idle])
+    assert not has_idle([busy])
+
+
+def test_nobody_learns_what_another_asks_or_who_it_is() -> None:
+    seats, cards = [seat(reading(), writing())], [card("chat")]
+    for page in (engine_list(seats, cards, NOW_S), overview(seats, {}, cards, NOW_S)):
+        text = orjson.dumps(page)
+        for secret in (b"req-secret", b"somebody", b"inner-key", b"/run/x.sock"):
+            assert secret not in text

@@ -1,0 +1,141 @@
+"""`corral key add|list|remove`: one file, whole or not at all, and no key kept in it."""
+
+import hashlib
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.bridge import api_keys
+from supervisor.commands.key import Wish, add, list_keys, remove
+from supervisor.errors import SettingsInvalid, StateDenied
+
+TOOLS = Wish("tools", ("qwen3",), 4, 60, "batch")
+ME = Wish("me", None, None, None, "interactive")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME"):
+        monkeypatch.setenv(f"CORRAL_{name}_DIR", str(tmp_path))
+    monkeypatch.delenv("CORRAL_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(wish: Wish) -> Any:
+    return add(wish, None).data
+
+
+def test_a_key_is_shown_once_and_kept_as_its_digest(home: Path) -> None:
+    outcome = add(TOOLS, None)
+    secret = outcome.text
+    assert secret.startswith("corral-")
+    assert len(secret) > 40
+    path = home / "keys.toml"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert secret not in path.read_text("utf-8")
+    (key,) = api_keys(path)
+    assert key == TOOLS.granted(secret)
+    assert key.digest == hashlib.sha256(secret.encode()).digest()
+
+
+def test_two_keys_are_never_the_same(home: Path) -> None:
+    assert made(ME)["key"] != made(TOOLS)["key"]
+    assert [key.name for key in api_keys(home / "keys.toml")] == ["me", "tools"]
+
+
+def test_who_makes_the_first_key_is_told_what_is_still_to_do() -> None:
+    outcome = add(TOOLS, None)
+    assert any("keys_file = " in note for note in outcome.notes)
+    assert any("no model qwen3" in note for note in outcome.notes)
+
+
+def test_once_it_is_set_the_file_is_the_one_that_is_set(home: Path) -> None:
+    (home / "corral.toml").write_text('[proxy]\nkeys_file = "clients.toml"\n')
+    outcome = add(ME, None)
+    assert (home / "clients.toml").exists()
+    assert not any("keys_file = " in note for note in outcome.notes)
+
+
+def test_a_name_is_given_once() -> None:
+    add(ME, None)
+    with pytest.raises(SettingsInvalid, match="there is a key me") as error:
+        add(ME, None)
+    assert error.value.hint == "corral key remove me takes it back"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65, "a\nb"])
+def test_a_name_that_is_none_changes_nothing(home: Path, name: str) -> None:
+    with pytest.raises(SettingsInvalid, match="not a name"):
+        add(Wish(name, None, None, None, "interactive"), None)
+    assert not (home / "keys.toml").exists()
+
+
+def test_the_list_says_what_each_may_and_no_key() -> None:
+    secret = made(TOOLS)["key"]
+    add(ME, None)
+    shown = list_keys(None)
+    assert secret not in shown.text
+    assert hashlib.sha256(secret.encode()).hexdigest() not in shown.text
+    assert "qwen3" in shown.text
+    assert shown.data == [
+        {
+            "name": "tools",
+            "models": ["qwen3"],
+            "max_in_flight": 4,
+            "requests_per_minute": 60,
+            "lane": "batch",
+        },
+        {
+            "name": "me",
+            "models": None,
+            "max_in_flight": None,
+            "requests_per_minute": None,
+            "lane": "interactive",
+        },
+    ]
+
+
+def test_a_list_of_nothing_says_how_to_begin() -> None:
+    assert "corral key add NAME" in list_keys(None).text
+
+
+def test_what_is_removed_is_gone_and_the_rest_stays(home: Path) -> None:
+    add(ME, None)
+    add(TOOLS, None)
+    assert remove("me", None).notes == ()
+    assert [key.name for key in api_keys(home / "keys.toml")] == ["tools"]
+    assert "nobody may ask" in remove("tools", None).notes[0]
+
+
+def test_what_is_not_there_cannot_be_removed() -> None:
+    add(ME, None)
+    with pytest.raises(SettingsInvalid, match="there is no key you") as error:
+        remove("you", None)
+    assert error.value.hint == "its keys are: me"
+
+
+def test_a_key_written_by_hand_becomes_its_digest(home: Path) -> None:
+    path = home / "keys.toml"
+    path.touch(0o600)
+    path.write_text('[keys.old]\nkey = "hunter2hunter2"\n')
+    add(ME, None)
+    assert "hunter2" not in path.read_text("utf-8")
+    assert api_keys(path)[0].digest == hashlib.sha256(b"hunter2hunter2").digest()
+
+
+def test_a_file_that_others_may_read_is_not_added_to(home: Path) -> None:
+    path = home / "keys.toml"
+    path.touch(0o644)
+    with pytest.raises(SettingsInvalid, match="open to others"):
+        add(ME, None)
+    assert path.read_text() == ""
+
+
+def test_a_directory_that_cannot_be_made_is_named(home: Path) -> None:
+    (home / "file").touch()
+    (home / "corral.toml").write_text('[proxy]\nkeys_file = "file/keys.toml"\n')
+    with pytest.raises(StateDenied, match=r"file/keys\.toml"):
+        add(ME, None)

@@ -1,0 +1,83 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.slot_files import manifest
+from samples import engine, model
+
+from supervisor.fleet.slots.manifest import ManifestInvalid, dump, identify, load
+from supervisor.profile.memory import Burden
+from supervisor.profile.plan import Plan, PlanLine
+
+
+def plan(*words: tuple[str, str | None]) -> Plan:
+    lines = tuple(PlanLine(flag, value, "model chat", "") for flag, value in words)
+    made = engine()
+    burden = Burden(model(), {}, made, frozenset(), None)
+    return Plan("chat", made, model(), lines, (), (), slots=2, ctx_size=2048, burden=burden)
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    assert load(dump(manifest())) == manifest()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        dump(manifest()).replace("1000", "1001"),
+        dump(manifest()).replace("f16", "q8_0"),
+        dump(manifest()).replace('"format": 1', '"format": 2'),
+        dump(manifest())[:-20],
+    ],
+)
+def test_what_is_no_manifest_or_was_altered_is_refused(text: str) -> None:
+    with pytest.raises(ManifestInvalid):
+        load(text)
+
+
+def test_a_manifest_of_a_later_format_is_refused_though_it_is_whole() -> None:
+    later = json.loads(dump(manifest())) | {"format": 2}
+    with pytest.raises(ManifestInvalid):
+        load(json.dumps(later))
+
+
+BASE = (("--cache-type-k", "f16"), ("--threads", "4"), ("--parallel", "2"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (("--cache-type-k", "q8_0"), *BASE[1:]),
+        (*BASE[:2], ("--parallel", "4")),
+        (*BASE, ("--lora", "a.gguf")),
+        (*BASE, ("--swa-full", None)),
+        (*BASE, ("--an-option-of-later-builds", "1")),
+    ],
+)
+def test_what_changes_a_cache_changes_what_it_belongs_to(
+    words: tuple[tuple[str, str | None], ...],
+) -> None:
+    assert identify(plan(*words)) != identify(plan(*BASE))
+
+
+def test_what_changes_no_cache_changes_nothing() -> None:
+    other = (BASE[0], ("--threads", "8"), BASE[2], ("--metrics", None), ("--cache-ram", "64"))
+    assert identify(plan(*other)) == identify(plan(*BASE))
+
+
+def test_another_model_or_build_is_another_thing() -> None:
+    ours = plan(*BASE)
+    assert identify(replace(ours, gguf=model(fingerprint="1" * 32))) != identify(ours)
+    assert identify(replace(ours, engine=engine("b11434"))) != identify(ours)
+
+
+def test_an_adapter_that_was_replaced_is_another_one(tmp_path: Path) -> None:
+    adapter = tmp_path / "a.gguf"
+    adapter.write_bytes(b"one")
+    before = identify(plan(("--lora", str(adapter))))
+    adapter.write_bytes(b"other")
+    assert identify(plan(("--lora", str(adapter)))) != before

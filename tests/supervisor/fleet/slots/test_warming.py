@@ -1,0 +1,141 @@
+"""On the real engine: prompts are read ahead, and give way to requests."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fakes.barn import LONG, UP, Barn
+
+from supervisor.errors import StartFailed
+from supervisor.fleet import caches
+from supervisor.life.lifecycle import State
+from supervisor.life.prompts import WarmPrompt, of_text
+from supervisor.life.reading import Reading
+from supervisor.life.traffic import Pulse
+from supervisor.life.warm import Prefilled, prefill
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Path:
+    path = tmp_path / "kind.txt"
+    path.write_text("be kind " + LONG)
+    return path
+
+
+async def test_a_prompt_is_read_before_anybody_asks(
+    tiny_model: Path, runtime: Path, prompt: Path
+) -> None:
+    barn = Barn(runtime, tiny_model, prompts=(prompt,))
+    async with barn.up():
+        (warmed,) = barn.told("prompt.warmed")
+        assert (warmed["prompt"], warmed["cached"]) == ("kind.txt", 0)
+        await barn.ask([{"role": "user", "content": "somebody else first"}])
+        system = {"role": "system", "content": prompt.read_text()}
+        _, timings = await barn.ask([system, {"role": "user", "content": "hello"}])
+    assert timings["cache_n"] > 0.9 * warmed["tokens"]
+
+
+async def test_conversations_come_back_before_prompts_are_read(
+    tiny_model: Path, runtime: Path, prompt: Path
+) -> None:
+    barn = Barn(runtime, tiny_model, {"parallel": 1}, prompts=(prompt,))
+    async with barn.up():
+        await barn.converse()
+    async with barn.up():
+        pass
+    assert [one["slots"] for one in barn.told("slots.restored")] == [1]
+    assert len(barn.told("prompt.warmed")) == 1
+
+
+async def test_there_are_never_more_prompts_than_slots(
+    tiny_model: Path, runtime: Path, prompt: Path
+) -> None:
+    barn = Barn(runtime, tiny_model, prompts=(prompt,) * 5)
+    async with barn.up():
+        pass
+    assert len(barn.told("prompt.warmed")) == 2
+
+
+async def test_a_prompt_that_is_not_there_is_why_a_start_fails(
+    tiny_model: Path, runtime: Path
+) -> None:
+    barn = Barn(runtime, tiny_model, prompts=(runtime / "none.txt",))
+    instance = barn.replica.instance
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        serving = group.create_task(barn.fleet.serve())
+        instance.start()
+        facts = await instance.wait(frozenset({State.FAILED}))
+        serving.cancel()
+    assert facts.cause
+    assert "none.txt" in facts.cause.sentence
+
+
+async def test_a_prompt_that_the_engine_refuses_is_told_and_nothing_fails(
+    tiny_model: Path, runtime: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.json").write_text('{"messages": [{"role": "user"}]}')
+    barn = Barn(runtime, tiny_model, prompts=(tmp_path / "bad.json",))
+    async with barn.up():
+        pass
+    assert barn.told("prompt.refused")[0]["prompt"] == "bad.json"
+
+
+async def test_what_is_left_is_read_while_nobody_asks(tiny_model: Path, runtime: Path) -> None:
+    barn = Barn(runtime, tiny_model)
+    told = asyncio.Event()
+    reading = Reading([of_text("x", LONG)], lambda _prompt, _found: told.set())
+    async with barn.up(), barn.llama() as llama, asyncio.TaskGroup() as group:
+        going_on = group.create_task(
+            reading.go_on(llama, lambda: barn.traffic.pulse("chat.0").in_flight == 0)
+        )
+        await told.wait()
+        await going_on
+
+
+async def test_a_request_ends_the_reading_of_a_prompt_which_is_begun_anew(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barn = Barn(runtime, tiny_model)
+    begun: list[bool] = []
+
+    async def slow_at_first(llama: object, prompt: WarmPrompt) -> Prefilled:
+        begun.append(True)
+        if len(begun) == 1:
+            barn.traffic.now = Pulse(in_flight=1)
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                barn.traffic.now = Pulse()
+        return Prefilled(1, 0)
+
+    monkeypatch.setattr("supervisor.life.reading.prefill", slow_at_first)
+    told: list[str] = []
+    reading = Reading([of_text("x", LONG)], lambda prompt, _found: told.append(prompt.name))
+    async with barn.up(), barn.llama() as llama:
+        await reading.go_on(llama, lambda: barn.traffic.pulse("chat.0").in_flight == 0)
+    assert (len(begun), told) == (2, ["x"])
+
+
+async def test_a_cancelled_reading_frees_the_slot(tiny_model: Path, runtime: Path) -> None:
+    barn = Barn(runtime, tiny_model)
+    async with barn.up(), barn.llama() as llama, asyncio.TaskGroup() as group:
+        reading = group.create_task(prefill(llama, of_text("x", LONG)))
+        await asyncio.sleep(0)
+        reading.cancel()
+    assert barn.told("instance.exited")[-1]["code"] == 0
+
+
+async def test_a_command_has_every_serving_instance_read_a_prompt(
+    tiny_model: Path, runtime: Path
+) -> None:
+    barn = Barn(runtime, tiny_model, {"parallel": 1})
+    down = await caches.warm([barn.replica], of_text("x", LONG))
+    assert isinstance(down, StartFailed)
+    async with barn.up():
+        assert (await barn.replica.instance.wait(UP)).state is State.READY
+        for known in (False, True):
+            found = await caches.warm([barn.replica], of_text("x", LONG))
+            assert isinstance(found, list)
+            assert (found[0].cached_tokens > 256) is known
+        bad = await caches.warm([barn.replica], WarmPrompt("x", {"messages": [{}]}))
+    assert isinstance(bad, StartFailed)
