@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import filelock
 
@@ -11,6 +12,9 @@ from supervisor.control.client import Client
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.host.paths import Directories, directories
 from supervisor.show import Outcome
+
+# Between the last word of a daemon and the end of its process there is next to nothing to do.
+_GONE_WITHIN_S: Final = 10.0
 
 
 def stop(words: Sequence[str]) -> Outcome:
@@ -51,9 +55,15 @@ def end_daemon(where: Directories) -> Outcome:
 
     Raises:
         NotRunning: No daemon runs.
-        DaemonBusy: It does not answer.
+        DaemonBusy: It does not answer, or its process does not end.
     """
     for _ in Client(where.control_socket).shutdown():
         pass
-    with filelock.FileLock(where.lock_file, mode=0o600):
-        return Outcome({"running": False}, "stopped")
+    try:
+        with filelock.FileLock(where.lock_file, timeout=_GONE_WITHIN_S, mode=0o600):
+            return Outcome({"running": False}, "stopped")
+    except filelock.Timeout as error:
+        raise DaemonBusy(
+            "the daemon stopped everything but its own process, or another was started meanwhile",
+            hint="corral status shows which",
+        ) from error

@@ -16,7 +16,7 @@ import psutil
 
 from supervisor.host.owner import Owner, read_owner
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Corral:
         listen = "" if "[proxy]" in text else '[proxy]\nlisten = "127.0.0.1:0"\n'
         (self.home / "config" / "corral.toml").write_text(text + "\n" + listen, "utf-8")
 
-    def __call__(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
             self.argv(*words),
@@ -48,7 +48,7 @@ class Corral:
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -74,7 +74,7 @@ class Corral:
             daemon.kill()
             daemon.wait()
         self("stop")
-        until(lambda: not self.engines(), within_s=3)
+        until(lambda: not self.engines())
 
     def ok(self, *words: str) -> str:
         """Run a command that must work; return its stdout."""
@@ -128,7 +128,7 @@ def begin_stream(corral: Corral, tokens: int, model: str = "tiny") -> http.clien
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=30)
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=PATIENCE_S)
     response.readline()
     return response
 

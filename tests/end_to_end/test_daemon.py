@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from end_to_end.home import Corral, begin_stream, until
+from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
 from openai import OpenAI
 
 
@@ -97,7 +97,7 @@ def test_replicas_share_the_load(corral: Corral, slow_model: Path) -> None:
     assert [instance["slots_busy"] for instance in instances] == [1, 1]
     for stream in streams:
         stream.close()
-    until(lambda: busy(corral) == 0, within_s=2)
+    until(lambda: busy(corral) == 0, within_s=10)
 
 
 def busy(corral: Corral) -> int:
@@ -105,14 +105,14 @@ def busy(corral: Corral) -> int:
     return sum(instance["slots_busy"] for model in models for instance in model["instances"])
 
 
-def test_a_client_that_leaves_frees_its_slot_within_two_seconds(
+def test_a_client_that_leaves_frees_its_slot_long_before_its_answer_would_end(
     corral: Corral, slow_model: Path
 ) -> None:
     configured(corral, slow_model).ok("start")
     stream = begin_stream(corral, 20_000)
     assert busy(corral) == 1
     stream.close()
-    until(lambda: busy(corral) == 0, within_s=2)
+    until(lambda: busy(corral) == 0, within_s=10)
 
 
 @pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT])
@@ -164,7 +164,7 @@ def test_no_engine_survives_a_killed_daemon(corral: Corral, tiny_model: Path, mo
         daemon = corral.serve()
         stream = begin_stream(corral, 20_000) if moment == "streaming" else None
         daemon.kill()
-        until(lambda: not corral.engines(), within_s=2)
+        until(lambda: not corral.engines())
         daemon.wait()
         if stream:
             stream.close()
@@ -178,7 +178,7 @@ def test_no_engine_survives_a_daemon_killed_while_it_loads(corral: Corral, smoll
         daemon = corral.serve(until_ready=False)
         until(corral.engines)
         daemon.kill()
-        until(lambda: not corral.engines(), within_s=2)
+        until(lambda: not corral.engines())
         daemon.wait()
     corral.ok("start")
     assert ask(corral)
@@ -195,7 +195,7 @@ def test_a_start_that_is_no_longer_waited_for_goes_on(corral: Corral, tiny_model
     )
     until((corral.home / "log" / "tiny.0.log").exists)
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=5)
+    _, said = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
     assert "what was begun goes on" in said
     assert corral.data("status")["models"][0]["instances"][0]["state"] == "starting"

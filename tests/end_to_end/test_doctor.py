@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from end_to_end.home import Corral, until
+from end_to_end.home import PATIENCE_S, Corral, until
 
 
 def levels(corral: Corral) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_leftovers_of_a_killed_daemon_are_told(corral: Corral, tiny_model: Path)
     daemon = configured(corral, tiny_model).serve()
     daemon.kill()
     daemon.wait()
-    until(lambda: not corral.engines(), within_s=3)
+    until(lambda: not corral.engines())
     assert levels(corral)["leftovers"] == "warn"
     corral.ok("start")
     assert levels(corral)["leftovers"] == "ok"
@@ -88,7 +88,7 @@ def test_events_are_shown_until_the_daemon_ends(corral: Corral, tiny_model: Path
     listeners = [listen(corral), listen(corral, "--json")]
     corral.ok("restart", "tiny")
     corral.ok("stop")
-    text, lines = (listener.communicate(timeout=10)[0] for listener in listeners)
+    text, lines = (listener.communicate(timeout=PATIENCE_S)[0] for listener in listeners)
     told = [json.loads(line) for line in lines.splitlines()]
     assert {"name", "level", "at", "fields"} == set(told[0])
     assert told[-1]["name"] == "daemon.stopped"

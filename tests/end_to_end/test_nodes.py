@@ -8,11 +8,12 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.home import Corral, until
+from end_to_end.home import PATIENCE_S, Corral, until
 
 MODEL = "[models.chat]\npath = '{path}'\nflags = {{ parallel = 2, threads = 1, ctx-size = 8192 }}\n"
 LONG = " ".join(["the stone in the river"] * 40)
@@ -53,7 +54,7 @@ class Yard:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        return urllib.request.urlopen(request, timeout=60)
+        return urllib.request.urlopen(request, timeout=PATIENCE_S)
 
     def whole(self, text: str, tokens: int = 4) -> tuple[str, str]:
         """Return who answered, and why the answer ended."""
@@ -83,12 +84,11 @@ def free_port() -> int:
 @pytest.fixture
 def yard(tmp_path_factory: pytest.TempPathFactory, slow_model: Path) -> Iterator[Yard]:
     yard = Yard([tmp_path_factory.mktemp("n") for _ in range(3)])
-    try:
+    with ExitStack() as ends:
+        for corral in (yard.one, yard.two, yard.front):
+            ends.callback(corral.end)
         yard.begin(slow_model)
         yield yard
-    finally:
-        for corral in (yard.front, yard.one, yard.two):
-            corral.end()
 
 
 def rest_of(stream: Any) -> bytes:

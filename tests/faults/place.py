@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 import tiny_gguf
-from end_to_end.home import Corral, begin_stream, until
+from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
 
 from supervisor.control.client import Client
 from supervisor.control.wire import InstanceStatus
@@ -101,7 +101,7 @@ class Place:
         assert pid is not None, f"{name} has no process"
         return pid
 
-    def ready_again(self, name: str, before: int, within_s: float = 20) -> str:
+    def ready_again(self, name: str, before: int, within_s: float = PATIENCE_S) -> str:
         """Wait until an instance serves with another process; return what it is then."""
 
         def is_back() -> bool:
@@ -111,7 +111,7 @@ class Place:
         until(is_back, within_s=within_s)
         return "ready again"
 
-    def state_of(self, name: str, state: str, within_s: float = 20) -> str:
+    def state_of(self, name: str, state: str, within_s: float = PATIENCE_S) -> str:
         """Wait for an instance's state; return why it does not serve, or the state."""
         until(lambda: self.instance(name)["state"] == state, within_s=within_s)
         error = self.instance(name)["error"]
@@ -170,7 +170,7 @@ def ending(stream: http.client.HTTPResponse) -> str:
     return "ends with [DONE]" if last == b"data: [DONE]" else "cut"
 
 
-def gone(pid: int, within_s: float = 3) -> str:
+def gone(pid: int, within_s: float = PATIENCE_S) -> str:
     """Wait until a process is gone."""
     until(lambda: not is_alive(pid), within_s=within_s)
     return "gone"

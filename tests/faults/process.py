@@ -137,7 +137,7 @@ def _(place: Place) -> Seen:
 def _(place: Place) -> Seen:
     place.serve({"m": place.models.tiny}, after="replicas = 2")
     kill(place.corral.daemon_pid)
-    until(lambda: not place.corral.engines(), within_s=2)
+    until(lambda: not place.corral.engines())
     yield "engines gone within 2 s", "engines gone within 2 s"
     place.corral.ok("start")
     yield "the next start works", "the next start works" if place.ask("m") == "answered" else "no"
@@ -178,7 +178,7 @@ def _(place: Place) -> Seen:
     before, daemon = place.pid("m.0"), place.corral.daemon_pid
     place.configure({"m": place.models.tiny}, after="replica = 3")
     psutil.Process(daemon).send_signal(signal.SIGHUP)
-    until(lambda: place.events("settings.refused") or not is_alive(daemon), within_s=5)
+    until(lambda: place.events("settings.refused") or not is_alive(daemon))
     (refusal,) = place.events("settings.refused")
     yield "SIGHUP is refused for replica", f"SIGHUP is refused for {_named(str(refusal['why']))}"
     refused = place.corral("reload")
@@ -208,7 +208,7 @@ def _(place: Place) -> Seen:
         until(is_reached)
         daemon.send_signal(signal.SIGINT)
         daemon.wait(10)
-        until(lambda: not place.corral.engines(), within_s=2)
+        until(lambda: not place.corral.engines())
         yield f"{name}: none left", f"{name}: none left"
 
 

@@ -76,7 +76,7 @@ def _(place: Place) -> Seen:
     place.serve({"m": model}, after="[models.m.flags]\nload-mode = 'mmap'")
     os.truncate(model, 4096)
     place.ask("m")
-    yield "failed: model_invalid", place.state_of("m.0", "failed", within_s=60)
+    yield "failed: model_invalid", place.state_of("m.0", "failed")
     exits = place.events("instance.exited")
     yield "died of SIGBUS", f"died of {_signal_name(exits[0]['signal']) if exits else 'nothing'}"
     model.write_bytes(whole)
@@ -187,7 +187,7 @@ def _(place: Place) -> Seen:
         for _ in range(40):
             crowd.enter_context(socket.create_connection((host, int(port)), timeout=5))
         yield "daemon lives", "daemon lives" if daemon.is_running() else "daemon gone"
-    until(lambda: place.ask("m") == "answered", within_s=10)
+    until(lambda: place.ask("m") == "answered")
     daemon.rlimit(psutil.RLIMIT_NOFILE, limits)
     yield "it recovers", "it recovers"
     yield "same engine", "same engine" if place.pid("m.0") == before else "another engine"

@@ -1,0 +1,37 @@
+"""A daemon that said that it stopped, and whose lock is not given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+
+from supervisor.commands import stop
+from supervisor.errors import DaemonBusy
+from supervisor.host.paths import Directories
+
+
+class SaysItStopped:
+    """A control client whose daemon agrees to everything."""
+
+    def __init__(self, _socket: Path) -> None:
+        pass
+
+    def shutdown(self) -> Iterator[object]:
+        yield {}
+
+
+def test_a_lock_that_stays_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = Directories(*[tmp_path] * 5)
+    monkeypatch.setattr(stop, "Client", SaysItStopped)
+    monkeypatch.setattr(stop, "_GONE_WITHIN_S", 0.01)
+    assert stop.end_daemon(where).data == {"running": False}
+    with (
+        filelock.FileLock(where.lock_file, is_singleton=False),
+        pytest.raises(DaemonBusy, match="its own process"),
+    ):
+        stop.end_daemon(where)
