@@ -1,0 +1,15 @@
+"""Conversations held at once on engines that swap their caches all the time stay their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.bench.canary import EXACT, run
+
+
+def test_no_conversation_shows_in_another(tiny_model: Path) -> None:
+    found = run(EXACT, tiny_model, clients=8, turns=160)
+    assert found.turns == 160
+    assert found.cached > 0.3
+    assert found.leaks == []
+    assert found.differences == []
