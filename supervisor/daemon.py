@@ -85,6 +85,7 @@ class Daemon:
             loaded,
             read=reread,
             make_workshop=lambda found: Workshop(found.settings, directories),
+            beside=self._prepare_nodes,
             limits=_limits,
             emit=events.emit,
         )
@@ -107,6 +108,10 @@ class Daemon:
             self._events.emit,
             catalogue.created,
         )
+
+    def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
+        nodes = node_settings(loaded.settings.nodes)
+        return lambda: self._nodes.take(nodes)
 
     def _make_server(self) -> Server:
         settings = proxy_settings(self._reload.loaded.settings.proxy)

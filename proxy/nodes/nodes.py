@@ -70,16 +70,50 @@ class Nodes:
         self._here = here
         self._dispatch = dispatch
         self._created = created
-        self._watchers = {
-            node.name: Watcher(node, dispatch, here.models, settings, tell) for node in nodes
-        }
+        self._settings = settings
+        self._tell = tell
+        self._watchers: dict[str, Watcher] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
         dispatch.unreached = self.unreached
+        self.take(nodes)
 
     async def serve(self) -> None:
-        """Watch all of them, until cancelled; return where there is none."""
+        """Watch those that there are at any time, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for watcher in self._watchers.values():
-                group.create_task(watcher.serve())
+            self._group = group
+            for name in self._watchers:
+                self._begin(name)
+            try:
+                await asyncio.get_running_loop().create_future()  # until cancelled
+            finally:
+                self._group = None
+
+    def take(self, nodes: Sequence[NodeSettings]) -> None:
+        """Have these nodes from now on. One that is set as before is not disturbed.
+
+        What one that left, or is set otherwise now, still answers, it answers to the end.
+        """
+        wanted = {node.name: node for node in nodes}
+        for name, watcher in list(self._watchers.items()):
+            if watcher.node != wanted.get(name):
+                self._drop(name)
+        kept = self._watchers
+        self._watchers = {one.name: kept.get(one.name) or self._watcher(one) for one in nodes}
+        for name in wanted.keys() - kept.keys():
+            self._begin(name)
+
+    def _watcher(self, node: NodeSettings) -> Watcher:
+        return Watcher(node, self._dispatch, self._here.models, self._settings, self._tell)
+
+    def _begin(self, name: str) -> None:
+        if self._group:
+            self._tasks[name] = self._group.create_task(self._watchers[name].serve())
+
+    def _drop(self, name: str) -> None:
+        self._watchers.pop(name).leave()
+        if task := self._tasks.pop(name, None):
+            task.cancel()
 
     def unreached(self, upstream: Upstream, error: UpstreamUnreached) -> None:
         """Note that an instance did not begin to answer; nothing unless it is a node's."""

@@ -108,6 +108,12 @@ class Watcher:
         self._settled.clear()
         self._doubted.set()
 
+    def leave(self) -> None:
+        """Give it nothing more, for it is none of ours any longer; whoever waits for it goes on."""
+        self.is_up, self.trouble = False, "it is not set any more"
+        self._withdraw_all()
+        self._settled.set()
+
     async def settled(self) -> None:
         """Wait until it is known whether it is there; the caller sets the deadline."""
         await self._settled.wait()

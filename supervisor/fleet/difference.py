@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.profile.profile import FlagValue
-from supervisor.settings import Settings
+from supervisor.settings import NodeTable, Settings
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -119,8 +119,7 @@ def remarks(began_with: Settings, before: Settings, after: Settings) -> Iterator
     for key in sorted(type(began_with.proxy).model_fields):
         if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):
             yield f"proxy.{key} stays {stays} until the daemon is restarted"
-    if began_with.nodes != after.nodes:
-        yield "[nodes] stay as they are until the daemon is restarted"
+    yield from _node_remarks(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits count from each instance's next state on"
     for name, model in after.models.items():
@@ -128,3 +127,12 @@ def remarks(began_with: Settings, before: Settings, after: Settings) -> Iterator
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
         if name in before.models and before.models[name].variants != model.variants:
             yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
+
+
+def _node_remarks(before: Mapping[str, NodeTable], after: Mapping[str, NodeTable]) -> Iterator[str]:
+    if added := after.keys() - before.keys():
+        yield f"new nodes: {', '.join(sorted(added))}"
+    if removed := before.keys() - after.keys():
+        yield f"nodes that left: {', '.join(sorted(removed))}"
+    if changed := {name for name in before.keys() & after.keys() if before[name] != after[name]}:
+        yield f"nodes set otherwise: {', '.join(sorted(changed))}"

@@ -16,6 +16,9 @@ from supervisor.fleet.workshop import Workshop
 from supervisor.profile.plan import Plan
 from supervisor.settings import Loaded
 
+# Raises CorralError where settings are wrong; what it returns takes them in.
+Beside = Callable[[Loaded], Callable[[], None]]
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -26,18 +29,21 @@ class Prepared:
         workshop: Makes what they say.
         plans: Of each model of which a new process will be made.
         difference: What they change.
+        take_in: Takes in what they say of other things than models.
     """
 
     loaded: Loaded
     workshop: Workshop
     plans: Mapping[str, Plan]
     difference: Difference
+    take_in: Callable[[], None]
 
 
 def prepare(
     replicas: Iterable[Replica],
     read: Callable[[], Loaded],
     make_workshop: Callable[[Loaded], Workshop],
+    beside: Beside,
 ) -> Prepared:
     """Read, compare and plan.
 
@@ -45,6 +51,7 @@ def prepare(
         replicas: Those that hold their places now.
         read: Reads the sources of the settings.
         make_workshop: Makes a workshop of settings.
+        beside: Finds what is wrong about all that is not a model.
 
     Raises:
         CorralError: The first thing that is wrong.
@@ -55,7 +62,7 @@ def prepare(
     plans = {
         model: workshop.plan_at(Place(model, 0)) for model in sorted(difference.models_to_plan)
     }
-    return Prepared(loaded, workshop, plans, difference)
+    return Prepared(loaded, workshop, plans, difference, beside(loaded))
 
 
 def _running(replicas: Iterable[Replica]) -> dict[Place, Recipe | None]:

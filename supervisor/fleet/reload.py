@@ -27,7 +27,7 @@ from supervisor.events import Emit
 from supervisor.fleet.devices import own_bytes
 from supervisor.fleet.difference import Difference, Place, remarks
 from supervisor.fleet.fleet import START_OVER, Fleet
-from supervisor.fleet.prepare import Prepared, prepare
+from supervisor.fleet.prepare import Beside, Prepared, prepare
 from supervisor.fleet.replica import Replica
 from supervisor.fleet.room import Way, fits, need_bytes, serves, way
 from supervisor.fleet.workshop import Workshop
@@ -88,6 +88,7 @@ class Reload:
         loaded: The settings it was started with.
         read: Reads the same sources again; raises CorralError. Called in a thread.
         make_workshop: Makes a workshop of settings.
+        beside: Prepares what is not a model's.
         limits: Makes the limits of new instances.
         emit: Where events go.
         read_machine: Tells how much memory there is.
@@ -103,6 +104,7 @@ class Reload:
         *,
         read: Callable[[], Loaded],
         make_workshop: Callable[[Loaded], Workshop],
+        beside: Beside,
         limits: Callable[[SupervisorTable], Limits],
         emit: Emit,
         read_machine: Callable[[], Machine] = machine.read,
@@ -112,6 +114,7 @@ class Reload:
         self._fleet = fleet
         self._read = read
         self._make_workshop = make_workshop
+        self._beside = beside
         self._limits = limits
         self._emit = emit
         self._read_machine = read_machine
@@ -132,7 +135,11 @@ class Reload:
         async with self._turn:
             try:
                 prepared = await asyncio.to_thread(
-                    prepare, self._fleet.replicas(), self._read_again, self._make_workshop
+                    prepare,
+                    self._fleet.replicas(),
+                    self._read_again,
+                    self._make_workshop,
+                    self._beside,
                 )
             except CorralError as error:
                 if not dry_run:
@@ -165,6 +172,7 @@ class Reload:
         """Do all that needs no waiting; return the replicas that were started."""
         difference, workshop, fleet = prepared.difference, prepared.workshop, self._fleet
         self.loaded = prepared.loaded
+        prepared.take_in()
         fleet.adopt(workshop, self._limits(prepared.loaded.settings.supervisor))
         for place in difference.removed:
             fleet.retire(fleet.models[place.model].at(place.number))

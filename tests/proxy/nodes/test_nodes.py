@@ -292,3 +292,49 @@ async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.Monkey
         await until(lambda: near.states() == [True])
         assert (await near.ask())[:2] == (200, "one/chat")
     await node.stop()
+
+
+# What is set for them changes.
+
+
+async def test_nodes_may_come_go_and_change_while_others_answer_on(place: Place) -> None:
+    one, two = await place.node(LOADED), await place.node({"id": "other"})
+    near = await place.near(one)
+    (before,) = near.nodes.facts()
+    stays = NodeSettings("one", one.url)
+    near.nodes.take([stays, NodeSettings("two", two.url)])
+    await until(lambda: near.dispatch.serves("other"))
+    assert (await near.ask("other"))[:2] == (200, "two/other")
+    assert near.nodes.facts()[0] == before
+    near.nodes.take([stays, NodeSettings("two", one.url)])
+    assert near.states() == [True, False]
+    await until(lambda: near.states() == [True, True])
+    near.nodes.take([NodeSettings("two", one.url)])
+    assert (await near.ask("chat"))[:2] == (200, "two/chat")
+    assert near.events("node.up", "node.down") == ["node.up"] * 3
+    near.nodes.take([])
+    assert (await near.ask("chat"))[0] == 404
+
+
+async def test_what_a_node_answers_it_answers_to_the_end_though_it_leaves(place: Place) -> None:
+    stuck = Stuck()
+    near = await place.near(await place.node(LOADED, script=stuck))
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(near.ask())
+        await until(lambda: near.dispatch.busy("one/chat") == 1)
+        near.nodes.take([])
+        assert not near.dispatch.serves("chat")
+        stuck.may_go_on.set()
+    assert asking.result()[:2] == (200, "one/chat")
+
+
+async def test_nobody_waits_for_a_node_that_left(place: Place) -> None:
+    node = await place.node(LOADED)
+    near = await place.near(node)
+    await node.stop()
+    async with asyncio.TaskGroup() as group:
+        near.look_again()
+        asking = group.create_task(near.ask())
+        await until(lambda: near.dispatch.lines()["chat"].interactive == 1)
+        near.nodes.take([])
+    assert asking.result()[0] in {404, 503}

@@ -125,14 +125,20 @@ def test_new_aliases_are_named() -> None:
     assert told(Settings(), aliased("x")) == []
 
 
-def test_new_variants_are_named_and_nodes_stay_as_they_were() -> None:
+def test_new_variants_and_nodes_are_named() -> None:
     high = VariantTable.model_validate({"temperature": 1})
     chat = ModelTable(path=Path("chat.gguf"))
     after = Settings(
         models={"chat": chat.model_copy(update={"variants": {"high": high}})},
-        nodes={"gpu": NodeTable(url="http://gpu")},
+        nodes={name: NodeTable(url="http://new") for name in ("both", "new")},
     )
-    assert told(Settings(models={"chat": chat}), after) == [
-        "[nodes] stay as they are until the daemon is restarted",
+    before = Settings(
+        models={"chat": chat},
+        nodes={name: NodeTable(url="http://old") for name in ("both", "old")},
+    )
+    assert told(before, after) == [
+        "new nodes: new",
+        "nodes that left: old",
+        "nodes set otherwise: both",
         "chat: its variants are now high",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from supervisor.life.traffic import Pulse
 from supervisor.profile.engine import Engine
 from supervisor.profile.memory import Burden
 from supervisor.profile.plan import Plan
-from supervisor.settings import Loaded, ModelTable, Settings
+from supervisor.settings import Loaded, ModelTable, NodeTable, Settings
 
 READY = frozenset({State.READY})
 GOOD = (sys.executable, str(FAKE))
@@ -109,6 +109,7 @@ class Yard:
         self.traffic = FakeTraffic()
         self.available_bytes = 1 << 50
         self.settings = settings(GOOD)
+        self.nodes: list[list[str]] = []
         loaded = self._read()
         workshop = FakeWorkshop(loaded.settings, runtime)
         self.fleet = Fleet(workshop, self.traffic, self.stream.emit, QUICK)
@@ -117,6 +118,7 @@ class Yard:
             loaded,
             read=self._read,
             make_workshop=lambda found: FakeWorkshop(found.settings, runtime),
+            beside=self._beside,
             limits=lambda _: QUICK,
             emit=self.stream.emit,
             read_machine=lambda: machine(memory_available_bytes=self.available_bytes),
@@ -125,6 +127,11 @@ class Yard:
 
     def _read(self) -> Loaded:
         return Loaded(self.settings, Path("corral.toml"), {})
+
+    def _beside(self, loaded: Loaded) -> Callable[[], None]:
+        if "wrong" in loaded.settings.nodes:
+            raise SettingsInvalid("the node is wrong")
+        return lambda: self.nodes.append(list(loaded.settings.nodes))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -292,3 +299,17 @@ async def test_what_cannot_be_planned_is_refused_before_anything_is_touched(yard
     refusal = await yard.watch.ask(dry_run=False)
     assert isinstance(refusal, CorralError)
     assert yard.events[told_before:] == [("settings.refused", {"why": "it has no program"})]
+
+
+async def test_nodes_are_taken_in_with_the_models_or_refuse_them_all(yard: Yard) -> None:
+    def with_node(name: str) -> Settings:
+        return yard.settings.model_copy(update={"nodes": {name: NodeTable(url="http://far")}})
+
+    yard.settings = with_node("wrong")
+    outcome = await yard.watch.ask(dry_run=False)
+    assert isinstance(outcome, SettingsInvalid)
+    assert yard.nodes == []
+    yard.settings = with_node("far")
+    for dry_run in (True, False):
+        assert isinstance(await yard.watch.ask(dry_run=dry_run), Reloaded)
+    assert yard.nodes == [["far"]]
