@@ -35,6 +35,8 @@ class FakeNode(Fake):
         self.slots: int | None = None
         self.looks: list[Call] = []
         self.port = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     @property
     def url(self) -> str:
@@ -48,6 +50,7 @@ class FakeNode(Fake):
 
     async def _answer(self, call: Call) -> None:
         path = call.line.split()[1].partition("?")[0]
+        await self.may_answer.wait()
         if self._key and call.headers.get("Authorization") != f"Bearer {self._key}":
             await call.head("Content-Length: 0", status="401 Unauthorized")
         elif path.endswith("/v1/models"):

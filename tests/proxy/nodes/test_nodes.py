@@ -17,6 +17,7 @@ from fakes.node import FakeNode, Near
 from fakes.upstream import Call, Fake, say_ok
 
 from proxy.engine import exchange
+from proxy.errors import Unavailable
 from proxy.nodes import watcher
 from proxy.nodes.settings import NodeSettings
 
@@ -328,13 +329,22 @@ async def test_what_a_node_answers_it_answers_to_the_end_though_it_leaves(place:
     assert asking.result()[:2] == (200, "one/chat")
 
 
-async def test_nobody_waits_for_a_node_that_left(place: Place) -> None:
+async def test_nobody_waits_for_a_node_that_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "_LIMIT_S", 60)
     node = await place.node(LOADED)
     near = await place.near(node)
-    await node.stop()
+    node.may_answer.clear()
+    near.look_again()
     async with asyncio.TaskGroup() as group:
-        near.look_again()
-        asking = group.create_task(near.ask())
-        await until(lambda: near.dispatch.lines()["chat"].interactive == 1)
+        waiting = group.create_task(refusal(near))
+        await asyncio.sleep(0)  # it waits now
         near.nodes.take([])
-    assert asking.result()[0] in {404, 503}
+    assert "it is not set any more" in waiting.result()
+
+
+async def refusal(near: Near) -> str:
+    with pytest.raises(Unavailable) as refused:
+        await near.nodes.ensure_ready("chat")
+    return refused.value.message
