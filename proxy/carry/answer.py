@@ -53,6 +53,7 @@ class Answer:
         self.record = record
         self._last_chunk = _EVENT_END
         self._response: web.StreamResponse | None = None
+        self._is_chunked = False
         self.is_committed = False
         self.traces: Mapping[str, str] = {}
         self.hush: Callable[[], Awaitable[None]] | None = None
@@ -114,6 +115,20 @@ class Answer:
         self.record.count(chunk)
         await self.response.write(chunk)
 
+    def put(self, chunk: bytes) -> bool:
+        """Send bytes of a stream that has begun, at once; return False, with nothing sent, if not.
+
+        They have to wait where the kernel has yet to take what was sent before, and nobody takes
+        them where the client has left: `write` waits, and tells.
+        """
+        transport = self._request.transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        self._last_chunk = chunk
+        self.record.count(chunk)
+        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        return True
+
     async def finish(self, last: bytes = b"") -> None:
         """Send the last bytes of the body, and mark it as complete.
 
@@ -148,6 +163,7 @@ class Answer:
         self._response = _Response(status=status, headers=headers)
         self.record.status = status
         await self._response.prepare(self._request)
+        self._is_chunked = "Transfer-Encoding" in self._response.headers
 
     async def _end_with(self, error: ProxyError) -> None:
         """End a stream in which nothing was said yet."""

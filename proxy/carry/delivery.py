@@ -1,7 +1,7 @@
 """One answer on its way from an instance to the client: passed, streamed, assembled or refused.
 
 Of a stream, everything up to the first token is looked at; from there on a chunk costs one read,
-one write and a count. A client that reads slowly holds up the instance, not our memory. What the
+one write and a count, all in one step of the loop and without waking the request. A client that reads slowly holds up the instance, not our memory. What the
 answer tells beyond its text is read after it was passed on.
 """
 
@@ -102,11 +102,24 @@ class Delivery:
         lease, answer, reply = self._lease, self._answer, self._reply
         gist = Gist(self._ask.kind, is_stream=True)
         before, last = b"", await self._prelude(gist)
+
+        def take(chunk: bytes) -> bool:
+            nonlocal before
+            if not answer.put(chunk):
+                return False
+            before = chunk
+            lease.hear(chunk)
+            lease.decoded()
+            lease.listen()
+            gist.hear(chunk)
+            return True
+
         while not reply.is_read:
             await answer.write(last)
             lease.listen()
             gist.hear(last)
-            before, last = last, await reply.read()
+            before = last
+            last = await reply.read(take)
             lease.hear(last)
             lease.decoded()
         if _ENDS.get(self._ask.kind, b"") not in (before + last)[-_END_BYTES:]:

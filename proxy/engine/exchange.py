@@ -20,7 +20,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.engine.upstream import Upstream
-from proxy.engine.wire import Broken, Silent, Wire
+from proxy.engine.wire import Broken, Silent, Take, Wire
 from proxy.errors import (
     BadRequest,
     UpstreamFailed,
@@ -72,15 +72,18 @@ class Reply:
         """Return whether the whole body was read; until its end comes, that is not known."""
         return self._wire.is_read
 
-    async def read(self) -> bytes:
+    async def read(self, take: Take | None = None) -> bytes:
         """Return the next bytes of the body as they came, empty at its end.
+
+        Args:
+            take: See `Wire.read`.
 
         Raises:
             UpstreamTimeout: The instance said nothing for too long.
             UpstreamFailed: It broke off before the end.
         """
         try:
-            return await self._wire.read()
+            return await self._wire.read(take)
         except Silent as error:
             raise UpstreamTimeout(f"{self._upstream.name} stopped sending its answer") from error
         except Broken as error:

@@ -7,6 +7,7 @@ nothing more is taken from the connection. All changes happen in methods without
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, cast
 
 from proxy.engine.framing import Malformed, Response
@@ -14,6 +15,9 @@ from proxy.engine.framing import Malformed, Response
 _HELD_MAX_BYTES: Final = 64 * 1024
 # Up to here one packet for head and body costs less than two; above, a copy of the body costs more.
 _JOINED_MAX_BYTES: Final = 64 * 1024
+
+# Passes bytes of a body on where they go; False, with nothing done, where they have to wait.
+Take = Callable[[bytes], bool]
 
 
 class Broken(Exception):
@@ -52,6 +56,7 @@ class Wire(asyncio.Protocol):
         self._silence_s = silence_s
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self._take: Take | None = None
         self._is_paused = False
         self._failure: Exception | None = None
         self._transport: asyncio.Transport | None = None
@@ -84,17 +89,25 @@ class Wire(asyncio.Protocol):
         while not self.response.status:
             await self._change()
 
-    async def read(self) -> bytes:
+    async def read(self, take: Take | None = None) -> bytes:
         """Return the next bytes of the body, all there are; empty at its end.
+
+        Args:
+            take: Is given what comes meanwhile, the body's last bytes excepted, in the step of the
+                loop in which it comes; only what it does not take is returned.
 
         Raises:
             Silent: Nothing came in time.
             Broken: The body will not be complete.
         """
-        while not self._held:
-            if self.response.is_over:
-                return b""
-            await self._change()
+        self._take = take
+        try:
+            while not self._held:
+                if self.response.is_over:
+                    return b""
+                await self._change()
+        finally:
+            self._take = None
         held = self._held
         body = held[0] if len(held) == 1 else b"".join(held)
         self._held, self._held_bytes = [], 0
@@ -126,10 +139,13 @@ class Wire(asyncio.Protocol):
         except Malformed as error:
             self._fail(Broken(str(error), is_malformed=True))
             return
-        if body:
-            self._hold(body)
         if self.response.is_over:
             self.close()
+        elif body and self._is_taken(body):
+            self._waiting_since_s = self._loop.time()
+            return
+        if body:
+            self._hold(body)
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -141,6 +157,9 @@ class Wire(asyncio.Protocol):
         self._wake()
 
     # What is behind them.
+
+    def _is_taken(self, body: bytes) -> bool:
+        return self._take is not None and not self._held and self._take(body)
 
     def _hold(self, body: bytes) -> None:
         self._held.append(body)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.clock import leap
 from fakes.upstream import Call, Fake, Script
 from multidict import CIMultiDict
 
 from proxy.engine.exchange import Letter, Reply, exchange
 from proxy.engine.upstream import Upstream
+from proxy.engine.wire import Silent, Wire
 from proxy.errors import (
     BadRequest,
     ProxyError,
@@ -180,6 +182,35 @@ async def test_a_body_without_a_length_is_read_to_the_end(bench: Bench) -> None:
     assert await bench.read() == b"all of it"
 
 
+async def test_what_comes_while_it_is_waited_for_is_taken_in_the_same_step(bench: Bench) -> None:
+    said: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        while (piece := await said.get()) != b"last":
+            await call.chunk(piece)
+        await call.send(b"4\r\nlast\r\n0\r\n\r\n")
+
+    await bench.play(speak)
+    async with bench.ask() as reply:
+        taken: list[bytes] = []
+
+        def take(piece: bytes) -> bool:
+            if piece == b"no room":
+                return False
+            taken.append(piece)
+            said.put_nowait({b"one": b"two", b"two": b"no room"}.get(piece, b"last"))
+            return True
+
+        said.put_nowait(b"one")
+        assert await reply.read(take) == b"no room"
+        assert taken == [b"one", b"two"]
+        said.put_nowait(b"three")
+        assert await reply.read(take) == b"last"  # the end is never taken
+        assert taken == [b"one", b"two", b"three"]
+        assert reply.is_read
+
+
 async def test_an_exchange_that_is_left_closes_the_connection(bench: Bench) -> None:
     left = asyncio.Event()
 
@@ -328,6 +359,31 @@ async def test_silence_within_the_answer(bench: Bench) -> None:
         assert await reply.read() == b"one"
         with pytest.raises(UpstreamTimeout, match="stopped sending its answer"):
             await reply.read()
+
+
+def test_what_is_taken_at_once_ends_a_silence_too() -> None:
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return True
+
+    class Line(asyncio.Transport):
+        def abort(self) -> None:
+            pass
+
+    async def read() -> None:
+        loop = asyncio.get_running_loop()
+        wire = Wire(loop, "GET", silence_s=10)
+        wire.connection_made(Line())
+        wire.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+        for after_s in (6, 12, 18):
+            loop.call_later(after_s, wire.data_received, b"more")
+        with pytest.raises(Silent):
+            await wire.read(take)
+
+    leap(read())
+    assert taken == [b"more"] * 3
 
 
 async def test_a_reader_that_takes_its_time_is_not_the_instances_silence(bench: Bench) -> None:
