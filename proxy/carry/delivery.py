@@ -1,8 +1,9 @@
 """One answer on its way from an instance to the client: passed, streamed, assembled or refused.
 
 Of a stream, everything up to the first token is looked at; from there on a chunk costs one read,
-one write and a count, all in one step of the loop and without waking the request. A client that reads slowly holds up the instance, not our memory. What the
-answer tells beyond its text is read after it was passed on.
+one write and a count, all in one step of the loop and without waking the request. A client that
+reads slowly holds up the instance, not our memory. What the answer tells beyond its text is read
+after it was passed on.
 """
 
 from __future__ import annotations
