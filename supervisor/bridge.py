@@ -6,18 +6,19 @@ package knows the other: this file knows both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from proxy.carry.variant import Variant
 from proxy.engine.upstream import Upstream
-from proxy.errors import Misconfigured, Unavailable, UnknownModel
+from proxy.errors import Misconfigured, ProxyError, Unavailable, UnknownModel
 from proxy.gate.door import check
 from proxy.gate.guard import is_loopback
 from proxy.gate.keyfile import Key, read_keys
 from proxy.line.dispatch import Dispatch
+from proxy.line.loan import loan
 from proxy.loader import ModelCard
 from proxy.nodes.secret import read_key
 from proxy.nodes.settings import NodeSettings
@@ -30,7 +31,7 @@ from supervisor.fleet.replica import Model
 from supervisor.fleet.steward import Demand, Steward
 from supervisor.fleet.workshop import Workshop
 from supervisor.life.facts import InstanceFacts
-from supervisor.life.traffic import Pulse
+from supervisor.life.traffic import NotLent, Pulse
 from supervisor.settings import NodeTable, ProxyTable, VariantTable
 
 
@@ -71,6 +72,15 @@ class Gate:
         """Return what an instance does for clients now."""
         pulse = self._dispatch.pulse(name)
         return Pulse(pulse.held, pulse.awaited, pulse.bytes_heard)
+
+    @asynccontextmanager
+    async def lend(self, name: str) -> AsyncIterator[Callable[[], bool]]:
+        """Hold a slot of an instance; what the block is given tells whether a client wants it."""
+        try:
+            async with loan(self._dispatch, name) as is_wanted:
+                yield is_wanted
+        except ProxyError as error:
+            raise NotLent(error.message) from error
 
     async def idle(self, name: str) -> None:
         """Wait until an instance has no request; the caller sets the deadline."""

@@ -73,10 +73,10 @@ class Daemon:
         self._events = events
         self._dispatch = Dispatch(proxy_settings(loaded.settings.proxy))
         self._vitals = Vitals()
-        gate = Gate(self._dispatch)
+        self._gate = Gate(self._dispatch)
         self._workshop = Workshop(loaded.settings, directories)
         limits = _limits(loaded.settings.supervisor)
-        gate.fleet = self._fleet = Fleet(self._workshop, gate, events.emit, limits)
+        self._gate.fleet = self._fleet = Fleet(self._workshop, self._gate, events.emit, limits)
         callers = Callers(self._dispatch)
         self._steward = Steward(self._fleet, callers, events.emit, Ledger(self._fleet))
         self._dispatch.idled = self._steward.stir
@@ -243,7 +243,7 @@ class Daemon:
     def warm(self, model: str, prompt: WarmPrompt) -> asyncio.Task[list[Warmed] | CorralError]:
         """Begin to have every instance of a model read a prompt."""
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
-        return self._fleet.errand(caches.warm(replicas, prompt))
+        return self._fleet.errand(caches.warm(replicas, prompt, self._gate))
 
     async def refresh(self) -> None:
         """Read the figures of every serving instance."""

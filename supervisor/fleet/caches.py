@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from supervisor.errors import CorralError, StartFailed
 from supervisor.fleet.replica import Model, Replica
@@ -13,9 +14,14 @@ from supervisor.fleet.slots.keeping import Keeping
 from supervisor.fleet.slots.manifest import Manifest, identify
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.lifecycle import State
-from supervisor.life.llama import EngineSilent, Llama, Refused
+from supervisor.life.llama import Llama, Refused
 from supervisor.life.prompts import WarmPrompt
-from supervisor.life.warm import prefill
+from supervisor.life.reading import Reading
+from supervisor.life.traffic import Traffic
+from supervisor.life.warm import Prefilled
+
+# How long clients may keep an instance from reading a prompt ahead.
+_PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +68,42 @@ async def save(replicas: Iterable[Replica], keeping: Keeping) -> list[Manifest]:
     ]
 
 
-async def warm(replicas: Sequence[Replica], prompt: WarmPrompt) -> list[Warmed] | CorralError:
-    """Have each instance that serves read a prompt; an error where one did not, or none serves."""
+async def warm(
+    replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Traffic
+) -> list[Warmed] | CorralError:
+    """Have each instance that serves read a prompt; an error where one did not, or none serves.
+
+    Clients come first: an instance is asked while it has nothing else to do, for a minute at most.
+    """
     serving = [facts for one in replicas if (facts := _serving(one))]
     if not serving:
         return StartFailed("no instance is ready", hint="corral start starts them")
     done = []
     for facts in serving:
-        try:
-            async with Llama(facts.endpoint, facts.api_key) as llama:
-                found = await prefill(llama, prompt)
-        except EngineSilent as error:
-            return StartFailed(f"{facts.name} did not read {prompt.name}: {error}")
+        found = await _read(facts, prompt, traffic)
         if isinstance(found, Refused):
             return StartFailed(
                 f"{facts.name} refused {prompt.name}: {found.message or found.status}",
                 log=str(facts.log_path),
             )
+        if found is None:
+            return StartFailed(
+                f"{facts.name} did not read {prompt.name}: clients kept it busy, or it left",
+                hint="ask again when it is idle; corral status shows it",
+            )
         done.append(Warmed(facts.name, found.tokens, found.cached_tokens))
     return done
+
+
+async def _read(
+    facts: InstanceFacts, prompt: WarmPrompt, traffic: Traffic
+) -> Prefilled | Refused | None:
+    """Have one instance read a prompt; None where it did not come to that."""
+    found: list[Prefilled | Refused] = []
+    reading = Reading([prompt], lambda _, what: found.append(what))
+    async with Llama(facts.endpoint, facts.api_key) as llama:
+        await reading.go_on(llama, traffic, facts.name, _PATIENCE_S)
+    return found[0] if found else None
 
 
 async def _save(replica: Replica) -> None:

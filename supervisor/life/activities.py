@@ -174,7 +174,7 @@ async def _told_within(run: Run, pause_s: float) -> bool:
 
 async def _read_on(stage: Stage) -> None:
     async with stage.llama() as llama:
-        await stage.reading.go_on(llama, lambda: stage.traffic.pulse(stage.name).in_flight == 0)
+        await stage.reading.go_on(llama, stage.traffic, stage.name)
 
 
 async def _can_answer(run: Run) -> bool:

@@ -7,13 +7,17 @@ request that comes in ends the reading of a prompt, which is begun anew later, s
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from supervisor.life import slots
 from supervisor.life.llama import EngineSilent, Llama, Refused
 from supervisor.life.prompts import WarmPrompt
+from supervisor.life.traffic import NotLent, Traffic
 from supervisor.life.warm import Prefilled, prefill
 
 _TICK_S: Final = 0.1
@@ -35,6 +39,7 @@ class Reading:
         self._tell = tell
         self._tries = 0
         self._is_bounded = False
+        self._is_hidden = False
 
     async def begin(self, llama: Llama, restored: int) -> None:
         """Read what there are slots for beside those that were restored; an end may come any time.
@@ -44,17 +49,33 @@ class Reading:
             restored: How many slots hold a conversation.
         """
         await self._bound(llama, restored)
-        while self._left:
-            await self._read_first(llama)
+        while self._has_more:
+            await self._go_on(llama)
 
-    async def go_on(self, llama: Llama, is_idle: Callable[[], bool]) -> None:
-        """Read what is left, as long as nobody else asks anything of the engine."""
+    async def go_on(
+        self, llama: Llama, traffic: Traffic, name: str, patience_s: float = math.inf
+    ) -> None:
+        """Read what is left, as long as nobody else asks anything of the engine.
+
+        Args:
+            llama: The engine.
+            traffic: Who lends the instance, and asks it back.
+            name: The instance.
+            patience_s: How long to wait for moments in which nobody does.
+        """
         await self._bound(llama, 0)
-        while self._left and self._tries < _TRIES_MAX:
-            if is_idle():
+        until_s = time.monotonic() + patience_s
+        while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
+            if traffic.pulse(name).in_flight == 0:
                 self._tries += 1
-                await self._read_while(llama, is_idle)
+                with suppress(NotLent):
+                    async with traffic.lend(name) as is_wanted:
+                        await self._go_on_until(is_wanted, llama)
             await asyncio.sleep(_TICK_S)
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._left) or self._is_hidden
 
     async def _bound(self, llama: Llama, restored: int) -> None:
         """Drop the last prompts, those for which no slot is left."""
@@ -70,22 +91,41 @@ class Reading:
         while len(self._left) > max(0, free):
             self._left.pop()
 
-    async def _read_while(self, llama: Llama, is_idle: Callable[[], bool]) -> None:
+    async def _go_on_until(self, is_wanted: Callable[[], bool], llama: Llama) -> None:
+        """Take the next step, or leave it when somebody comes.
+
+        Raises:
+            NotLent: Somebody came; the engine goes on to the end of its batch.
+        """
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read_first(llama))
-            while is_idle():
-                done, _ = await asyncio.wait([reading], timeout=_TICK_S)
+            step = group.create_task(self._go_on(llama))
+            while not is_wanted():
+                done, _ = await asyncio.wait([step], timeout=_TICK_S)
                 if done:
                     self._tries = 0
                     return
-            reading.cancel()
+            step.cancel()
+        raise NotLent
 
-    async def _read_first(self, llama: Llama) -> None:
-        prompt = self._left[0]
+    async def _go_on(self, llama: Llama) -> None:
+        """Read the first that is left; after the last, see that the next request finds them.
+
+        An engine that does not match prompts looks for them in its cache-ram, as that was when its
+        last task began, and puts idle slots there whenever one begins. Without a task in between,
+        the first request would not find what was read for it.
+        """
         try:
-            found = await prefill(llama, prompt)
+            if self._left:
+                await self._read(llama, self._left[0])
+            else:
+                await llama.one_token()
+                self._is_hidden = False
         except EngineSilent:  # whoever watches the engine finds out
             self._left.clear()
-            return
+            self._is_hidden = False
+
+    async def _read(self, llama: Llama, prompt: WarmPrompt) -> None:
+        found = await prefill(llama, prompt)
         self._left.popleft()
+        self._is_hidden = self._is_hidden or isinstance(found, Prefilled)
         self._tell(prompt, found)

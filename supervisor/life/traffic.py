@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +25,10 @@ class Pulse:
     bytes_seen: int = 0
 
 
+class NotLent(Exception):
+    """An instance was not lent, or was asked back: clients want it, or it is to leave."""
+
+
 class Traffic(Protocol):
     """Sends requests to instances that are in service. A name it does not know is no error."""
 
@@ -34,6 +40,16 @@ class Traffic(Protocol):
 
     def pulse(self, name: str, /) -> Pulse:
         """Return what it does now; cheap enough to be asked several times a second."""
+
+    def lend(self, name: str, /) -> AbstractAsyncContextManager[Callable[[], bool]]:
+        """Hold one of its slots for the length of the block, for a request that is nobody's.
+
+        What the block is given tells whether somebody wants the instance, who then comes first:
+        leave the block with NotLent.
+
+        Raises:
+            NotLent: No slot was free, or the instance is stopped.
+        """
 
     async def idle(self, name: str, /) -> None:
         """Wait until it holds no request."""

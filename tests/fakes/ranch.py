@@ -6,7 +6,7 @@ import asyncio
 import os
 import select
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -50,6 +50,11 @@ class RecordingTraffic:
     def pulse(self, name: str, /) -> Pulse:
         assert name == "chat.0"
         return self.now
+
+    @asynccontextmanager
+    async def lend(self, name: str, /) -> AsyncIterator[Callable[[], bool]]:
+        assert name == "chat.0"
+        yield lambda: self.now.in_flight > 0
 
     async def idle(self, name: str, /) -> None:
         self._note("idle", name)

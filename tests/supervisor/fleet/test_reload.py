@@ -93,6 +93,10 @@ class FakeTraffic:
     def pulse(self, _: str, /) -> Pulse:
         return Pulse()
 
+    @asynccontextmanager
+    async def lend(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
+        yield lambda: False
+
     async def idle(self, _: str, /) -> None:
         self.drains.set()
         await self.may_drain.wait()

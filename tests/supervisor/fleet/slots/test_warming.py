@@ -29,7 +29,6 @@ async def test_a_prompt_is_read_before_anybody_asks(
     async with barn.up():
         (warmed,) = barn.told("prompt.warmed")
         assert (warmed["prompt"], warmed["cached"]) == ("kind.txt", 0)
-        await barn.ask([{"role": "user", "content": "somebody else first"}])
         system = {"role": "system", "content": prompt.read_text()}
         _, timings = await barn.ask([system, {"role": "user", "content": "hello"}])
     assert timings["cache_n"] > 0.9 * warmed["tokens"]
@@ -85,9 +84,7 @@ async def test_what_is_left_is_read_while_nobody_asks(tiny_model: Path, runtime:
     told = asyncio.Event()
     reading = Reading([of_text("x", LONG)], lambda _prompt, _found: told.set())
     async with barn.up(), barn.llama() as llama, asyncio.TaskGroup() as group:
-        going_on = group.create_task(
-            reading.go_on(llama, lambda: barn.traffic.pulse("chat.0").in_flight == 0)
-        )
+        going_on = group.create_task(reading.go_on(llama, barn.traffic, "chat.0"))
         await told.wait()
         await going_on
 
@@ -112,7 +109,7 @@ async def test_a_request_ends_the_reading_of_a_prompt_which_is_begun_anew(
     told: list[str] = []
     reading = Reading([of_text("x", LONG)], lambda prompt, _found: told.append(prompt.name))
     async with barn.up(), barn.llama() as llama:
-        await reading.go_on(llama, lambda: barn.traffic.pulse("chat.0").in_flight == 0)
+        await reading.go_on(llama, barn.traffic, "chat.0")
     assert (len(begun), told) == (2, ["x"])
 
 
@@ -129,13 +126,13 @@ async def test_a_command_has_every_serving_instance_read_a_prompt(
     tiny_model: Path, runtime: Path
 ) -> None:
     barn = Barn(runtime, tiny_model, {"parallel": 1})
-    down = await caches.warm([barn.replica], of_text("x", LONG))
+    down = await caches.warm([barn.replica], of_text("x", LONG), barn.traffic)
     assert isinstance(down, StartFailed)
     async with barn.up():
         assert (await barn.replica.instance.wait(UP)).state is State.READY
         for known in (False, True):
-            found = await caches.warm([barn.replica], of_text("x", LONG))
+            found = await caches.warm([barn.replica], of_text("x", LONG), barn.traffic)
             assert isinstance(found, list)
             assert (found[0].cached_tokens > 256) is known
-        bad = await caches.warm([barn.replica], WarmPrompt("x", {"messages": [{}]}))
+        bad = await caches.warm([barn.replica], WarmPrompt("x", {"messages": [{}]}), barn.traffic)
     assert isinstance(bad, StartFailed)
