@@ -5,6 +5,7 @@ GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and lines
 GET   /metrics                            figures for Prometheus
+POST  /corral/v1/models/{id}/warm         have a prompt read ahead
 the table of `pages`                      an instance of the model that the request names
 """
 
@@ -25,13 +26,14 @@ from proxy.gate.keys import KEY, visible
 from proxy.headers import HOP
 from proxy.line.dispatch import Dispatch
 from proxy.line.flight import Flight, Floor
-from proxy.loader import Loader, ModelCard
+from proxy.loader import Loader, ModelCard, Reader
 from proxy.nodes.cards import local
 from proxy.pages import PASSED
 from proxy.record import CLIENT_GONE, Tell
 from proxy.request import read_ask
 from proxy.roster import find, listed
 from proxy.settings import ProxySettings
+from proxy.warm import WarmPage
 from proxy.watch import aggregate
 from proxy.watch.metrics import Metrics
 from proxy.watch.overview import engine_list, has_idle, overview
@@ -40,7 +42,11 @@ FLOOR: Final = web.AppKey("floor", Floor)
 
 
 def build_app(
-    dispatch: Dispatch, loader: Loader, settings: ProxySettings, tell: Tell
+    dispatch: Dispatch,
+    loader: Loader,
+    settings: ProxySettings,
+    tell: Tell,
+    reader: Reader | None = None,
 ) -> web.Application:
     """Build the application; `proxy.server.Server` runs it, in tests as in production.
 
@@ -49,6 +55,7 @@ def build_app(
         loader: The models, and how one is made ready.
         settings: The limits.
         tell: Hears how each request ended; see `proxy.record`.
+        reader: Has prompts read ahead; without one, there is no page for that.
 
     Raises:
         Misconfigured: An origin, a host or the file of API keys is wrong.
@@ -70,6 +77,9 @@ def build_app(
     app.router.add_get("/slots", pages.slots)
     app.router.add_get("/corral/v1/slots", pages.overview)
     app.router.add_get("/metrics", pages.metrics)
+    if reader:
+        warm = WarmPage(loader, reader, settings, floor)
+        app.router.add_post("/corral/v1/models/{id:.+}/warm", warm.answer)
     for path in PASSED["GET"]:
         app.router.add_get(path, pages.passed)
     for path in PASSED["POST"]:

@@ -1,10 +1,13 @@
-"""What the proxy needs of whoever runs the instances: the models there are, and one made ready."""
+"""What the proxy needs of whoever runs the instances.
+
+The models there are, one made ready, and prompts read ahead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from proxy.carry.variant import Variant
 
@@ -50,4 +53,35 @@ class Loader(Protocol):
 
         Raises:
             ProxyError: It will not be: Unavailable, UnknownModel or UpstreamFailed say why.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """A prompt that an instance has read ahead.
+
+    Attributes:
+        instance: The instance.
+        tokens: How many tokens it computed.
+        cached_tokens: How many it had already.
+    """
+
+    instance: str
+    tokens: int
+    cached_tokens: int
+
+
+class Reader(Protocol):
+    """Who has instances read prompts ahead."""
+
+    async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[Warmed]:
+        """Have every instance of a model that is up read a prompt; clients come first.
+
+        Args:
+            model: Its id.
+            body: A chat request.
+
+        Raises:
+            BadRequest: The body is no chat request, or an instance refused it.
+            Unavailable: None is up, or one did not come to it.
         """

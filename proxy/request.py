@@ -99,11 +99,11 @@ async def read_ask(
     key = request.get(KEY)
     is_form = request.content_type.startswith("multipart/")
     if request.method == "POST":
-        body = await _read_body(request, settings)
+        body = await read_body(request, settings)
         if is_form:
             members = {"model": model_of(body)}
         else:
-            members = _members(body)
+            members = members_of(body)
             # An engine takes only 8 KiB of what curl -d calls a form.
             headers["Content-Type"] = "application/json"
     kind = kind_of(request.method, request.path)
@@ -147,7 +147,14 @@ def _patience_s(request: web.Request, limit_s: float) -> float:
     return min(float(wanted[1]), limit_s) if wanted else limit_s
 
 
-async def _read_body(request: web.Request, settings: ProxySettings) -> bytes:
+async def read_body(request: web.Request, settings: ProxySettings) -> bytes:
+    """Return the body of a request, within the limits.
+
+    Raises:
+        BadRequest: It is broken.
+        BodyTooLarge: It has more bytes than the limit.
+        TooSlow: It did not come in time.
+    """
     max_bytes, limit_s = settings.max_body_bytes, settings.body_timeout_s
     if (request.content_length or 0) > max_bytes:
         raise BodyTooLarge(max_bytes)
@@ -184,7 +191,12 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
 
 
-def _members(body: bytes) -> dict[str, Any]:
+def members_of(body: bytes) -> dict[str, Any]:
+    """Return what a body says.
+
+    Raises:
+        BadRequest: It is no JSON object.
+    """
     try:
         members = orjson.loads(body)
     except orjson.JSONDecodeError as error:

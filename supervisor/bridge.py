@@ -10,26 +10,29 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from proxy.carry.variant import Variant
 from proxy.engine.upstream import Upstream
-from proxy.errors import Misconfigured, ProxyError, Unavailable, UnknownModel
+from proxy.errors import BadRequest, Misconfigured, ProxyError, Unavailable, UnknownModel
 from proxy.gate.door import check
 from proxy.gate.guard import is_loopback
 from proxy.gate.keyfile import Key, read_keys
 from proxy.line.dispatch import Dispatch
 from proxy.line.loan import loan
-from proxy.loader import ModelCard
+from proxy.loader import ModelCard, Warmed
 from proxy.nodes.secret import read_key
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
-from supervisor.errors import SettingsInvalid
+from supervisor.errors import CorralError, SettingsInvalid
 from supervisor.events import EventStream
+from supervisor.fleet import caches
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.presence import availability
-from supervisor.fleet.replica import Model
+from supervisor.fleet.replica import Model, Replica
 from supervisor.fleet.steward import Demand, Steward
 from supervisor.fleet.workshop import Workshop
+from supervisor.life import prompts
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.traffic import NotLent, Pulse
 from supervisor.settings import NodeTable, ProxyTable, VariantTable
@@ -109,6 +112,36 @@ class Callers:
     def release(self, model: str) -> None:
         """Let them go on."""
         self._dispatch.release(model)
+
+
+class Reader:
+    """What the proxy needs of whoever has prompts read ahead (proxy.loader.Reader)."""
+
+    def __init__(self, fleet: Fleet, gate: Gate) -> None:
+        self._fleet = fleet
+        self._gate = gate
+
+    async def warm(self, model: str, body: Mapping[str, Any]) -> list[Warmed]:
+        """Have every instance of a model that is up read a prompt; clients come first.
+
+        Raises:
+            BadRequest: The body is no chat request, or an instance refused it.
+            Unavailable: None is up, or one did not come to it.
+        """
+        try:
+            prompt = prompts.of_request("in the body", body)
+            found = await caches.warm(self._replicas(model), prompt, self._gate)
+        except SettingsInvalid as error:
+            raise BadRequest(f"{error.message}; {error.hint}") from error
+        if isinstance(found, SettingsInvalid):
+            raise BadRequest(found.message)
+        if isinstance(found, CorralError):
+            raise Unavailable(f"{found.message}; {found.hint}", retry_after_s=10)
+        return [Warmed(one.instance, one.tokens, one.cached_tokens) for one in found]
+
+    def _replicas(self, name: str) -> tuple[Replica, ...]:
+        model = self._fleet.models.get(name)  # it may be configured no more by now
+        return model.replicas if model else ()
 
 
 class Catalogue:

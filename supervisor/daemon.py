@@ -21,7 +21,7 @@ from proxy.line.dispatch import Dispatch
 from proxy.nodes.nodes import NodeFacts, Nodes
 from proxy.server import Server
 from supervisor import __version__
-from supervisor.bridge import Callers, Catalogue, Gate, node_settings, proxy_settings
+from supervisor.bridge import Callers, Catalogue, Gate, Reader, node_settings, proxy_settings
 from supervisor.control import api
 from supervisor.control.report import instance_status, model_status
 from supervisor.control.wire import DaemonStatus, InstanceStatus, NodeStatus
@@ -115,7 +115,9 @@ class Daemon:
 
     def _make_server(self) -> Server:
         settings = proxy_settings(self._reload.loaded.settings.proxy)
-        return Server(build_app(self._dispatch, self._nodes, settings, self._events.emit), settings)
+        reader = Reader(self._fleet, self._gate)
+        app = build_app(self._dispatch, self._nodes, settings, self._events.emit, reader)
+        return Server(app, settings)
 
     # Its life.
 

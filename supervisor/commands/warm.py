@@ -18,8 +18,8 @@ def warm(model: str, file: Path) -> Outcome:
     Raises:
         NotRunning: No daemon runs.
         NoSuchModel: The name is not configured.
-        SettingsInvalid: The file is no prompt.
-        StartFailed: No instance is ready, or one did not read it.
+        SettingsInvalid: The file is no prompt, or an instance refused it.
+        StartFailed: No instance is ready, or one did not come to it.
     """
     prompt = read(file)
     client = Client(directories().control_socket)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from supervisor.errors import CorralError, StartFailed
+from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.fleet.replica import Model, Replica
 from supervisor.fleet.slots.job import Owner
 from supervisor.fleet.slots.keeping import Keeping
@@ -77,19 +77,19 @@ async def warm(
     """
     serving = [facts for one in replicas if (facts := _serving(one))]
     if not serving:
-        return StartFailed("no instance is ready", hint="corral start starts them")
+        return StartFailed("no instance is ready", hint="corral start brings them up")
     done = []
     for facts in serving:
         found = await _read(facts, prompt, traffic)
         if isinstance(found, Refused):
-            return StartFailed(
-                f"{facts.name} refused {prompt.name}: {found.message or found.status}",
+            return SettingsInvalid(
+                f"{facts.name} refused the prompt {prompt.name}: {found.message or found.status}",
                 log=str(facts.log_path),
             )
         if found is None:
             return StartFailed(
-                f"{facts.name} did not read {prompt.name}: clients kept it busy, or it left",
-                hint="ask again when it is idle; corral status shows it",
+                f"{facts.name} did not come to the prompt {prompt.name}",
+                hint="clients go first: ask again when it is idle",
             )
         done.append(Warmed(facts.name, found.tokens, found.cached_tokens))
     return done

@@ -1,12 +1,15 @@
 """Conversations that outlive their model and their daemon, through the whole product."""
 
+import http.client
 import json
 import os
 import random
 import signal
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from end_to_end.home import Corral, until
@@ -33,6 +36,16 @@ def turn(corral: Corral, messages: list[dict[str, str]]) -> tuple[list[dict[str,
     said = answer["choices"][0]["message"]["content"]
     then = [{"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]
     return [*messages, *then], answer["timings"]
+
+
+def warm_by_page(corral: Corral, system: str) -> tuple[int, Any]:
+    """Have a prompt read by the proxy's page; return the status and what it tells."""
+    server = urlsplit(corral.url)
+    body = {"messages": [{"role": "system", "content": system}]}
+    with closing(http.client.HTTPConnection(server.netloc)) as connection:
+        connection.request("POST", "/corral/v1/models/chat/warm", json.dumps(body))
+        response = connection.getresponse()
+        return response.status, json.load(response)
 
 
 def story(words: int) -> list[dict[str, str]]:
@@ -97,10 +110,16 @@ def test_a_prompt_is_read_by_command(corral: Corral, tiny_model: Path) -> None:
     assert "tokens read" in corral.ok("warm", "chat", "kind.txt")
     (warmed,) = corral.data("warm", "chat", "kind.txt")
     assert warmed["instance"] == "chat.0"
+    status, told = warm_by_page(corral, "be kind")
+    assert (status, told["data"][0]["instance"]) == (200, "chat.0")
+    assert told["data"][0]["cached"] > 0
     assert corral("warm", "other", "kind.txt").returncode == 4
     assert corral("warm", "chat", "none.txt").returncode == 78
     assert "nothing was worth saving" in corral.ok("slots", "save")
     assert corral("slots", "save", "other").returncode == 4
+    corral.ok("stop", "chat")
+    status, told = warm_by_page(corral, "be kind")
+    assert (status, told["error"]["code"]) == (503, "unavailable")
 
 
 def test_prompts_of_the_settings_are_read_at_each_start(corral: Corral, tiny_model: Path) -> None:

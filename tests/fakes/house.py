@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from fakes.upstream import Fake, Script, say_ok
 from proxy.app import FLOOR, build_app
 from proxy.errors import ProxyError
 from proxy.line.dispatch import Dispatch
-from proxy.loader import ModelCard
+from proxy.loader import ModelCard, Warmed
 from proxy.server import Server
 from proxy.settings import ProxySettings
 
@@ -56,12 +56,31 @@ class FakeLoader:
             self.dispatch.admit(fake.upstream(model))
 
 
+class FakeReader:
+    """Has read every prompt, once it may; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.left = asyncio.Event()
+
+    async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[Warmed]:
+        self.asked.append((model, body))
+        try:
+            await self.may_go_on.wait()
+        finally:
+            self.left.set()
+        return [Warmed(f"{model}.0", 30, 12)]
+
+
 class House:
     """A running proxy and what a test needs of it."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self.dispatch = Dispatch()
         self.loader = FakeLoader(self.dispatch)
+        self.reader = FakeReader()
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.settings = ProxySettings(
             port=0, max_body_bytes=100_000, connect_timeout_s=2, silence_timeout_s=20
@@ -85,7 +104,7 @@ class House:
 
     def build(self, settings: ProxySettings) -> Server:
         """Return a server that is not yet started."""
-        app = build_app(self.dispatch, self.loader, settings, self._hear)
+        app = build_app(self.dispatch, self.loader, settings, self._hear, self.reader)
         self.floor = app[FLOOR]
         return Server(app, settings)
 

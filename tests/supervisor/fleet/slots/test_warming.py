@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fakes.barn import LONG, UP, Barn
 
-from supervisor.errors import StartFailed
+from supervisor.errors import SettingsInvalid, StartFailed
 from supervisor.fleet import caches
 from supervisor.life.lifecycle import State
 from supervisor.life.prompts import WarmPrompt, of_text
@@ -135,4 +135,4 @@ async def test_a_command_has_every_serving_instance_read_a_prompt(
             assert isinstance(found, list)
             assert (found[0].cached_tokens > 256) is known
         bad = await caches.warm([barn.replica], WarmPrompt("x", {"messages": [{}]}), barn.traffic)
-    assert isinstance(bad, StartFailed)
+    assert isinstance(bad, SettingsInvalid)

@@ -1,0 +1,77 @@
+"""The page that has a prompt read ahead: POST /corral/v1/models/{id}/warm, a chat request.
+
+It loads no model, reaches no other machine, and changes nothing but caches. One prompt at a time is
+read for a model, while no client needs its instances; who asks and leaves ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+from aiohttp import web
+
+from proxy.errors import TooMany
+from proxy.gate.keys import KEY, visible
+from proxy.line.flight import Flight, Floor
+from proxy.loader import Loader, ModelCard, Reader
+from proxy.nodes.cards import local
+from proxy.request import members_of, read_body
+from proxy.roster import Pick, find
+from proxy.settings import ProxySettings
+
+_RETRY_AFTER_S = 5
+
+
+class WarmPage:
+    """Answers the page.
+
+    Args:
+        loader: The models there are.
+        reader: Has prompts read ahead.
+        settings: The limits.
+        floor: What the server has under way.
+    """
+
+    def __init__(
+        self, loader: Loader, reader: Reader, settings: ProxySettings, floor: Floor
+    ) -> None:
+        self._loader = loader
+        self._reader = reader
+        self._settings = settings
+        self._floor = floor
+        self._reading: set[str] = set()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer with what each instance has read.
+
+        Raises:
+            UnknownModel: No model here has the name.
+            TooMany: A prompt is read for the model already.
+            ProxyError: As `Reader.warm` does, and `read_body`.
+        """
+        pick = find(request.match_info["id"], self._cards(request))
+        async with Flight() as flight:
+            with self._floor.flights.holding(flight):
+                return await self._read(request, pick)
+
+    async def _read(self, request: web.Request, pick: Pick) -> web.Response:
+        members = members_of(await read_body(request, self._settings))
+        if pick.variant:
+            members = pick.variant.applied(members)
+        model = pick.card.id
+        if model in self._reading:
+            raise TooMany(f"a prompt is read for {model} already; ask again", _RETRY_AFTER_S)
+        self._reading.add(model)
+        try:
+            warmed = await self._reader.warm(model, members)
+        finally:
+            self._reading.discard(model)
+        data = [
+            {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
+            for one in warmed
+        ]
+        return web.Response(body=orjson.dumps({"data": data}), content_type="application/json")
+
+    def _cards(self, request: web.Request) -> Sequence[ModelCard]:
+        return visible(local(self._loader.models()), request.get(KEY))
