@@ -54,7 +54,7 @@ class Forward:
         async with self._dispatch.lease(ask, avoid) as lease:
             answer.record.give(lease.upstream.name, lease.waited_s, lease.expected_cached)
             answer.traces = _traces(lease)
-            slot = await self._dispatch.slot(lease, can_name=shape.can_name_slot)
+            slot = await self._dispatch.slot(lease, shape.reach)
             letter = _letter(ask, shape.naming(slot))
             if node := lease.upstream.node:
                 letter = readdressed(letter, node)

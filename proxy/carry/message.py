@@ -3,8 +3,8 @@
 The message is in the words of OpenAI's chat API, where content may be a list of parts in the words
 of the page's own API. Pages without roles have no message.
 
-Source: llama-server's answers, build 10434. Anthropic's page tells no `timings`, only what of the
-prompt came out of the cache.
+Source: llama-server's answers, build 10434. Anthropic's page and a whole answer of OpenAI's
+responses tell no `timings`, only tokens.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class _Chat(_Cost):
 class _Messages(_Cost):
     def __init__(self) -> None:
         super().__init__()
+        self._usage: Mapping[str, Any] = {}
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[list[str]] = []
 
@@ -104,6 +105,8 @@ class _Messages(_Cost):
         match piece.get("type"):
             case "message_start":
                 self._cost(piece["message"]["usage"])
+            case "message_delta":
+                self._cost({**self._usage, **piece["usage"]})
             case "content_block_start":
                 self._blocks.append(dict(piece["content_block"]))
                 self._texts.append([])
@@ -126,8 +129,9 @@ class _Messages(_Cost):
         return {"role": "assistant", "content": self._blocks} if self._blocks else None
 
     def _cost(self, usage: Mapping[str, Any]) -> None:
-        cached, computed = usage.get("cache_read_input_tokens", 0), usage["input_tokens"]
-        self.timings = {"cache_n": cached, "prompt_n": computed}
+        self._usage = usage
+        cached = usage.get("cache_read_input_tokens", 0)
+        self.timings = _tokens(cached, usage["input_tokens"], usage["output_tokens"])
 
 
 class _Responses(_Cost):
@@ -138,15 +142,21 @@ class _Responses(_Cost):
     def add(self, piece: Mapping[str, Any]) -> None:
         if piece.get("type") == "response.completed":
             self.take(piece["response"])
-            self.timings = piece.get("timings")
+            super().add(piece)
 
     def take(self, body: Mapping[str, Any]) -> None:
-        super().take(body)
-        self._items = body["output"]
+        usage, self._items = body["usage"], body["output"]
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        self.timings = _tokens(cached, usage["input_tokens"] - cached, usage["output_tokens"])
 
     def message(self) -> Mapping[str, Any] | None:
         parts = [part for item in self._items for part in _parts(item)]
         return {"role": "assistant", "content": parts} if parts else None
+
+
+def _tokens(cached: int, computed: int, decoded: int) -> Mapping[str, int]:
+    """Return what of `timings` a page tells that tells only tokens."""
+    return {"cache_n": cached, "prompt_n": computed, "predicted_n": decoded}
 
 
 def _filled(block: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.engine.slots import Reach
 from proxy.pages import Kind
 from proxy.request import Ask
 
@@ -41,14 +42,14 @@ class Shape:
         is_stream: Whether a stream of events comes back if all goes well.
         is_assembled: Whether that stream has to become one whole answer.
         hides_progress: Whether the client did not ask for the progress that comes.
-        can_name_slot: Whether the page takes the number of a slot, for one sequence.
+        reach: How it can come to a certain slot.
     """
 
     body: bytes
     is_stream: bool
     is_assembled: bool
     hides_progress: bool
-    can_name_slot: bool = False
+    reach: Reach = Reach.NONE
 
     def naming(self, slot: int | None) -> bytes:
         """Return the bytes that are sent, with the number of a slot where there is one."""
@@ -76,8 +77,14 @@ def shaped(ask: Ask) -> Shape:
     if hides_progress:
         changes["return_progress"] = True
     body = _changed(ask.body, members, changes)
-    can_name_slot = bool(members) and ask.kind is not Kind.INFILL and _tells_progress(ask)
-    return Shape(body, is_stream, is_assembled, hides_progress, can_name_slot)
+    return Shape(body, is_stream, is_assembled, hides_progress, _reach(ask))
+
+
+def _reach(ask: Ask) -> Reach:
+    if ask.kind is Kind.MESSAGES:  # its translation drops what it does not know
+        return Reach.LED
+    is_named = bool(ask.members) and ask.kind is not Kind.INFILL and _tells_progress(ask)
+    return Reach.NAMED if is_named else Reach.NONE
 
 
 def _is_assembled(ask: Ask) -> bool:

@@ -5,7 +5,9 @@ and looks for the conversation only among those that were saved when the last ta
 that follows its answer at once is read anew. It goes to the slot that still holds its conversation
 if the request names that slot, and nothing is copied at all. On such an engine that is safe even
 where the slot is in use: the request waits, and nobody's text changes. (On one that does match
-prompts it is not.)
+prompts it is not.) A page that takes no number is led there instead: all other idle slots are used
+once more, for an empty prompt, which leaves what they hold as it is; then the one that holds the
+conversation is the one used longest ago.
 
 So the slots are followed: a request that names none is taken to get the one used longest ago, and
 of those never used the last. Where that is only a guess, or others (a probe, a restart from saved
@@ -98,6 +100,14 @@ class Berths:
         holder, berth.holder = berth.holder, None
         return self.board(holder, talk, now_s)
 
+    def pass_by(self, berth: Berth) -> list[int]:
+        """Note that all other idle slots are used at once, for nothing; return their numbers."""
+        turn = next(self._turn)
+        others = [one for one in self._berths if one.holder is None and one is not berth]
+        for one in others:
+            one.asked = one.used = turn
+        return [one.slot for one in others]
+
     def depart(self, berth: Berth) -> None:
         """Note that the request goes out now."""
         berth.asked = next(self._turn)
@@ -121,8 +131,9 @@ class Berths:
     def confirm(self, page: Sequence[Seen], boarding: Berth, now_s: float) -> None:
         """Find each slot's number by what the engine says of all of them.
 
-        Who was asked last comes first on both sides. A task that is not ours has no berth here, and
-        a conversation that nothing fits is in no slot any more.
+        Who was asked last comes first on both sides; those used at once come in any order. A task
+        that is not ours has no berth here, and a conversation that nothing fits is in no slot any
+        more.
 
         Args:
             page: What the engine says.
@@ -138,18 +149,23 @@ class Berths:
             if at is None:
                 strange.append(seen.slot)
                 continue
-            rest[at].slot, rest[at].is_sure = seen.slot, True
-            lost += rest[:at]
-            del rest[: at + 1]
+            berth = rest.pop(at)
+            berth.slot, berth.is_sure = seen.slot, True
+            while rest and rest[0].asked > berth.asked:
+                lost.append(rest.pop(0))
         for berth, slot in zip((*lost, *rest), strange, strict=False):
             berth.slot, berth.talk, berth.is_sure = slot, None, False
 
 
 def _place(berths: Sequence[Berth], seen: Seen, boarding: Berth) -> int | None:
-    """Return which berth is a slot that the engine tells of: the first, or one that surely is."""
-    if berths and _may_be(berths[0], seen, boarding):
-        return 0
-    return next((at for at, one in enumerate(berths) if _holds(one, seen)), None)
+    """Return which berth is a slot that the engine tells of: the first, or one that surely is.
+
+    Of those that were used at once, each may be the first.
+    """
+    sure = [at for at, one in enumerate(berths) if _holds(one, seen)]
+    first = [at for at, one in enumerate(berths) if one.asked == berths[0].asked]
+    may_be = [at for at in first if _may_be(berths[at], seen, boarding)]
+    return next(iter((*(at for at in sure if at in may_be), *may_be, *sure)), None)
 
 
 def _may_be(berth: Berth, seen: Seen, boarding: Berth) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from proxy.engine.slots import look
+from proxy.engine.slots import Reach, look, touch
 from proxy.engine.upstream import Upstream
 from proxy.errors import UpstreamStopped, UpstreamTimeout, UpstreamUnreached
 from proxy.home.affinity import Affinity, CacheTotals
@@ -201,7 +201,7 @@ class Dispatch:
                 self._reclaim.watch(lease, pool.free)
             self._seats.forget(seat)
 
-    async def slot(self, lease: Lease, *, can_name: bool) -> int | None:
+    async def slot(self, lease: Lease, reach: Reach) -> int | None:
         """Return the slot that a request should name, or None for whichever the engine takes.
 
         To be asked once for each lease, right before the request goes out: the order in which
@@ -209,14 +209,14 @@ class Dispatch:
 
         Args:
             lease: Its lease.
-            can_name: Whether the request could name one.
+            reach: How the request could come to a certain one.
         """
         upstream = lease.upstream
         is_followed = self._settings.policy == "affinity" and upstream.can_name_slots
         if not is_followed or not lease.ask.kind.takes_slot:
             return None
         berths, now_s = self._affinity.berths(upstream.name), self._clock()
-        talk = lease.talk if can_name else None
+        talk = lease.talk if reach is not Reach.NONE else None
         berth = berths.board(lease, talk, now_s)
         if berth and berth.talk is not None and not berth.is_sure:
             with suppress(UpstreamTimeout):
@@ -226,8 +226,10 @@ class Dispatch:
         lease.berth = berth
         if berth is None:
             return None
+        if berth.is_sure and reach is Reach.LED:
+            await touch(upstream, berths.pass_by(berth), self._settings)
         berths.depart(berth)
-        return berth.slot if berth.is_sure else None
+        return berth.slot if berth.is_sure and reach is Reach.NAMED else None
 
     async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
         """Return the right to ask what takes no slot, of whoever is least busy."""

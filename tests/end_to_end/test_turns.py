@@ -1,31 +1,58 @@
-"""A conversation's turns are computed once, whatever happens between them."""
+"""A conversation's turns are computed once, whatever happens between them and on whichever page."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from end_to_end.home import Corral
 
 LONG = "the cat sat on the mat and looked at the moon " * 12
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Answer = dict[str, Any]
 
 
-def turn(corral_url: str, messages: Messages, question: str) -> tuple[int, int]:
+def chat(answer: Answer) -> tuple[Answer, int, int]:
+    timings = answer["timings"]
+    return answer["choices"][0]["message"], timings["prompt_n"], timings["cache_n"]
+
+
+def message(answer: Answer) -> tuple[Answer, int, int]:
+    usage = answer["usage"]
+    said = {"role": "assistant", "content": answer["content"]}
+    return said, usage["input_tokens"], usage["cache_read_input_tokens"]
+
+
+def response(answer: Answer) -> tuple[Answer, int, int]:
+    usage = answer["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    return answer["output"][0], usage["input_tokens"] - cached, cached
+
+
+# For each page: where a conversation stands in a request, what limits its answer, how that is read.
+PAGES: Final[dict[str, tuple[str, str, Callable[[Answer], tuple[Answer, int, int]]]]] = {
+    "/v1/chat/completions": ("messages", "max_tokens", chat),
+    "/v1/messages": ("messages", "max_tokens", message),
+    "/v1/responses": ("input", "max_output_tokens", response),
+}
+
+
+def turn(page: str, url: str, messages: Messages, question: str) -> tuple[int, int]:
     """Ask one more question; return the tokens that were computed and those that were not."""
+    prompt, limit, read = PAGES[page]
     messages.append({"role": "user", "content": question})
-    body = {"model": "tiny", "max_tokens": 4, "temperature": 0, "messages": messages}
+    body = {"model": "tiny", limit: 4, "temperature": 0, prompt: messages}
     request = urllib.request.Request(
-        f"{corral_url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        f"{url}{page}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
-        answer = json.load(response)
-    messages.append(answer["choices"][0]["message"])
-    return answer["timings"]["prompt_n"], answer["timings"]["cache_n"]
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        said, computed, cached = read(json.load(answer))
+    messages.append(said)
+    return computed, cached
 
 
 @pytest.fixture
@@ -37,17 +64,18 @@ def url(corral: Corral, tiny_model: Path) -> str:
 
 
 def test_a_turn_that_follows_its_answer_at_once_is_not_read_anew(url: str) -> None:
-    messages: Messages = []
-    first, _ = turn(url, messages, LONG)
-    for _ in range(3):
-        computed, cached = turn(url, messages, "and then?")
-        assert cached >= first
-        assert computed < first / 2
+    for number, page in enumerate(PAGES):
+        messages: Messages = []
+        first, _ = turn(page, url, messages, f"{number} {LONG}")
+        for _ in range(3):
+            computed, cached = turn(page, url, messages, "and then?")
+            assert cached >= first, page
+            assert computed < first / 2, page
 
 
 def test_others_between_two_turns_do_not_cost_them_their_cache(url: str) -> None:
-    talks: list[Messages] = [[], [], []]
-    firsts = [turn(url, talk, f"{number} {LONG}")[0] for number, talk in enumerate(talks)]
+    talks: dict[str, Messages] = {page: [] for page in PAGES}
+    firsts = {page: turn(page, url, talk, f"{page} {LONG}")[0] for page, talk in talks.items()}
     for _ in range(3):
-        for first, talk in zip(firsts, talks, strict=True):
-            assert turn(url, talk, "and then?")[1] >= first
+        for page, talk in talks.items():
+            assert turn(page, url, talk, "and then?")[1] >= firsts[page], page

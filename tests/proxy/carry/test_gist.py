@@ -13,9 +13,10 @@ from proxy.pages import Kind
 
 SAID = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
 TIMINGS = Timings(3, 4, 5.0, 6, 7.0)
-# Anthropic's page does not tell how long anything took.
-CACHED = Timings(3, 4, 0.0, 0, 0.0)
+# Not every page tells how long anything took.
+TOKENS = Timings(3, 4, 0.0, 6, 0.0)
 USAGE = {"cache_read_input_tokens": 3, "input_tokens": 4, "output_tokens": 6}
+SPENT = {"input_tokens": 7, "output_tokens": 6, "input_tokens_details": {"cached_tokens": 3}}
 MESSAGE = {"role": "assistant", "content": "hi"}
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}
@@ -56,16 +57,17 @@ STREAMS: dict[Kind, tuple[list[dict[str, Any]], Timings, Any]] = {
     Kind.NATIVE: ([{"content": "hi"}, {"stop": True, "timings": SAID}], TIMINGS, None),
     Kind.MESSAGES: (
         [
-            {"type": "message_start", "message": {"usage": USAGE}},
+            {"type": "message_start", "message": {"usage": {**USAGE, "output_tokens": 0}}},
             block(type="text", text=""),
             delta(type="text_delta", text="h"),
             delta(type="text_delta", text="i"),
             block(type="tool_use", id="a", name="weather", input={}),
             delta(type="input_json_delta", partial_json='{"city":'),
             delta(type="input_json_delta", partial_json=' "Rome"}'),
+            {"type": "message_delta", "usage": {"output_tokens": 6}},
             {"type": "message_stop"},
         ],
-        CACHED,
+        TOKENS,
         {"role": "assistant", "content": [TEXT, CALL]},
     ),
     Kind.RESPONSES: (
@@ -73,7 +75,7 @@ STREAMS: dict[Kind, tuple[list[dict[str, Any]], Timings, Any]] = {
             {"type": "response.created", "response": {}},
             {
                 "type": "response.completed",
-                "response": {"output": [ITEM, FUNCTION]},
+                "response": {"output": [ITEM, FUNCTION], "usage": SPENT},
                 "timings": SAID,
             },
         ],
@@ -86,10 +88,14 @@ BODIES: dict[Kind, tuple[dict[str, Any], Timings | None, Any]] = {
     Kind.NATIVE: ({"content": "hi", "timings": SAID}, TIMINGS, None),
     Kind.MESSAGES: (
         {"content": [TEXT], "usage": USAGE},
-        CACHED,
+        TOKENS,
         {"role": "assistant", "content": [TEXT]},
     ),
-    Kind.RESPONSES: ({"output": [ITEM]}, None, {"role": "assistant", "content": ITEM["content"]}),
+    Kind.RESPONSES: (
+        {"output": [ITEM], "usage": SPENT},
+        TOKENS,
+        {"role": "assistant", "content": ITEM["content"]},
+    ),
 }
 
 

@@ -9,6 +9,7 @@ from fakes.asks import ask
 from multidict import CIMultiDict
 
 from proxy.carry.shape import Shape, shaped
+from proxy.engine.slots import Reach
 from proxy.pages import Kind
 
 CHAT: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
@@ -32,7 +33,7 @@ def test_a_whole_answer_is_asked_as_a_stream(kind: Kind) -> None:
         "return_progress": True,
     }
     assert asked == Shape(
-        asked.body, is_stream=True, is_assembled=True, hides_progress=True, can_name_slot=True
+        asked.body, is_stream=True, is_assembled=True, hides_progress=True, reach=Reach.NAMED
     )
 
 

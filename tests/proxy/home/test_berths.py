@@ -147,3 +147,30 @@ def test_an_engine_that_says_nothing_leaves_nothing_sure() -> None:
     assert berth
     berths.confirm([], berth, NOW_S)
     assert not berth.is_sure
+
+
+def test_slots_used_at_once_are_found_in_any_order() -> None:
+    berths = Berths(4)
+    for talk, tokens in (("a", 10), ("b", 30), ("c", 50)):
+        talk_in(berths, talk, tokens)
+    berth = berths.board("turn", "c", NOW_S)
+    assert berth
+    assert berths.pass_by(berth) == [0, 2, 3]
+    berths.depart(berth)
+    berths.leave("turn", NOW_S)
+    berths.know(berth, "c", 60)
+    page = [seen(1, 10, 59), seen(3, 7, 9), seen(2, 9, 29), seen(0, 8, 0)]
+    for talk, slot in (("a", 3), ("b", 2), ("c", 1)):
+        berth = berths.board(talk, talk, LATER_S)
+        assert berth
+        berths.confirm(page, berth, LATER_S)
+        assert (berth.talk, berth.slot, berth.is_sure) == (talk, slot, True)
+
+
+def test_slots_in_use_are_not_passed_by() -> None:
+    berths = Berths(3)
+    talk_in(berths, "a", 10)
+    assert berths.board("runs", "b", NOW_S)
+    berth = berths.board(object(), "a", NOW_S)
+    assert berth
+    assert berths.pass_by(berth) == [0]
