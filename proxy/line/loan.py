@@ -14,6 +14,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from proxy.engine.slots import Reach
 from proxy.engine.upstream import Upstream
 from proxy.errors import UpstreamStopped
 from proxy.line.dispatch import Dispatch
@@ -49,7 +50,7 @@ async def loan(dispatch: Dispatch, name: str) -> AsyncIterator[IsWanted]:
         if lease.upstream.name != name:
             lease.complete()
             raise UpstreamStopped(name)
-        await dispatch.slot(lease, can_name=False)
+        await dispatch.slot(lease, Reach.NONE)
         yield lambda: _is_wanted(dispatch, lease)
         lease.complete()
 
