@@ -2,7 +2,7 @@
 
     terminal    2026-11-21T09:00:00.000+00:00 [info] instance.changed  instance=chat.0 …
     journal     <6>instance.changed instance=chat.0 …
-    elsewhere   {"timestamp": "2026-11-21T09:00:00.000+00:00", "level": "info", "event": …}
+    elsewhere   {"timestamp":"2026-11-21T09:00:00.000+00:00","level":"info","event":…}
 
 The journal keeps its own time and takes a line's priority from its prefix; everything else needs
 both in the line. structlog is imported for a terminal only: a daemon in the background has no use
@@ -16,6 +16,8 @@ import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TextIO
+
+import orjson
 
 from supervisor.events import Event, Level
 from supervisor.show import wants_colour
@@ -54,7 +56,7 @@ def to_terminal(write: Write, *, colours: bool) -> Sink:
 
 def to_json(write: Write) -> Sink:
     """Return a sink that writes each event as one line of JSON."""
-    return _sink(write, lambda event: json.dumps(_entry(event), default=str, ensure_ascii=False))
+    return _sink(write, lambda event: _line(_entry(event)))
 
 
 def to_journal(write: Write) -> Sink:
@@ -103,6 +105,13 @@ def _sink(write: Write, render: Callable[[Event], str]) -> Sink:
 def _entry(event: Event) -> dict[str, object]:
     at = event.at.isoformat(timespec="milliseconds")
     return {"timestamp": at, "level": event.level, "event": event.name, **_known(event.fields)}
+
+
+def _line(entry: Mapping[str, object]) -> str:
+    try:
+        return orjson.dumps(entry, default=str).decode()
+    except orjson.JSONEncodeError:  # a path that is not UTF-8
+        return json.dumps(entry, default=str)
 
 
 def _known(fields: Mapping[str, object]) -> dict[str, object]:

@@ -50,6 +50,11 @@ def test_json_has_time_level_name_and_the_fields_that_are_known() -> None:
     }
 
 
+def test_json_takes_a_path_that_is_no_text() -> None:
+    (line,) = said(to_json, Event("settings.refused", AT, {"why": Path("caf\udce9")}))
+    assert json.loads(line)["why"] == "caf\udce9"
+
+
 @pytest.mark.parametrize(
     ("event", "line"),
     [
