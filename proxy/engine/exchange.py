@@ -114,10 +114,8 @@ class _Exchange:
 
     async def __aenter__(self) -> Reply:
         upstream, letter = self._upstream, self._letter
-        head = _head(upstream, letter)
-        self._wire = await _connect(upstream, letter.method, self._settings)
+        self._wire = await _connected(upstream, letter, self._settings)
         try:
-            self._wire.send(head, letter.body)
             await _begun(self._wire, upstream)
         except BaseException:
             self._wire.close()
@@ -133,9 +131,11 @@ class _Exchange:
         self._wire.close()
 
 
-async def _connect(upstream: Upstream, method: str, settings: ProxySettings) -> Wire:
+async def _connected(upstream: Upstream, letter: Letter, settings: ProxySettings) -> Wire:
+    """Return the connection on which a letter is on its way."""
     loop = asyncio.get_running_loop()
-    wire = Wire(loop, method, settings.silence_timeout_s)
+    wire = Wire(loop, letter.method, settings.silence_timeout_s)
+    wire.send(_head(upstream, letter), letter.body)
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
             if upstream.socket:

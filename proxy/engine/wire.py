@@ -54,6 +54,7 @@ class Wire(asyncio.Protocol):
         self.response = Response(method)
         self._loop = loop
         self._silence_s = silence_s
+        self._request: tuple[bytes, ...] = ()
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._take: Take | None = None
@@ -70,14 +71,11 @@ class Wire(asyncio.Protocol):
         return self.response.is_over and not self._held
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Send the request; the transport holds what the instance does not take at once."""
-        if self._transport is None:
-            return  # lost since it was made: `begun` tells
-        if len(body) <= _JOINED_MAX_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
+        """Have the request sent once the connection is there, in that very step of the loop.
+
+        The transport holds what the instance does not take at once.
+        """
+        self._request = (head + body,) if len(body) <= _JOINED_MAX_BYTES else (head, body)
 
     async def begun(self) -> None:
         """Wait until the head of the answer is there.
@@ -128,6 +126,9 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Be connected."""
         self._transport = cast("asyncio.Transport", transport)
+        for part in self._request:
+            self._transport.write(part)
+        self._request = ()
         self._timer = self._loop.call_later(self._silence_s, self._look)
 
     def data_received(self, data: bytes) -> None:
