@@ -135,8 +135,8 @@ class _Pages:
     async def passed(self, request: web.Request) -> web.StreamResponse:
         answer = Answer(request, request[RECORD])
         try:
-            async with Flight() as flight:
-                with self._floor.flights.holding(flight), self._metrics.counting(answer.record):
+            async with Flight(self._floor.flights):
+                with self._metrics.counting(answer.record):
                     await self._serve(request, answer)
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE

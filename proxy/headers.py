@@ -8,6 +8,7 @@ server, date) never reaches a client.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -101,11 +102,13 @@ def _without(fields: _Fields, dropped: frozenset[str]) -> CIMultiDict[str]:
     if "Connection" in fields:
         named = ",".join(fields.getall("Connection")).lower().split(",")
         dropped = dropped.union(name.strip() for name in named)
-    passed = ((name.lower(), name, value) for name, value in fields.items())
     return CIMultiDict(
-        [
-            (name, value)
-            for lower, name, value in passed
-            if lower not in dropped and not lower.startswith(_NEVER)
-        ]
+        [(name, value) for name, value in fields.items() if not _is_dropped(name, dropped)]
     )
+
+
+# Clients and engines send the same few names again and again.
+@lru_cache(maxsize=1024)
+def _is_dropped(name: str, dropped: frozenset[str]) -> bool:
+    lower = name.lower()
+    return lower in dropped or lower.startswith(_NEVER)

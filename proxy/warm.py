@@ -51,9 +51,8 @@ class WarmPage:
             ProxyError: As `Reader.warm` does, and `read_body`.
         """
         pick = find(request.match_info["id"], self._cards(request))
-        async with Flight() as flight:
-            with self._floor.flights.holding(flight):
-                return await self._read(request, pick)
+        async with Flight(self._floor.flights):
+            return await self._read(request, pick)
 
     async def _read(self, request: web.Request, pick: Pick) -> web.Response:
         members = members_of(await read_body(request, self._settings))

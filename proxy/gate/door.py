@@ -78,7 +78,8 @@ class Door:
 
     async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Put on every answer what all of them carry; a signal handler of aiohttp."""
-        if isinstance(response, web.HTTPExpectationFailed):  # aiohttp's own, past all middlewares
+        if response.status == 417 and isinstance(response, web.HTTPExpectationFailed):
+            # aiohttp's own, past all middlewares
             _say(response, request.path, Unmet("the one expectation met here is 100-continue"))
         response.headers["Server"] = SERVER
         if "Origin" in request.headers:

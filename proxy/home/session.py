@@ -9,7 +9,7 @@ Source: Claude Code, opencode, Codex, Amp and llama-server's web page, as they s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _HEADERS_FIRST: Final = (
@@ -33,14 +33,17 @@ def session_of(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | 
         headers: The client's header fields, to be asked in any case.
         members: What the body says.
     """
-    said = (
-        *(headers.get(name) for name in _HEADERS_FIRST),
-        members.get("prompt_cache_key"),
-        *(headers.get(name) for name in _HEADERS_LAST),
-        _in_metadata(members.get("metadata")),
-    )
-    names = (name for name in said if isinstance(name, str) and name.strip())
-    return next((name.strip()[:_NAME_MAX_CHARACTERS] for name in names), None)
+    for said in _said(headers, members):
+        if isinstance(said, str) and (name := said.strip()):
+            return name[:_NAME_MAX_CHARACTERS]
+    return None
+
+
+def _said(headers: Mapping[str, str], members: Mapping[str, Any]) -> Iterator[object]:
+    yield from map(headers.get, _HEADERS_FIRST)
+    yield members.get("prompt_cache_key")
+    yield from map(headers.get, _HEADERS_LAST)
+    yield _in_metadata(members.get("metadata"))
 
 
 def _in_metadata(metadata: object) -> str | None:

@@ -188,10 +188,9 @@ class Dispatch:
             lease = await self._look(ask, avoid)
         seat = lease.seat
         try:
-            async with Flight() as flight:
-                with seat.flights.holding(flight):
-                    lease.fly(flight)
-                    yield lease
+            async with Flight(seat.flights) as flight:
+                lease.fly(flight)
+                yield lease
         except UpstreamUnreached as error:
             pool.free(lease)
             self.unreached(lease.upstream, error)

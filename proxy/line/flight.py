@@ -9,8 +9,6 @@ methods without `await`; only `idle` waits, and it wakes by event.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -18,17 +16,21 @@ from proxy.errors import ProxyError
 
 
 class Flight:
-    """One request under way: `async with Flight() as flight`, a block that can be cut from outside.
+    """One request under way: `async with Flight(flights)`, a block that can be cut from outside.
 
     Cut, the block raises the error it was cut with. As with `asyncio.timeout`, that is told apart
     from the task's own cancellation: here, a client that left.
+
+    Args:
+        flights: Those of whoever holds it; it is one of them for the length of the block.
 
     Attributes:
         cut_by: The error it was cut with, or None.
         is_awaited: Whether the next step is the instance's, and not the client's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flights: Flights) -> None:
+        self._flights = flights
         self.cut_by: ProxyError | None = None
         self.is_awaited = True
         self._task: asyncio.Task[object] | None = None
@@ -40,6 +42,7 @@ class Flight:
         self._task = asyncio.current_task()
         assert self._task is not None, "a block runs in a task"  # noqa: S101 (for mypy)
         self._cancelled_before = self._task.cancelling()
+        self._flights.add(self)
         return self
 
     async def __aexit__(
@@ -48,6 +51,7 @@ class Flight:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._flights.discard(self)
         task, self._task = self._task, None
         if self._cancel_soon is not None:
             self._cancel_soon.cancel()
@@ -86,17 +90,16 @@ class Flights:
         """Return how many of them wait for an instance."""
         return sum(flight.is_awaited for flight in self._flights)
 
-    @contextmanager
-    def holding(self, flight: Flight) -> Iterator[None]:
-        """Count a flight for the length of the block, which must lie inside its own."""
+    def add(self, flight: Flight) -> None:
+        """Count a flight; it does so itself."""
         self._flights.add(flight)
         self._landed.clear()
-        try:
-            yield
-        finally:
-            self._flights.discard(flight)
-            if not self._flights:
-                self._landed.set()
+
+    def discard(self, flight: Flight) -> None:
+        """Count a flight no more."""
+        self._flights.discard(flight)
+        if not self._flights:
+            self._landed.set()
 
     def cut(self, error: ProxyError) -> None:
         """End every flight with this error."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,6 +90,8 @@ class Pool:
         Raises:
             LineFull: There is neither.
         """
+        if not len(self._line) and self._serve_one_of((waiter,)):
+            return
         self._line.join(waiter)
         self.settle()
         if waiter.lease is not None:
@@ -195,24 +197,25 @@ class Pool:
         if self._alarm:
             self._alarm.cancel()
             self._alarm = None
-        while len(self._line) and not self.is_held and self._settle_one():
-            pass
+        while len(self._line) and (waiter := self._serve_one_of(self._line.order(self._clock()))):
+            self._line.take(waiter)
 
-    def _settle_one(self) -> bool:
+    def _serve_one_of(self, waiters: Iterable[Waiter]) -> Waiter | None:
+        """Give a free slot to the first of those who take one; return who that was."""
         seats, now_s = self._seats.admitted(self.model), self._clock()
         view = View(seats, self._affinity, self._settings.policy, held_s=self._held_s, now_s=now_s)
-        if not view.has_room:
-            return False
+        if self.is_held or not view.has_room:
+            return None
         soonest_s = math.inf
-        for waiter in self._line.order(now_s):
+        for waiter in waiters:
             choice = view.choice(waiter)
             if choice.name is not None:
                 self._give(waiter, next(s for s in seats if s.upstream.name == choice.name), now_s)
-                return True
+                return waiter
             if choice.leaves_in_s is not None:
                 soonest_s = min(soonest_s, choice.leaves_in_s)
         self._set_alarm(soonest_s)
-        return False
+        return None
 
     def _give(self, waiter: Waiter, seat: Seat, now_s: float) -> None:
         prompt = waiter.ask.prompt
@@ -222,7 +225,6 @@ class Pool:
         lease.expected_cached = self._affinity.cached_tokens(seat.upstream.name, prompt)
         if prompt:
             lease.talk = self._affinity.settle(seat.upstream, prompt, waiter.session)
-        self._line.take(waiter)
         self._seats.ask(seat)
         seat.leases.append(lease)
         self._promised[lease] = waiter

@@ -14,7 +14,7 @@ from fakes.clock import leap
 from proxy.engine.upstream import Upstream
 from proxy.errors import LineFull, Loading, Unavailable, UpstreamStopped, WaitedLong
 from proxy.line.dispatch import Dispatch
-from proxy.line.flight import Flight
+from proxy.line.flight import Flight, Flights
 from proxy.line.rates import Timings
 from proxy.line.seats import Pulse
 from proxy.loader import ModelCard
@@ -431,7 +431,7 @@ async def test_what_an_instance_is_good_for_outlasts_a_time_out_of_service() -> 
 
 async def test_of_two_cuts_the_first_counts() -> None:
     async def be_cut_twice() -> None:
-        async with Flight() as flight:
+        async with Flight(Flights()) as flight:
             flight.cut(Unavailable("first"))
             flight.cut(Unavailable("second"))
             await asyncio.Event().wait()
@@ -442,7 +442,7 @@ async def test_of_two_cuts_the_first_counts() -> None:
 
 async def test_a_client_that_leaves_is_not_taken_for_a_cut() -> None:
     async def wait() -> None:
-        async with Flight():
+        async with Flight(Flights()):
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
@@ -454,7 +454,7 @@ async def test_a_client_that_leaves_is_not_taken_for_a_cut() -> None:
 
 async def test_a_timeout_of_the_blocks_own_is_not_taken_for_a_cut() -> None:
     with pytest.raises(TimeoutError):
-        async with Flight():
+        async with Flight(Flights()):
             raise TimeoutError
 
 
@@ -463,7 +463,7 @@ async def test_a_client_that_leaves_as_it_is_cut_has_left() -> None:
         async with flight:
             await asyncio.Event().wait()
 
-    flight = Flight()
+    flight = Flight(Flights())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(wait())
         await asyncio.sleep(0)
@@ -473,7 +473,7 @@ async def test_a_client_that_leaves_as_it_is_cut_has_left() -> None:
 
 
 async def test_a_block_that_ends_before_it_waits_is_not_cut() -> None:
-    async with Flight() as flight:
+    async with Flight(Flights()) as flight:
         flight.cut(Unavailable("late"))
     await asyncio.sleep(0)  # where it would be cancelled
 
