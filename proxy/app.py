@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Final
 
 import orjson
@@ -24,13 +25,14 @@ from proxy.errors import ProxyError, Unavailable
 from proxy.gate.door import RECORD, Door
 from proxy.gate.keys import KEY, visible
 from proxy.headers import HOP
+from proxy.home.openings import Openings
 from proxy.line.dispatch import Dispatch
 from proxy.line.flight import Flight, Floor
 from proxy.loader import Loader, ModelCard, Reader
 from proxy.nodes.cards import local
 from proxy.pages import PASSED
 from proxy.record import CLIENT_GONE, Tell
-from proxy.request import read_ask
+from proxy.request import Ask, read_ask
 from proxy.roster import find, listed
 from proxy.settings import ProxySettings
 from proxy.warm import WarmPage
@@ -64,7 +66,8 @@ def build_app(
     dispatch.loader, dispatch.tell = loader, metrics.tell
     floor = Floor()
     forward = Forward(dispatch, settings, metrics.tell)
-    pages = _Pages(dispatch, loader, settings, forward, floor, metrics)
+    pages = _Pages(dispatch, loader, metrics)
+    passed = _Passed(loader, settings, forward, floor, metrics, reader)
     door = Door(settings, floor, metrics.tell)
     app = web.Application(middlewares=[door.pass_through])
     app[FLOOR] = floor
@@ -81,27 +84,16 @@ def build_app(
         warm = WarmPage(loader, reader, settings, floor)
         app.router.add_post("/corral/v1/models/{id:.+}/warm", warm.answer)
     for path in PASSED["GET"]:
-        app.router.add_get(path, pages.passed)
+        app.router.add_get(path, passed.answer)
     for path in PASSED["POST"]:
-        app.router.add_post(path, pages.passed)
+        app.router.add_post(path, passed.answer)
     return app
 
 
 class _Pages:
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        loader: Loader,
-        settings: ProxySettings,
-        forward: Forward,
-        floor: Floor,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, dispatch: Dispatch, loader: Loader, metrics: Metrics) -> None:
         self._dispatch = dispatch
         self._loader = loader
-        self._settings = settings
-        self._forward = forward
-        self._floor = floor
         self._metrics = metrics
 
     async def health(self, request: web.Request) -> web.Response:
@@ -132,7 +124,37 @@ class _Pages:
         body, content_type = await self._metrics.page(accept, self._cards(request))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def passed(self, request: web.Request) -> web.StreamResponse:
+    def _cards(self, request: web.Request) -> Sequence[ModelCard]:
+        return _cards(self._loader, request)
+
+    def _named(self, request: web.Request) -> Sequence[ModelCard]:
+        """Return the model that the query names; all there are for who asks, if it names none."""
+        cards = self._cards(request)
+        name = request.query.get("model")
+        return [find(name, cards).card] if name else cards
+
+
+class _Passed:
+    """The pages that an instance answers."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        settings: ProxySettings,
+        forward: Forward,
+        floor: Floor,
+        metrics: Metrics,
+        reader: Reader | None,
+    ) -> None:
+        self._loader = loader
+        self._settings = settings
+        self._forward = forward
+        self._floor = floor
+        self._metrics = metrics
+        self._reader = reader
+        self._openings = Openings()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         answer = Answer(request, request[RECORD])
         try:
             async with Flight(self._floor.flights):
@@ -149,20 +171,25 @@ class _Pages:
 
     async def _serve(self, request: web.Request, answer: Answer) -> None:
         record = answer.record
-        ask = await read_ask(request, record.request_id, self._settings, self._cards(request))
+        cards = _cards(self._loader, request)
+        ask = await read_ask(request, record.request_id, self._settings, cards)
         record.model = ask.model
         await self._forward.carry(ask, answer)
+        if record.status == HTTPStatus.OK:
+            self._learn(ask)
 
-    def _cards(self, request: web.Request) -> Sequence[ModelCard]:
-        """Return the models that there are for whoever asks; for another proxy, those here."""
-        cards = self._loader.models()
-        return visible(local(cards) if HOP in request.headers else cards, request.get(KEY))
+    def _learn(self, ask: Ask) -> None:
+        """Note what a conversation began with, where that is wanted."""
+        if self._reader is None or not self._reader.learns(ask.model):
+            return
+        if opening := self._openings.see(ask.model, ask.kind, ask.members):
+            self._reader.learn(ask.model, opening)
 
-    def _named(self, request: web.Request) -> Sequence[ModelCard]:
-        """Return the model that the query names; all there are for who asks, if it names none."""
-        cards = self._cards(request)
-        name = request.query.get("model")
-        return [find(name, cards).card] if name else cards
+
+def _cards(loader: Loader, request: web.Request) -> Sequence[ModelCard]:
+    """Return the models that there are for whoever asks; for another proxy, those here."""
+    cards = loader.models()
+    return visible(local(cards) if HOP in request.headers else cards, request.get(KEY))
 
 
 def _json(content: object) -> web.Response:

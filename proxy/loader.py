@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from proxy.carry.variant import Variant
+from proxy.home.openings import Opening
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,13 @@ class Warmed:
 
 
 class Reader(Protocol):
-    """Who has instances read prompts ahead."""
+    """Who has instances read prompts ahead, and keeps what they are to read at their next start."""
+
+    def learns(self, model: str, /) -> bool:
+        """Return whether openings of a model's conversations are learnt."""
+
+    def learn(self, model: str, opening: Opening, /) -> None:
+        """Hear that three more conversations of a model have begun alike; must not block."""
 
     async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[Warmed]:
         """Have every instance of a model that is up read a prompt; clients come first.

@@ -7,7 +7,7 @@ package knows the other: this file knows both.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from proxy.errors import BadRequest, Misconfigured, ProxyError, Unavailable, Unk
 from proxy.gate.door import check
 from proxy.gate.guard import is_loopback
 from proxy.gate.keyfile import Key, read_keys
+from proxy.home.openings import Opening
 from proxy.line.dispatch import Dispatch
 from proxy.line.loan import loan
 from proxy.loader import ModelCard, Warmed
 from proxy.nodes.secret import read_key
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
-from supervisor.errors import CorralError, SettingsInvalid
-from supervisor.events import EventStream
+from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
+from supervisor.events import Emit, EventStream
 from supervisor.fleet import caches
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.learned import keep
 from supervisor.fleet.presence import availability
 from supervisor.fleet.replica import Model, Replica
 from supervisor.fleet.steward import Demand, Steward
@@ -117,9 +119,20 @@ class Callers:
 class Reader:
     """What the proxy needs of whoever has prompts read ahead (proxy.loader.Reader)."""
 
-    def __init__(self, fleet: Fleet, gate: Gate) -> None:
+    def __init__(self, fleet: Fleet, gate: Gate, emit: Emit) -> None:
         self._fleet = fleet
         self._gate = gate
+        self._emit = emit
+
+    def learns(self, model: str) -> bool:
+        """Return whether openings of a model's conversations are learned."""
+        return self._fleet.workshop.learns(model)
+
+    def learn(self, model: str, opening: Opening) -> None:
+        """Keep what conversations of a model begin with; a daemon that ends does not any more."""
+        learned = self._fleet.workshop.learned
+        with suppress(DaemonBusy):
+            self._fleet.errand(keep(learned, model, opening.body, opening.tokens, self._emit))
 
     async def warm(self, model: str, body: Mapping[str, Any]) -> list[Warmed]:
         """Have every instance of a model that is up read a prompt; clients come first.

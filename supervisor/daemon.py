@@ -115,7 +115,7 @@ class Daemon:
 
     def _make_server(self) -> Server:
         settings = proxy_settings(self._reload.loaded.settings.proxy)
-        reader = Reader(self._fleet, self._gate)
+        reader = Reader(self._fleet, self._gate, self._events.emit)
         app = build_app(self._dispatch, self._nodes, settings, self._events.emit, reader)
         return Server(app, settings)
 

@@ -45,6 +45,8 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
         "slots.quarantined": ("warning", ("model", "file", "why")),
         "slots.disproved": ("warning", ("instance", "model", "expected", "cached")),
         "prompt.warmed": ("info", ("instance", "model", "run", "prompt", "tokens", "cached")),
+        "prompt.learned": ("info", ("model", "prompt", "tokens")),
+        "prompt.unlearned": ("warning", ("model", "why")),
         "prompt.refused": ("warning", ("instance", "model", "run", "prompt", "why")),
         "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
         "settings.refused": ("warning", ("why",)),

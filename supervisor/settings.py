@@ -312,6 +312,10 @@ class ModelTable(_Table):
         max_length=16,
         description="files read ahead after each start: system prompts, or chat requests in .json",
     )
+    learn_prompts: bool = Field(
+        default=False,
+        description="keep what conversations begin with, and read it ahead after warm_prompts",
+    )
     restart: ModelRestartTable = ModelRestartTable()
 
 

@@ -9,6 +9,7 @@ from supervisor.control.client import Client
 from supervisor.control.report import saved_slot
 from supervisor.control.wire import Line, SavedSlot
 from supervisor.errors import DaemonBusy, SettingsInvalid
+from supervisor.fleet.learned import Learned
 from supervisor.fleet.slots.keeping import shelf_in
 from supervisor.host.paths import directories
 from supervisor.show import Outcome, size, table
@@ -18,7 +19,7 @@ def list_slots() -> Outcome:
     """List what is kept, by model, the last used first; a daemon need not run."""
     kept = sorted(shelf_in(directories()).kept(), key=lambda one: one.used_at, reverse=True)
     found = [saved_slot(one) for one in sorted(kept, key=lambda one: one.model)]
-    return Outcome(found, render(found) if found else "no conversations are kept")
+    return Outcome(found, render(found) if found else "no conversations are kept", _learned())
 
 
 def save(words: Sequence[str]) -> Outcome:
@@ -35,16 +36,25 @@ def save(words: Sequence[str]) -> Outcome:
 
 
 def forget(model: str | None, *, everything: bool) -> Outcome:
-    """Delete what is kept of a model, or everything; a daemon need not run.
+    """Delete what is kept of a model, or everything, learned prompts too; a daemon need not run.
 
     Raises:
         SettingsInvalid: It is not said which.
     """
     if (model is None) is not everything:
         raise SettingsInvalid("name a model, or give --all", hint="corral slots list shows them")
-    found = [saved_slot(one) for one in shelf_in(directories()).forget(model)]
+    where = directories()
+    found = [saved_slot(one) for one in shelf_in(where).forget(model)]
     whole = sum(one["size_bytes"] for one in found)
-    return Outcome(found, f"forgotten: {len(found)} conversations, {size(whole)}")
+    learned = Learned(where.prompts).forget(model)
+    notes = (f"forgotten: {learned} learned prompts",) if learned else ()
+    return Outcome(found, f"forgotten: {len(found)} conversations, {size(whole)}", notes)
+
+
+def _learned() -> tuple[str, ...]:
+    """Return a line for each model of which prompts were learned."""
+    counts = Learned(directories().prompts).counts()
+    return tuple(f"{model}: {count} learned prompts" for model, count in counts.items())
 
 
 def last_of(lines: Iterable[Line]) -> Line:

@@ -17,10 +17,12 @@ from typing import Final
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.fleet.difference import Place, Recipe, Stamp
 from supervisor.fleet.guest import Stay
+from supervisor.fleet.learned import Learned
 from supervisor.fleet.slots.keeping import keeping
 from supervisor.host.paths import Directories, make_private
 from supervisor.life import prompts
 from supervisor.life.launch import Endpoint, Launch, Marker, clean_environment
+from supervisor.life.prompts import WarmPrompt
 from supervisor.life.restart import Policy
 from supervisor.profile import draft, gguf, machine, profile
 from supervisor.profile import engine as engines
@@ -46,6 +48,7 @@ class Workshop:
         }
         self._replicas: dict[str, Replicas] = {}
         self.keeping = keeping(directories, settings.supervisor)
+        self.learned = Learned(directories.prompts)
 
     @property
     def instances(self) -> int:
@@ -233,8 +236,19 @@ class Workshop:
             endpoint=endpoint,
             api_key=api_key,
             log_path=make_private(where.log) / f"{instance}.log",
-            prompts=tuple(map(prompts.read, self._settings.models[plan.model].warm_prompts)),
+            prompts=self._prompts(plan.model),
         )
+
+    def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:
+        """Return what a model's instances read ahead: what is set, then what was learned."""
+        table = self._settings.models[model]
+        learned = self.learned.prompts(model) if table.learn_prompts else []
+        return (*map(prompts.read, table.warm_prompts), *learned)
+
+    def learns(self, model: str) -> bool:
+        """Return whether openings of a model's conversations are learned."""
+        table = self._settings.models.get(model)
+        return table is not None and table.learn_prompts
 
     def launch_argv(self, plan: Plan, instance: str) -> tuple[str, ...]:
         """Return the command line that a launch of a plan has."""

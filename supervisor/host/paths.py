@@ -75,6 +75,11 @@ class Directories:
         return self.data / "models"
 
     @property
+    def prompts(self) -> Path:
+        """Return the directory of the prompts that were learned of clients."""
+        return self.data / "prompts"
+
+    @property
     def daemon_log(self) -> Path:
         """Return the path of the log of a daemon in the background."""
         return self.log / "daemon.log"

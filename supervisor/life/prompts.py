@@ -20,6 +20,8 @@ SIZE_MAX_BYTES: Final = 1024**2
 _NOT_OURS: Final = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "id_slot"}
 )
+# Some templates refuse a prompt in which no user says anything.
+_ASKED: Final = {"role": "user", "content": "Hello"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def read(path: Path) -> WarmPrompt:
 
 def of_text(name: str, text: str) -> WarmPrompt:
     """Return a system prompt."""
-    return WarmPrompt(name, MappingProxyType({"messages": [{"role": "system", "content": text}]}))
+    return of_request(name, {"messages": [{"role": "system", "content": text}]})
 
 
 def of_request(name: str, body: object) -> WarmPrompt:
@@ -77,4 +79,7 @@ def of_request(name: str, body: object) -> WarmPrompt:
             f"the prompt {name} is no chat request", hint='it needs {"messages": [...]}'
         )
     kept = {key: value for key, value in body.items() if key not in _NOT_OURS}
+    messages = body["messages"]
+    if not any(isinstance(one, dict) and one.get("role") == "user" for one in messages):
+        kept["messages"] = [*messages, _ASKED]
     return WarmPrompt(name, MappingProxyType(kept))

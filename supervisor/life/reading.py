@@ -39,7 +39,8 @@ class Reading:
         self._tell = tell
         self._tries = 0
         self._is_bounded = False
-        self._is_hidden = False
+        self._is_cut = False  # the last one, on its way
+        self._is_hidden = False  # those that were read
 
     async def begin(self, llama: Llama, restored: int) -> None:
         """Read what there are slots for beside those that were restored; an end may come any time.
@@ -67,10 +68,10 @@ class Reading:
         until_s = time.monotonic() + patience_s
         while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
             if traffic.pulse(name).in_flight == 0:
-                self._tries += 1
                 with suppress(NotLent):
                     async with traffic.lend(name) as is_wanted:
                         await self._go_on_until(is_wanted, llama)
+                    continue
             await asyncio.sleep(_TICK_S)
 
     @property
@@ -102,7 +103,6 @@ class Reading:
             while not is_wanted():
                 done, _ = await asyncio.wait([step], timeout=_TICK_S)
                 if done:
-                    self._tries = 0
                     return
             step.cancel()
         raise NotLent
@@ -112,20 +112,25 @@ class Reading:
 
         An engine that does not match prompts looks for them in its cache-ram, as that was when its
         last task began, and puts idle slots there whenever one begins. Without a task in between,
-        the first request would not find what was read for it.
+        the first request would not find what was read for it; nor would a prompt that is begun anew
+        find what was read of it, and that part would later be taken for the whole.
         """
         try:
-            if self._left:
+            if self._left and not self._is_cut:
                 await self._read(llama, self._left[0])
             else:
                 await llama.one_token()
-                self._is_hidden = False
+                self._is_cut = self._is_hidden = False
         except EngineSilent:  # whoever watches the engine finds out
             self._left.clear()
             self._is_hidden = False
 
     async def _read(self, llama: Llama, prompt: WarmPrompt) -> None:
+        self._tries += 1
+        self._is_cut = True
         found = await prefill(llama, prompt)
+        self._is_cut = False
+        self._tries = 0
         self._left.popleft()
         self._is_hidden = self._is_hidden or isinstance(found, Prefilled)
         self._tell(prompt, found)

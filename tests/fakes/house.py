@@ -14,6 +14,7 @@ from fakes.upstream import Fake, Script, say_ok
 
 from proxy.app import FLOOR, build_app
 from proxy.errors import ProxyError
+from proxy.home.openings import Opening
 from proxy.line.dispatch import Dispatch
 from proxy.loader import ModelCard, Warmed
 from proxy.server import Server
@@ -64,6 +65,14 @@ class FakeReader:
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.left = asyncio.Event()
+        self.learning: set[str] = set()
+        self.learned: list[tuple[str, Opening]] = []
+
+    def learns(self, model: str, /) -> bool:
+        return model in self.learning
+
+    def learn(self, model: str, opening: Opening, /) -> None:
+        self.learned.append((model, opening))
 
     async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[Warmed]:
         self.asked.append((model, body))
