@@ -36,6 +36,7 @@ class Barn:
         flags: Of the model, over those of a small one.
         supervisor: Settings of `[supervisor]`.
         prompts: Files to be read ahead.
+        learns: Whether learned prompts are read too.
     """
 
     def __init__(
@@ -45,9 +46,16 @@ class Barn:
         flags: Mapping[str, Any] | None = None,
         supervisor: Mapping[str, Any] | None = None,
         prompts: tuple[Path, ...] = (),
+        *,
+        learns: bool = False,
     ) -> None:
         small = {"threads": 1, "threads-batch": 1, "parallel": 2, "ctx-size": 4096}
-        entry = ModelTable(path=model, flags={**small, **(flags or {})}, warm_prompts=prompts)
+        entry = ModelTable(
+            path=model,
+            flags={**small, **(flags or {})},
+            warm_prompts=prompts,
+            learn_prompts=learns,
+        )
         settings = Settings(
             models={"chat": entry}, supervisor=SupervisorTable(**(supervisor or {}))
         )

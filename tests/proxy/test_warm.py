@@ -4,13 +4,16 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from fakes.house import House, card, until
+from fakes.upstream import Call, say_ok
 
 from proxy.carry.variant import Variant
 
+SYSTEM = {"role": "system", "content": "be kind and brief " * 80}
 PROMPT = {"messages": [{"role": "system", "content": "be kind"}]}
 
 
@@ -107,6 +110,34 @@ async def test_a_server_that_stops_waits_for_it_no_longer_than_for_others(house:
         await until(lambda: bool(house.reader.asked))
         await house.server.drain(0)
     assert client.result() == 503
+
+
+async def test_what_conversations_begin_with_is_learned_of_answers_and_where_wanted(
+    house: House,
+) -> None:
+    await house.fake(refuse_some)
+    await begin_three(house)
+    house.reader.learning.add("chat")
+    await begin_three(house, max_tokens="refused")
+    assert not house.reader.learned
+    await begin_three(house)
+    ((model, opening),) = house.reader.learned
+    assert (model, opening.body) == ("chat", {"messages": [SYSTEM]})
+
+
+async def refuse_some(call: Call) -> None:
+    if b"refused" in call.body:
+        await call.head("Content-Length: 0", status="400 Bad Request")
+    else:
+        await say_ok(call)
+
+
+async def begin_three(house: House, **members: Any) -> None:
+    """Begin three conversations alike."""
+    for asked in ("one", "two", "three"):
+        messages = [SYSTEM, {"role": "user", "content": asked}]
+        async with house.ask(messages=messages, **members) as response:
+            await response.read()
 
 
 async def status(house: House, model: str) -> int:

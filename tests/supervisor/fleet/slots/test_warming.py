@@ -55,6 +55,19 @@ async def test_there_are_never_more_prompts_than_slots(
     assert len(barn.told("prompt.warmed")) == 2
 
 
+@pytest.mark.parametrize("learns", [True, False])
+async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_is_set(
+    tiny_model: Path, runtime: Path, prompt: Path, *, learns: bool
+) -> None:
+    barn = Barn(runtime, tiny_model, prompts=(prompt,), learns=learns)
+    name = barn.workshop.learned.keep("chat", dict(of_text("", "be brief").body))
+    async with barn.up():
+        pass
+    read = [one["prompt"] for one in barn.told("prompt.warmed")]
+    assert read == (["kind.txt", name] if learns else ["kind.txt"])
+    assert barn.workshop.learned.counts() == {"chat": 1}
+
+
 async def test_a_prompt_that_is_not_there_is_why_a_start_fails(
     tiny_model: Path, runtime: Path
 ) -> None:
