@@ -124,6 +124,8 @@ class Record:
             "prompt_tokens": said.prompt_tokens if said else None,
             "decoded_tokens": said.decoded_tokens if said else None,
             "decode_ms": said.decode_ms if said else None,
+            "drafted_tokens": said.drafted_tokens if said else None,
+            "accepted_tokens": said.accepted_tokens if said else None,
         }
 
     def _since_ms(self) -> float:

@@ -48,6 +48,20 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
         "prompt.learned": ("info", ("model", "prompt", "tokens")),
         "prompt.unlearned": ("warning", ("model", "why")),
         "prompt.refused": ("warning", ("instance", "model", "run", "prompt", "why")),
+        "draft.weighed": (
+            "info",
+            (
+                "instance",
+                "model",
+                "run",
+                "tokens",
+                "acceptance",
+                "with_tps",
+                "without_tps",
+                "estimate",
+                "slower",
+            ),
+        ),
         "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
         "settings.refused": ("warning", ("why",)),
         "engine.reaped": ("warning", ("instance", "pid", "since")),
@@ -71,6 +85,8 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
                 "prompt_tokens",
                 "decoded_tokens",
                 "decode_ms",
+                "drafted_tokens",
+                "accepted_tokens",
             ),
         ),
         "request.refused": ("warning", ("request", "model", "status", "code", "why")),
@@ -98,9 +114,12 @@ class Event:
 
     @property
     def level(self) -> Level:
-        """Return how much this matters; an exit that was a fault is a warning."""
-        if self.name == "instance.exited" and self.fields["fault"]:
-            return "warning"
+        """Return how much this matters: a fault, or a draft that is in the way, is a warning."""
+        match self.name:
+            case "instance.exited" if self.fields["fault"]:
+                return "warning"
+            case "draft.weighed" if self.fields["slower"]:
+                return "warning"
         return EVENTS[self.name][0]
 
 

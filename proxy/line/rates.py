@@ -14,6 +14,15 @@ _DECODE_MIN_TOKENS: Final = 4
 # Of an instance that has not answered yet: rather slow, so that nobody leaves a cache by a guess.
 _PREFILL_TPS: Final = 100.0
 _DECODE_TPS: Final = 30.0
+_NAMES: Final = (
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "predicted_n",
+    "predicted_ms",
+    "draft_n",
+    "draft_n_accepted",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +35,11 @@ class Timings:
         prompt_ms: Time that took.
         decoded_tokens: Tokens it generated.
         decode_ms: Time that took.
+        drafted_tokens: Tokens it guessed ahead.
+        accepted_tokens: Those of them that came true.
 
     Source: `timings` of llama-server's answers, builds 10434 and 11434: `cache_n`, `prompt_n`,
-    `prompt_ms`, `predicted_n`, `predicted_ms`.
+    `prompt_ms`, `predicted_n`, `predicted_ms`, `draft_n`, `draft_n_accepted`.
     """
 
     cached_tokens: int
@@ -36,18 +47,27 @@ class Timings:
     prompt_ms: float
     decoded_tokens: int
     decode_ms: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @classmethod
     def read(cls, said: object) -> Timings | None:
         """Read the member `timings` of an answer; None where it is not what it should be."""
         if not isinstance(said, Mapping):
             return None
-        names = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
-        figures = [said.get(name, 0) for name in names]
+        figures = [said.get(name, 0) for name in _NAMES]
         if not all(isinstance(figure, int | float) and figure >= 0 for figure in figures):
             return None
-        cached, prompt, prompt_ms, decoded, decode_ms = figures
-        return cls(int(cached), int(prompt), float(prompt_ms), int(decoded), float(decode_ms))
+        cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = figures
+        return cls(
+            int(cached),
+            int(prompt),
+            float(prompt_ms),
+            int(decoded),
+            float(decode_ms),
+            int(drafted),
+            int(accepted),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +78,13 @@ class Rates:
         prefill_tps: Tokens of prompts computed each second; a guess before the first answer.
         decode_tps: Tokens generated each second for one request; a guess before the first answer.
         answers: Answers that went into them.
+        acceptance: Share of the tokens guessed ahead that came true, 0 to 1; None before any was.
     """
 
     prefill_tps: float = _PREFILL_TPS
     decode_tps: float = _DECODE_TPS
     answers: int = 0
+    acceptance: float | None = None
 
     def after(self, timings: Timings) -> Rates:
         """Return the averages with one more answer in them."""
@@ -71,7 +93,13 @@ class Rates:
             prefill_tps = self._mix(prefill_tps, timings.prompt_tokens / timings.prompt_ms * 1000)
         if timings.decoded_tokens >= _DECODE_MIN_TOKENS and timings.decode_ms > 0:
             decode_tps = self._mix(decode_tps, timings.decoded_tokens / timings.decode_ms * 1000)
-        return Rates(prefill_tps, decode_tps, self.answers + 1)
+        return Rates(prefill_tps, decode_tps, self.answers + 1, self._accepted(timings))
+
+    def _accepted(self, timings: Timings) -> float | None:
+        if not timings.drafted_tokens:
+            return self.acceptance
+        now = timings.accepted_tokens / timings.drafted_tokens
+        return now if self.acceptance is None else average(self.acceptance, now)
 
     def _mix(self, before: float, now: float) -> float:
         return now if not self.answers else average(before, now)

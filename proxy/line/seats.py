@@ -44,6 +44,7 @@ class SeatFacts:
         prefill_tps: Tokens of prompts it computes each second; 0 before its first answer.
         decode_tps: Tokens it generates each second for a request; 0 before its first answer.
         leases: Its slots that are in use.
+        acceptance: Share of the tokens it guesses ahead that come true, 0 to 1; None before any.
     """
 
     upstream: Upstream
@@ -52,6 +53,7 @@ class SeatFacts:
     prefill_tps: float
     decode_tps: float
     leases: tuple[LeaseFacts, ...]
+    acceptance: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +115,7 @@ class Seat:
             self.rates.prefill_tps if known else 0.0,
             self.rates.decode_tps if known else 0.0,
             tuple(lease.facts() for lease in self.leases),
+            self.rates.acceptance,
         )
 
 

@@ -83,6 +83,7 @@ def _instance(seat: SeatFacts, slots: Sequence[Slot]) -> dict[str, object]:
         "homes": seat.homes,
         "prefill_tokens_per_second": round(seat.prefill_tps, 2),
         "decode_tokens_per_second": round(seat.decode_tps, 2),
+        "draft_acceptance": None if seat.acceptance is None else round(seat.acceptance, 3),
         **_as_page(load_of([slot for slot in slots if slot.instance == name])),
     }
 

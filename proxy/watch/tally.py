@@ -38,8 +38,10 @@ COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "cached_tokens": (BY_INSTANCE, "Tokens of prompts that were taken from a cache."),
     "expected_cached_tokens": (BY_INSTANCE, "Tokens that routing expected to find in a cache."),
     "decoded_tokens": (BY_INSTANCE, "Tokens that were generated."),
+    "drafted_tokens": (BY_INSTANCE, "Tokens that were guessed ahead."),
+    "accepted_tokens": (BY_INSTANCE, "Tokens guessed ahead that came true."),
 }
-_TOKENS: Final = ("prompt_tokens", "cached_tokens", "expected_cached_tokens", "decoded_tokens")
+_TOKENS: Final = tuple(name for name in COUNTERS if name.endswith("_tokens"))
 
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _BRIEF: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -32,7 +32,7 @@ def render(status: DaemonStatus) -> str:
     instances = [instance for model in status["models"] for instance in model["instances"]]
     troubles = [line for instance in instances for line in _troubles(instance)]
     rows = [_row(model, instance) for model in status["models"] for instance in model["instances"]]
-    shown = [head, "", table(_HEAD, rows), *troubles]
+    shown = [head, "", table(_HEAD, rows), *filter(None, map(_draft, instances)), *troubles]
     return "\n".join([*shown, *_nodes(status["nodes"])])
 
 
@@ -48,6 +48,20 @@ def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
         duration(instance["up_s"]),
         str(instance["restarts"]),
     )
+
+
+def _draft(instance: InstanceStatus) -> str | None:
+    """Return the line on what guessing tokens ahead brings; None where that is not known."""
+    draft = instance["draft"]
+    if draft is None or draft["acceptance"] is None:
+        return None
+    text = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
+    if draft["trouble"]:
+        return f"\n{instance['name']}: {paint(draft['trouble'], 'yellow')}\n  hint: {draft['cure']}"
+    if draft["with_tps"] and draft["without_tps"]:
+        about = "about " if draft["estimate"] else ""
+        text += f": {draft['with_tps']:.0f} tokens/s, {about}{draft['without_tps']:.0f} without"
+    return f"\n{instance['name']}: {text}"
 
 
 def _nodes(nodes: list[NodeStatus]) -> list[str]:

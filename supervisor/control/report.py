@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisor.control.wire import (
+    DraftStatus,
     ErrorFields,
     InstanceStatus,
     ModelStatus,
@@ -11,12 +12,14 @@ from supervisor.control.wire import (
     WarmedInstance,
 )
 from supervisor.fleet.caches import Warmed
+from supervisor.fleet.drafting import advice
 from supervisor.fleet.presence import availability
 from supervisor.fleet.reload import Failure, Reloaded
 from supervisor.fleet.replica import Model
 from supervisor.fleet.slots.manifest import Manifest
 from supervisor.fleet.vitals import Vital
 from supervisor.life.diagnose import Cause
+from supervisor.life.draft import Drafts
 from supervisor.life.facts import InstanceFacts
 from supervisor.profile.plan import Plan
 
@@ -61,6 +64,22 @@ def instance_status(
         "log": str(facts.log_path) if facts.log_path else None,
         "error": _error(facts, facts.cause) if facts.cause else None,
         "warnings": [f"{warning.sentence}: {warning.hint}" for warning in facts.warnings],
+        "draft": _draft(plan, facts.drafts) if plan and facts.drafts else None,
+    }
+
+
+def _draft(plan: Plan, drafts: Drafts) -> DraftStatus:
+    verdict = drafts.verdict
+    trouble, cure = (verdict and advice(plan, verdict)) or (None, None)
+    return {
+        "drafted": drafts.tokens.drafted,
+        "accepted": drafts.tokens.accepted,
+        "acceptance": drafts.tokens.acceptance,
+        "with_tps": verdict.with_tps if verdict else None,
+        "without_tps": verdict.without_tps if verdict else None,
+        "estimate": verdict.is_estimate if verdict else False,
+        "trouble": trouble,
+        "cure": cure,
     }
 
 

@@ -19,11 +19,30 @@ class ErrorFields(TypedDict):
     log: str | None
 
 
+class DraftStatus(TypedDict):
+    """What guessing tokens ahead brings in the present run; see supervisor.life.draft.
+
+    `acceptance` is 0 to 1. Rates are tokens per second of one sequence alone, with and without; the
+    latter is an `estimate` with a draft model. `trouble` and `cure` are there where it makes things
+    slower. None is unknown.
+    """
+
+    drafted: int
+    accepted: int
+    acceptance: float | None
+    with_tps: float | None
+    without_tps: float | None
+    estimate: bool
+    trouble: str | None
+    cure: str | None
+
+
 class InstanceStatus(TypedDict):
     """One llama-server process.
 
     `leaving` is whether it only finishes what it holds, for settings that are no more.
     `progress` is 0 to 1 while loading; rates are tokens per second while decoding; None is unknown.
+    `draft` is None where nothing is guessed.
     """
 
     name: str
@@ -44,6 +63,7 @@ class InstanceStatus(TypedDict):
     log: str | None
     error: ErrorFields | None
     warnings: list[str]
+    draft: DraftStatus | None
 
 
 class ModelStatus(TypedDict):

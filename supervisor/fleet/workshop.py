@@ -16,6 +16,7 @@ from typing import Final
 
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.fleet.difference import Place, Recipe, Stamp
+from supervisor.fleet.drafting import drafting
 from supervisor.fleet.guest import Stay
 from supervisor.fleet.learned import Learned
 from supervisor.fleet.slots.keeping import keeping
@@ -237,6 +238,7 @@ class Workshop:
             api_key=api_key,
             log_path=make_private(where.log) / f"{instance}.log",
             prompts=self._prompts(plan.model),
+            drafting=drafting(plan),
         )
 
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:

@@ -23,6 +23,7 @@ from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
 from supervisor.life.voice import Voice
 from supervisor.life.warm import Warmth, warm
+from supervisor.life.weighing import Weighing
 
 _FIRST_PROBE_S: Final = 0.1
 _LAST_PROBE_S: Final = 2.0
@@ -42,6 +43,7 @@ class Stage:
         voice: Who tells what is done.
         keeper: Who keeps its conversations while it is away.
         reading: The prompts that are to be read ahead in this run.
+        weighing: What guessing tokens ahead brings in this run.
         is_well: Whether it was well when it was last in service.
     """
 
@@ -52,6 +54,7 @@ class Stage:
     voice: Voice
     keeper: Keeper
     reading: Reading
+    weighing: Weighing
     is_well: bool = True
 
     @property
@@ -95,9 +98,9 @@ async def warm_up(stage: Stage) -> Event:
 
 
 async def attend(stage: Stage) -> Event:
-    """See that what the engine has to do goes on; meanwhile read what prompts are left."""
+    """See that what the engine has to do goes on; meanwhile do what is left for idle times."""
     async with asyncio.TaskGroup() as beside:
-        left = beside.create_task(_read_on(stage))
+        left = beside.create_task(_use_idle_times(stage))
         await stage.attendant.watch()
         left.cancel()
     return Event.UNHEALTHY
@@ -172,9 +175,12 @@ async def _told_within(run: Run, pause_s: float) -> bool:
     return True
 
 
-async def _read_on(stage: Stage) -> None:
+async def _use_idle_times(stage: Stage) -> None:
+    """Read what prompts are left, then weigh what guessing brings."""
     async with stage.llama() as llama:
         await stage.reading.go_on(llama, stage.traffic, stage.name)
+        every_s = stage.limits.liveness.interval_s
+        await stage.weighing.go_on(llama, stage.traffic, stage.name, every_s)
 
 
 async def _can_answer(run: Run) -> bool:

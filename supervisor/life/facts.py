@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.life.diagnose import Cause, Degradation
+from supervisor.life.draft import Drafts
 from supervisor.life.launch import Endpoint
 from supervisor.life.lifecycle import State
 from supervisor.life.liveness import Rules
@@ -57,6 +58,7 @@ class InstanceFacts:
         endpoint: Where it listens, as far as known.
         api_key: What it wants to be shown.
         log_path: Where its output goes; None before the first run.
+        drafts: What guessing tokens ahead has brought in its latest run; None where it does not.
     """
 
     name: str
@@ -76,3 +78,4 @@ class InstanceFacts:
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path | None
+    drafts: Drafts | None = None

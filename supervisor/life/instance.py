@@ -29,6 +29,7 @@ from supervisor.life.restart import Memory, Policy, judge
 from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
 from supervisor.life.voice import Voice
+from supervisor.life.weighing import Weighing
 
 # Enough for a failed start with its help text, or for an abort with its backtrace.
 _LINES_TO_JUDGE = 300
@@ -94,6 +95,7 @@ class Instance:
 
         self._run: Run | None = None
         self._reading = Reading((), lambda _prompt, _found: None)
+        self._weighing = Weighing(None, lambda _verdict: None)
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -145,6 +147,7 @@ class Instance:
             endpoint=run.endpoint if run else Endpoint(),
             api_key=run.launch.api_key if run else "",
             log_path=run.launch.log_path if run else None,
+            drafts=self._weighing.drafts,
         )
 
     async def wait(self, states: frozenset[State]) -> InstanceFacts:
@@ -268,6 +271,7 @@ class Instance:
             self._voice,
             self._keeper,
             self._reading,
+            self._weighing,
             self._is_well,
         )
         if event := await activity(stage):
@@ -313,6 +317,7 @@ class Instance:
             self._settle(number, diagnose.unprepared(error))
             return
         self._reading = Reading(launch.prompts, functools.partial(self._voice.warmed, number))
+        self._weighing = Weighing(launch.drafting, functools.partial(self._voice.weighed, number))
         self._run = run = Run(number, launch, clock=self._clock, on_progress=self._voice.progressed)
         try:
             self._exited(number, await run.live())

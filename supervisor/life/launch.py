@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from supervisor.life.draft import Drafting
 from supervisor.life.progress import ROUTER_ENV
 from supervisor.life.prompts import WarmPrompt
 
@@ -86,6 +87,7 @@ class Launch:
         api_key: What it wants to be shown with each request.
         log_path: Where its output goes.
         prompts: What it reads ahead, in this order.
+        drafting: How it guesses tokens ahead; None where it does not.
     """
 
     argv: tuple[str, ...]
@@ -95,6 +97,7 @@ class Launch:
     api_key: str = field(repr=False)
     log_path: Path
     prompts: tuple[WarmPrompt, ...] = ()
+    drafting: Drafting | None = None
 
 
 def clean_environment(

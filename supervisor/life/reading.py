@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import Final
 
 from supervisor.life import slots
+from supervisor.life.idle import TICK_S, finish
 from supervisor.life.llama import EngineSilent, Llama, Refused
 from supervisor.life.prompts import WarmPrompt
 from supervisor.life.traffic import NotLent, Traffic
 from supervisor.life.warm import Prefilled, prefill
 
-_TICK_S: Final = 0.1
 _TRIES_MAX: Final = 5
 
 Tell = Callable[[WarmPrompt, Prefilled | Refused], None]
@@ -70,9 +70,9 @@ class Reading:
             if traffic.pulse(name).in_flight == 0:
                 with suppress(NotLent):
                     async with traffic.lend(name) as is_wanted:
-                        await self._go_on_until(is_wanted, llama)
+                        await finish(self._go_on(llama), is_wanted)
                     continue
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_S)
 
     @property
     def _has_more(self) -> bool:
@@ -91,21 +91,6 @@ class Reading:
         free = 1 if isinstance(found, Refused) else len(found) - restored
         while len(self._left) > max(0, free):
             self._left.pop()
-
-    async def _go_on_until(self, is_wanted: Callable[[], bool], llama: Llama) -> None:
-        """Take the next step, or leave it when somebody comes.
-
-        Raises:
-            NotLent: Somebody came; the engine goes on to the end of its batch.
-        """
-        async with asyncio.TaskGroup() as group:
-            step = group.create_task(self._go_on(llama))
-            while not is_wanted():
-                done, _ = await asyncio.wait([step], timeout=_TICK_S)
-                if done:
-                    return
-            step.cancel()
-        raise NotLent
 
     async def _go_on(self, llama: Llama) -> None:
         """Read the first that is left; after the last, see that the next request finds them.

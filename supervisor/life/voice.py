@@ -7,6 +7,7 @@ from pathlib import Path
 from supervisor.events import Emit
 from supervisor.life.child import Exit
 from supervisor.life.diagnose import Cause
+from supervisor.life.draft import Verdict
 from supervisor.life.lifecycle import Life, State
 from supervisor.life.llama import Refused
 from supervisor.life.progress import Progress
@@ -111,6 +112,22 @@ class Voice:
             prompt=prompt.name,
             tokens=found.tokens,
             cached=found.cached_tokens,
+        )
+
+    def weighed(self, run: int, verdict: Verdict) -> None:
+        """Tell what guessing tokens ahead does to its speed."""
+        acceptance = verdict.tokens.acceptance
+        self._emit(
+            "draft.weighed",
+            instance=self._name,
+            model=self._model,
+            run=run,
+            tokens=verdict.tokens.decoded,
+            acceptance=None if acceptance is None else round(acceptance, 3),
+            with_tps=round(verdict.with_tps, 1),
+            without_tps=round(verdict.without_tps, 1),
+            estimate=verdict.is_estimate,
+            slower=verdict.is_slower,
         )
 
     def exited(self, run: int, how: Exit, up_s: float, *, is_fault: bool) -> None:

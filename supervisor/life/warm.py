@@ -76,11 +76,11 @@ async def prefill(llama: Llama, prompt: WarmPrompt) -> Prefilled | Refused:
             await answer.aread()
             return refused(answer)
         async for line in answer.aiter_lines():
-            timings = _timings(line) or timings
+            timings = timings_in(line) or timings
     return Prefilled(int(timings.get("prompt_n", 0)), int(timings.get("cache_n", 0)))
 
 
-def _timings(line: str) -> Mapping[str, Any] | None:
+def timings_in(line: str) -> Mapping[str, Any] | None:
     """Return the timings in a line of a stream, where there are any."""
     if not line.startswith("data: {"):
         return None

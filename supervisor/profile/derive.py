@@ -55,7 +55,7 @@ def slots(chosen: Chosen) -> int:
     Raises:
         SettingsInvalid: It is no number above 0.
     """
-    return _positive("parallel", chosen.get("parallel", _SLOTS))
+    return positive("parallel", chosen.get("parallel", _SLOTS))
 
 
 def streams(chosen: Chosen) -> int:
@@ -74,10 +74,15 @@ def ctx_slot(chosen: Chosen) -> int:
         SettingsInvalid: It is no number above 0.
     """
     ctx = chosen.get("ctx-size", 0)
-    return _positive("ctx-size", ctx) // streams(chosen) if ctx else 0
+    return positive("ctx-size", ctx) // streams(chosen) if ctx else 0
 
 
-def _positive(key: str, value: FlagValue) -> int:
+def positive(key: str, value: FlagValue) -> int:
+    """Return the number that an option was set to.
+
+    Raises:
+        SettingsInvalid: It is no number above 0.
+    """
     try:
         number = int(value)
     except ValueError:
@@ -131,7 +136,7 @@ def _prompt_rate(case: Case, chosen: Chosen) -> float:
 
 
 def _ubatch_size(_case: Case, chosen: Chosen) -> Derived:
-    batch = _positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
+    batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
     return Derived(min(_UBATCH_MAX, batch), "llama-corral", "no more than a batch, and at most 512")
 
 
@@ -174,7 +179,7 @@ def _cache(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
         ctx=ctx,
         streams=streams(chosen),
         slots=slots(chosen),
-        ubatch=_positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
+        ubatch=positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
         type_k=type_k,
         type_v=type_v,
         full_window=chosen.get("swa-full") is True,

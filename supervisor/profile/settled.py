@@ -13,10 +13,11 @@ from typing import Final, Literal
 
 from supervisor.profile.argv import canonical
 from supervisor.profile.case import Case
-from supervisor.profile.derive import AUTO, DERIVED, ctx_slot, streams
+from supervisor.profile.derive import AUTO, DERIVED, ctx_slot, positive, slots, streams
 from supervisor.profile.draft import Draft, Wanted
 from supervisor.profile.help import Flags
 from supervisor.profile.profile import FlagValue, Profile
+from supervisor.profile.speculation import kinds, longest
 
 CORRAL: Final = "llama-corral"
 
@@ -94,7 +95,7 @@ def gather(entry: ModelEntry, profile: Profile, flags: Flags, case: Case, draft:
     Raises:
         SettingsInvalid: An option is not the user's to set, or a number makes no sense.
     """
-    return _bounded(_derived(_merged(entry, profile, flags, draft), case), case)
+    return _roomy(_bounded(_derived(_merged(entry, profile, flags, draft), case), case))
 
 
 def is_auto(key: str, value: FlagValue) -> bool:
@@ -154,3 +155,20 @@ def _bounded(settings: Settings, case: Case) -> Settings:
         return settings
     why = f"{trained} tokens a slot, as the model was trained for; {ctx.origin} has {ctx.value}"
     return {**settings, "ctx-size": Setting(trained * streams(chosen), "gguf", why)}
+
+
+def _roomy(settings: Settings) -> Settings:
+    """Return the settings with batches that hold what all slots draft at once.
+
+    An engine whose batch does not ends by an assertion, in the middle of answers.
+
+    Source: measured on build 10434: 2 slots and ngram-mod abort with 128, not with 130. llama.cpp,
+    tools/server, server_slot::handle_last_sampled_token.
+    """
+    batch = settings.get("batch-size")
+    chosen = {key: one.value for key, one in settings.items()}
+    needed = slots(chosen) * (1 + longest(chosen))
+    if batch is None or not kinds(chosen) or positive("batch-size", batch.value) >= needed:
+        return settings
+    why = f"{batch.value} ({batch.origin}) do not hold what {slots(chosen)} slots draft at once"
+    return {**settings, "batch-size": Setting(needed, CORRAL, why)}

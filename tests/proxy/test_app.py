@@ -257,6 +257,8 @@ async def test_a_request_is_told_once_when_it_is_over(house: House) -> None:
         "prompt_tokens": None,
         "decoded_tokens": None,
         "decode_ms": None,
+        "drafted_tokens": None,
+        "accepted_tokens": None,
     }
     assert len(house.told) == 1
 

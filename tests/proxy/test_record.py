@@ -36,12 +36,13 @@ def test_two_tries_are_one_request_with_one_wait() -> None:
     record.model = "chat"
     record.give("chat.1", waited_s=0.5, expected_cached=40)
     record.give("chat.2", waited_s=0.25, expected_cached=30)
-    record.timings = Timings(28, 12, 60.0, 11, 500.0)
+    record.timings = Timings(28, 12, 60.0, 11, 500.0, 8, 6)
     record.tell(hear(told), None)
     event = told["request.finished"]
     assert (event["instance"], event["tries"], event["waited_ms"]) == ("chat.2", 2, 750)
     assert (event["expected_cached_tokens"], event["cached_tokens"]) == (30, 28)
     assert (event["prompt_tokens"], event["decoded_tokens"], event["decode_ms"]) == (12, 11, 500)
+    assert (event["drafted_tokens"], event["accepted_tokens"]) == (8, 6)
 
 
 def test_only_the_first_token_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,22 @@ def test_timings_are_read_in_the_engines_words() -> None:
     assert Timings.read(SAID) == Timings(7, 100, 50.0, 20, 400.0)
 
 
+def test_what_was_guessed_ahead_is_part_of_them() -> None:
+    said = {**SAID, "draft_n": 12, "draft_n_accepted": 9}
+    assert Timings.read(said) == Timings(7, 100, 50.0, 20, 400.0, 12, 9)
+
+
+def test_acceptance_moves_with_answers_in_which_something_was_guessed() -> None:
+    none = Rates().after(Timings(0, 100, 100.0, 10, 1000.0))
+    assert none.acceptance is None
+    first = none.after(Timings(0, 100, 100.0, 10, 1000.0, 10, 5))
+    assert first.acceptance == 0.5
+    assert first.after(Timings(0, 100, 100.0, 10, 1000.0)).acceptance == 0.5
+    second = first.after(Timings(0, 100, 100.0, 10, 1000.0, 10, 10))
+    assert second.acceptance
+    assert 0.5 < second.acceptance < 1
+
+
 @pytest.mark.parametrize(
     "said", [None, [], "x", {**SAID, "cache_n": "7"}, {**SAID, "prompt_n": -1}]
 )

@@ -1,5 +1,7 @@
 """The pages that show the slots of all instances."""
 
+from dataclasses import replace
+
 import orjson
 from fakes.house import card
 from fakes.slots import NOW_S, reading, seat, writing
@@ -15,18 +17,20 @@ def test_instances_keep_their_order_whoever_is_admitted_last() -> None:
 
 
 def test_the_overview_has_everything_of_the_models_it_is_about() -> None:
-    seats = [seat(name="code.1", slots=1), seat(reading(), writing())]
+    code = replace(seat(name="code.1", slots=1), acceptance=2 / 3)
+    seats = [code, seat(reading(), writing())]
     lines = {"chat": LineFacts(2, 1, 4.5, 9.0), "code": LineFacts(0, 0, 0.0, 0.0)}
     whole = orjson.loads(orjson.dumps(overview(seats, lines, [card("chat"), card("code")], NOW_S)))
     assert [len(whole["slots"]), whole["totals"]["slots"], whole["totals"]["active"]] == [4, 4, 2]
-    chat, code = whole["instances"]
+    chat, other = whole["instances"]
     assert (chat["instance"], chat["batch"], chat["homes"], chat["prefill"]) == (
         "chat.1",
         "mixed",
         4,
         1,
     )
-    assert (code["batch"], code["idle"]) == (None, 1)
+    assert (other["batch"], other["idle"]) == (None, 1)
+    assert (chat["draft_acceptance"], other["draft_acceptance"]) == (None, 0.667)
     assert whole["lines"]["chat"] == {
         "interactive": 2,
         "batch": 1,

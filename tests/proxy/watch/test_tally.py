@@ -19,6 +19,8 @@ FINISHED: Any = {
     "prompt_tokens": 12,
     "decoded_tokens": 11,
     "decode_ms": 500.0,
+    "drafted_tokens": 8,
+    "accepted_tokens": 6,
 }
 WHO = ("chat", "chat.1")
 
@@ -60,6 +62,8 @@ def test_tokens_are_added_up() -> None:
     tally = after(("request.finished", {}), ("request.finished", {"cached_tokens": 2}))
     names = ("prompt_tokens", "cached_tokens", "expected_cached_tokens", "decoded_tokens")
     assert [tally.counts[name][WHO] for name in names] == [24, 30, 60, 22]
+    assert tally.counts["drafted_tokens"][WHO] == 16
+    assert tally.counts["accepted_tokens"][WHO] == 12
 
 
 def test_times_are_seconds_and_the_time_between_tokens_is_a_mean() -> None:

@@ -1,7 +1,17 @@
 """What `corral status` shows."""
 
+from typing import Any
+
+import pytest
+
 from supervisor.commands.status import render
-from supervisor.control.wire import DaemonStatus, NodeStatus
+from supervisor.control.wire import (
+    DaemonStatus,
+    DraftStatus,
+    InstanceStatus,
+    ModelStatus,
+    NodeStatus,
+)
 
 STATUS: DaemonStatus = {
     "pid": 1,
@@ -26,6 +36,84 @@ def node(name: str, reason: str | None = None, *models: str) -> NodeStatus:
         "slots": 0 if reason else 4,
         "slots_busy": 0 if reason else 1,
     }
+
+
+def instance(**changes: Any) -> InstanceStatus:
+    found: InstanceStatus = {
+        "name": "chat.0",
+        "state": "ready",
+        "leaving": False,
+        "pid": 2,
+        "run": 1,
+        "up_s": 5.0,
+        "restarts": 0,
+        "faults": 0,
+        "retry_in_s": None,
+        "progress": None,
+        "slots": 4,
+        "slots_busy": 1,
+        "tokens_per_second": 30.0,
+        "memory_bytes": 1024,
+        "address": "/run/chat.0.sock",
+        "log": None,
+        "error": None,
+        "warnings": [],
+        "draft": None,
+    }
+    return {**found, **changes}  # type: ignore[typeddict-item]  # a test names what it changes
+
+
+def shown(*instances: InstanceStatus) -> str:
+    model: ModelStatus = {
+        "name": "chat",
+        "state": "loaded",
+        "reason": None,
+        "aliases": [],
+        "path": "/models/chat.gguf",
+        "profile": "base",
+        "slots": 4,
+        "ctx_size": 4096,
+        "instances": [*instances],
+    }
+    return render({**STATUS, "models": [model]})
+
+
+DRAFT: DraftStatus = {
+    "drafted": 200,
+    "accepted": 76,
+    "acceptance": 0.38,
+    "with_tps": None,
+    "without_tps": None,
+    "estimate": False,
+    "trouble": None,
+    "cure": None,
+}
+FIGURES = {"with_tps": 62.2, "without_tps": 44.4, "estimate": True}
+TROUBLE = {"trouble": "the draft model makes chat slower", "cure": "take draft out"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "chat.0: accepts 38% of 200 drafted tokens"),
+        (
+            FIGURES,
+            "chat.0: accepts 38% of 200 drafted tokens: 62 tokens/s, about 44 without",
+        ),
+        ({**FIGURES, **TROUBLE}, "chat.0: the draft model makes chat slower"),
+    ],
+    ids=["few answers", "it pays", "it does not"],
+)
+def test_what_a_draft_brings_is_said(changes: dict[str, Any], line: str) -> None:
+    draft = {**DRAFT, **changes}
+    lines = shown(instance(draft=draft)).splitlines()
+    assert line in lines
+    assert ("  hint: take draft out" in lines) is ("cure" in changes)
+
+
+def test_nothing_is_said_of_drafts_where_nothing_was_drafted() -> None:
+    for draft in (None, {**DRAFT, "acceptance": None}):
+        assert "draft" not in shown(instance(draft=draft))
 
 
 def test_without_nodes_nothing_is_said_of_them() -> None:

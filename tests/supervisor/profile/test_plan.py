@@ -289,6 +289,30 @@ def test_without_a_draft_repetition_is_foreseen() -> None:
     assert not [one for one in planned().lines if "spec" in one.flag]
 
 
+@pytest.mark.parametrize(
+    ("profile", "own", "batch"),
+    [
+        ("speculative", {}, "130"),
+        ("speculative", {"parallel": 8}, "520"),
+        ("speculative", {"batch-size": 512}, "512"),
+        ("speculative", {"batch-size": 512, "parallel": 8}, "520"),
+        ("speculative", {"spec-type": "ngram-cache,ngram-simple"}, "98"),
+        ("speculative", {"spec-ngram-mod-n-max": 15}, "64"),
+        ("base", {}, "64"),
+    ],
+)
+def test_a_batch_holds_what_all_slots_draft_at_once(
+    profile: str, own: Mapping[str, FlagValue], batch: str
+) -> None:
+    plan = planned(profile, own, at=machine(physical_cores=1))
+    assert value(plan, "--batch-size") == batch
+
+
+def test_a_batch_for_a_draft_that_is_no_number_is_refused() -> None:
+    with pytest.raises(SettingsInvalid, match="spec-draft-n-max = x is not possible"):
+        planned(set_flags={"spec-draft-n-max": "x"}, draft=DRAFT)
+
+
 def test_a_draft_that_was_found_says_why_it_is_this_one() -> None:
     plan = planned(draft=DRAFT, draft_why="the smallest beside it")
     assert line(plan, "--spec-draft-model").why == "the smallest beside it"

@@ -1,0 +1,106 @@
+"""Finds out what guessing tokens ahead costs an engine, by some short answers to nobody.
+
+The text repeats itself, so that every way of guessing has something to go by. What counts is the
+quickest of each kind: whatever else the machine does only makes answers slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from supervisor.life import slots
+from supervisor.life.draft import Costs, Drafting, Tokens
+from supervisor.life.llama import EngineSilent, Llama, Refused
+from supervisor.life.warm import timings_in
+
+_PROMPT: Final = 8 * "one two three four five six seven eight nine ten "
+# The last token is never guessed, the first comes of the prompt.
+_UNGUESSED: Final = 2
+# Guessing by n-grams begins with 48.
+_GUESSED: Final = 64
+_ROUNDS: Final = 3
+# A model that makes one token a second has shown what it can by then.
+_LIMIT_S: Final = 90.0
+
+Count = Callable[[Tokens], None]
+Answer = tuple[Tokens, float]
+
+
+async def measure(llama: Llama, drafting: Drafting, count: Count) -> Costs | None:
+    """Return what guessing costs; None where the engine guessed nothing, or not as we think.
+
+    Cancelled, the answer under way ends with the present batch.
+
+    Args:
+        llama: An engine that does nothing else.
+        drafting: How it guesses.
+        count: Told the tokens of each answer.
+
+    Raises:
+        EngineSilent: No answer.
+    """
+    slot = await _unused_slot(llama) if drafting.has_own_slots else None
+    plain: list[Answer] = []
+    guessed: list[Answer] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LIMIT_S):
+            for _ in range(_ROUNDS):
+                plain += [await _answer(llama, _UNGUESSED, slot, count) for _ in range(_ROUNDS)]
+                guessed.append(await _answer(llama, _GUESSED, slot, count))
+    return costs(plain, guessed)
+
+
+def costs(plain: list[Answer], guessed: list[Answer]) -> Costs | None:
+    """Return what the quickest answers tell; None where nothing, or too much, was guessed.
+
+    Args:
+        plain: Answers without guesses: their tokens, and the milliseconds from the first to the
+            last.
+        guessed: Answers with guesses.
+    """
+    steps = [ms / (tokens.decoded - 1) for tokens, ms in plain if tokens.decoded > 1]
+    if not steps or any(tokens.drafted for tokens, _ in plain):
+        return None
+    step_ms = min(steps)
+    added = [
+        (ms - (tokens.decoded - 1 - tokens.accepted) * step_ms) / tokens.drafted
+        for tokens, ms in guessed
+        if tokens.drafted
+    ]
+    return Costs(step_ms, max(0.0, min(added))) if added and step_ms > 0 else None
+
+
+async def _answer(llama: Llama, limit: int, slot: int | None, count: Count) -> Answer:
+    body = {
+        "prompt": _PROMPT,
+        "n_predict": limit,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": True,
+        "stream": True,
+    }
+    named = {} if slot is None else {"id_slot": slot}
+    said: Mapping[str, Any] = {}
+    async with llama.stream("/completion", body | named) as answer:
+        async for line in answer.aiter_lines():
+            said = timings_in(line) or said
+    tokens = Tokens(
+        *(int(said.get(name, 0)) for name in ("predicted_n", "draft_n", "draft_n_accepted"))
+    )
+    count(tokens)
+    return tokens, float(said.get("predicted_ms", 0))
+
+
+async def _unused_slot(llama: Llama) -> int:
+    """Return a slot that holds nothing, else the one that is unused for longest.
+
+    Those that were restored are filled from the lowest on, and tell of no request either.
+    """
+    found = await slots.look(llama)
+    if isinstance(found, Refused) or not found:
+        raise EngineSilent("it does not tell of its slots")
+    never = [slot.id_slot for slot in found if slot.id_task is None]
+    return max(never) if never else min(found, key=lambda one: one.id_task or 0).id_slot
