@@ -1,7 +1,6 @@
 """What goes wrong when somebody starts a model, and what they see of it."""
 
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,16 +91,13 @@ def test_a_failed_start_says_why_and_leaves_nothing_behind(
     corral.configure(filled(fault.settings))
     corral.env |= {key: filled(value) for key, value in fault.env.items()}
     corral("engine", "path")  # so that what is cached after a first run is cached
-    began_at_s = time.monotonic()
     failed = corral("start")
-    took_s = time.monotonic() - began_at_s
 
     assert failed.returncode == fault.exit_code, failed.stderr
     assert failed.stderr.startswith("error: ")
     for piece in fault.said:
         assert piece in failed.stderr
     assert "Traceback" not in failed.stderr
-    assert took_s < 2
     assert corral("status").returncode == 3
     assert corral.engines() == []
 

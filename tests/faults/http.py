@@ -9,8 +9,9 @@ import time
 import psutil
 from end_to_end.home import until
 from faults.fault import Faults, Seen
+from faults.pace import since, within
 from faults.place import STREAM_TOKENS, Place
-from faults.wire import connect, each, lasts, request, say, status, summary, told
+from faults.wire import connect, each, request, say, status, summary, told
 
 HTTP = Faults()
 
@@ -34,7 +35,7 @@ def _(place: Place) -> Seen:
             slow.sendall(raw)
             slow.settimeout(0.05)
             yield "408", status(_dribble(slow, b"1" if raw.startswith(b"GET") else b"1\r\n \r\n"))
-        yield "within 3 s", lasts(began_at_s, 3)
+        yield within(3, since(began_at_s))
     yield "answered", place.ask("m")
 
 
@@ -70,10 +71,7 @@ def _(place: Place) -> Seen:
             while begun and begun not in leaver.recv(65536):
                 pass
         took_s = until(lambda: place.instance("m.0")["slots_busy"] == 1)
-        yield (
-            f"{name}: idle within 1.5 s",
-            f"{name}: idle {'within 1.5 s' if took_s < 1.5 else f'after {took_s:.1f} s'}",
-        )
+        yield within(1.5, took_s, f"{name}: idle")
     second = place.stream("m")
     with connect(place) as waiter:
         waiter.sendall(_chat(stream=True))
@@ -95,7 +93,7 @@ def _(place: Place) -> Seen:
         mute.sendall(_chat(stream=True))
         until(lambda: len(daemon.net_connections("inet")) > before)
         took_s = until(lambda: len(daemon.net_connections("inet")) == before)
-    yield "cut within 8 s", "cut within 8 s" if took_s < 8 else f"cut after {took_s:.1f} s"
+    yield within(8, took_s, "cut")
     yield "told as 499", f"told as {place.events('request.finished')[-1]['status']}"
 
 
@@ -109,7 +107,7 @@ def _(place: Place) -> Seen:
         # RST in place of FIN.
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     took_s = until(lambda: not place.instance("m.0")["slots_busy"])
-    yield "idle within 1.5 s", f"idle {'within 1.5 s' if took_s < 1.5 else f'after {took_s:.1f} s'}"
+    yield within(1.5, took_s, "idle")
 
 
 @HTTP.add(34, "body over the limit: announced, and not")

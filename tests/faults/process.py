@@ -11,6 +11,7 @@ import psutil
 from end_to_end.home import until
 from faults.endurance import restart_often
 from faults.fault import Faults, Seen
+from faults.pace import since, within
 from faults.place import Place, ending, gone, is_alive, kill
 
 from supervisor.host.owner import Owner, write_owner
@@ -26,8 +27,7 @@ def _(place: Place) -> Seen:
     began_at_s = time.monotonic()
     kill(before)
     yield "its stream ends in an error event", f"its stream {ending(mine)}"
-    took_s = time.monotonic() - began_at_s
-    yield "within 1 s", "within 1 s" if took_s < 1 else f"after {took_s:.1f} s"
+    yield within(1, since(began_at_s))
     yield "others go on", "others go on" if other.readline() else "others end"
     yield "ready again", place.ready_again("a.0", before)
     other.close()
@@ -57,17 +57,13 @@ def _(place: Place) -> Seen:
     psutil.Process(before).suspend()
     took_s = until(lambda: place.instance(name)["state"] != "ready")
     # Two intervals, and what it takes to see it.
-    yield "out within 2.2 intervals", _within_intervals(took_s / interval_s)
+    yield within(2.2 * interval_s, took_s, "out")
     yield "its stream ends in an error event", f"its stream {ending(mine)}"
     answers = {place.ask("m") for _ in range(4)}
     yield "new requests are answered", _answers(answers)
     yield "others go on", "others go on" if other.readline() else "others end"
     other.close()
     yield "ready again", place.ready_again(name, before)
-
-
-def _within_intervals(count: float) -> str:
-    return "out within 2.2 intervals" if count <= 2.2 else f"out after {count:.1f} intervals"
 
 
 def _answers(answers: set[str]) -> str:
@@ -106,8 +102,7 @@ def _(place: Place) -> Seen:
     stream = place.stream("m")
     began_at_s = time.monotonic()
     place.corral.ok("stop", "m")
-    took_s = time.monotonic() - began_at_s
-    yield "stopped within 3 s", "stopped within 3 s" if took_s < 3 else f"after {took_s:.1f} s"
+    yield within(3, since(began_at_s), "stopped")
     yield "its stream ends in an error event", f"its stream {ending(stream)}"
 
 
@@ -137,8 +132,7 @@ def _(place: Place) -> Seen:
 def _(place: Place) -> Seen:
     place.serve({"m": place.models.tiny}, after="replicas = 2")
     kill(place.corral.daemon_pid)
-    until(lambda: not place.corral.engines())
-    yield "engines gone within 2 s", "engines gone within 2 s"
+    yield within(2, until(lambda: not place.corral.engines()), "engines gone")
     place.corral.ok("start")
     yield "the next start works", "the next start works" if place.ask("m") == "answered" else "no"
 
@@ -167,9 +161,8 @@ def _(place: Place) -> Seen:
         until(lambda: daemon.poll() is not None or place.client.status()["stopping"])
     began_at_s = time.monotonic()
     daemon.wait(10)
-    took_s = time.monotonic() - began_at_s
+    yield within(3, since(began_at_s), "gone")
     yield "its stream ends in an error event", f"its stream {ending(stream)}"
-    yield "gone within 3 s", "gone within 3 s" if took_s < 3 else f"after {took_s:.1f} s"
 
 
 @PROCESS.add(11, "settings broken, then SIGHUP and corral reload")

@@ -1,6 +1,7 @@
 """The quick half of scripts/faults."""
 
 import pytest
+from faults import pace
 from faults.every import ABSENT, EVERY
 from faults.fault import Fault, look
 from faults.place import Models
@@ -13,6 +14,11 @@ QUICK = [fault for fault in EVERY if fault.quick]
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Models:
     return Models.make(tmp_path_factory.mktemp("models"), engine.path)
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "slack", 20.0)
 
 
 @pytest.mark.parametrize("fault", QUICK, ids=lambda fault: f"{fault.number} {fault.name}")

@@ -8,8 +8,9 @@ from typing import Final
 
 import psutil
 from faults.fault import Faults, Seen
+from faults.pace import since, within
 from faults.place import Place
-from faults.wire import connect, lasts, request, say, status, told
+from faults.wire import connect, request, say, status, told
 
 UPSTREAM = Faults()
 
@@ -114,4 +115,4 @@ def _(place: Place) -> Seen:
     ):
         began_at_s = time.monotonic()
         yield expected, _ask(place, how, stream=stream)
-        yield "within 3 s", lasts(began_at_s, 3)
+        yield within(3, since(began_at_s))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,9 +72,3 @@ def summary(by_answer: Mapping[str, list[str]]) -> str:
     if len(by_answer) == 1:
         return f"all {next(iter(by_answer))}"
     return "; ".join(f"{answer}: {', '.join(names)}" for answer, names in by_answer.items())
-
-
-def lasts(began_at_s: float, limit_s: float) -> str:
-    """Tell whether it took no longer than it may."""
-    took_s = time.monotonic() - began_at_s
-    return f"within {limit_s:g} s" if took_s < limit_s else f"after {took_s:.1f} s"

@@ -54,10 +54,8 @@ async def test_it_starts_serves_and_leaves_when_asked(real: LaunchOf) -> None:
         async with Llama(facts.endpoint, facts.api_key) as llama:
             assert await llama.is_ours()
         assert (facts.load_progress, facts.warnings) == (1, ())
-        asked_at_s = time.monotonic()
         instance.stop()
         await instance.wait(DOWN)
-        assert time.monotonic() - asked_at_s < 0.2
     exits = [fields for name, fields in ranch.events if name == "instance.exited"]
     assert [(one["code"], one["signal"]) for one in exits] == [(0, None)]
 
@@ -132,10 +130,8 @@ async def test_stopping_while_it_loads_ends_it_at_once(real: LaunchOf, tmp_path:
     async with asyncio.timeout(20), ranch.served() as instance:
         instance.start()
         await loading(instance)
-        asked_at_s = time.monotonic()
         instance.stop()
         await instance.wait(DOWN)
-        assert time.monotonic() - asked_at_s < 1
     assert "ready" not in ranch.story
 
 
