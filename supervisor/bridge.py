@@ -6,18 +6,20 @@ package knows the other: this file knows both.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from proxy.carry.variant import Variant
+from proxy.engine.slots import Seen
 from proxy.engine.upstream import Upstream
 from proxy.errors import BadRequest, Misconfigured, ProxyError, Unavailable, UnknownModel
 from proxy.gate.door import check
 from proxy.gate.guard import is_loopback
 from proxy.gate.keyfile import Key, read_keys
+from proxy.home import chain
 from proxy.home.openings import Opening
 from proxy.line.dispatch import Dispatch
 from proxy.line.loan import loan
@@ -32,10 +34,12 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.learned import keep
 from supervisor.fleet.presence import availability
 from supervisor.fleet.replica import Model, Replica
+from supervisor.fleet.slots.restoring import Filled
 from supervisor.fleet.steward import Demand, Steward
 from supervisor.fleet.workshop import Workshop
 from supervisor.life import prompts
 from supervisor.life.facts import InstanceFacts
+from supervisor.life.slots import Slot
 from supervisor.life.traffic import NotLent, Pulse
 from supervisor.settings import NodeTable, ProxyTable, VariantTable
 
@@ -51,10 +55,12 @@ class Gate:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
+        dispatch.proved = self.prove
 
     def admit(self, facts: InstanceFacts) -> None:
-        """Let requests come to an instance."""
-        model, plan = self.fleet.models[facts.model], self.fleet.replica(facts.name).plan
+        """Let requests come to an instance, knowing what it was begun with."""
+        model, replica = self.fleet.models[facts.model], self.fleet.replica(facts.name)
+        plan = replica.plan
         endpoint = facts.endpoint
         upstream = Upstream(
             name=facts.name,
@@ -67,7 +73,7 @@ class Gate:
             aliases=model.entry.aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
         )
-        self._dispatch.admit(upstream)
+        self._dispatch.admit(upstream, map(_filled, replica.keeper.begun(facts.run)))
 
     def withdraw(self, name: str) -> None:
         """Let no more requests come to an instance; those it has go on."""
@@ -94,6 +100,30 @@ class Gate:
     async def close(self, name: str) -> None:
         """Break off what an instance still has."""
         await self._dispatch.close(name)
+
+    def chains(self, name: str, slots: Sequence[Slot]) -> Mapping[int, str]:
+        """Return what the proxy calls the conversations in an instance's idle slots."""
+        found = self._dispatch.chains(name, [_seen(slot) for slot in slots])
+        return {slot: one.word for slot, one in found.items()}
+
+    def prove(self, name: str, slot: int, cached: int) -> None:
+        """Take in what the first answer in a slot that was filled says of its cache."""
+        replica = next((one for one in self.fleet.everyone() if one.name == name), None)
+        if replica and replica.keeper.doubts(slot, cached):
+            with suppress(DaemonBusy):  # at the end nothing is looked into any more
+                self.fleet.errand(caches.prove(replica, slot, cached))
+
+
+def _seen(slot: Slot) -> Seen:
+    task = -1 if slot.id_task is None else slot.id_task
+    return Seen(slot.id_slot, task, slot.tokens, slot.is_processing)
+
+
+def _filled(one: Filled) -> chain.Filled:
+    kept, task = one.kept, -1 if one.id_task is None else one.id_task
+    if kept is None:
+        return chain.Filled(one.id_slot, task)
+    return chain.Filled(one.id_slot, task, kept.tokens, chain.read_chain(kept.chain))
 
 
 class Callers:

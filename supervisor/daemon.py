@@ -77,6 +77,7 @@ class Daemon:
         self._workshop = Workshop(loaded.settings, directories)
         limits = _limits(loaded.settings.supervisor)
         self._gate.fleet = self._fleet = Fleet(self._workshop, self._gate, events.emit, limits)
+        self._fleet.chains = self._gate.chains
         callers = Callers(self._dispatch)
         self._steward = Steward(self._fleet, callers, events.emit, Ledger(self._fleet))
         self._dispatch.idled = self._steward.stir

@@ -9,24 +9,23 @@ was used least recently goes first, of a prompt its end before its beginning.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import Final
 
+from proxy.engine.slots import Seen
 from proxy.engine.upstream import Upstream
-from proxy.home.berths import Berths
+from proxy.home.berths import Berth, Berths
+from proxy.home.chain import Chain, Filled
 from proxy.home.prefix import BLOCK_TOKENS, Prompt
+from proxy.home.talks import Talk, Talks
 from proxy.line.rates import average
 
-# A conversation is known by the ends of its last turns, and by its own name if it has one.
-_MARKS_EACH: Final = 6
 # Each conversation has some marks and dozens of blocks.
 _BLOCKS_PER_MARK: Final = 8
-# Only the latest conversations of a model count as an instance's homes: those long over fill no
-# slot, and an instance that starts anew must not be given everything until it has as many.
-_LATEST_MAX: Final = 128
 
 
 @dataclass(slots=True)
@@ -57,16 +56,6 @@ class _Run:
     trust: float = 1.0
 
 
-@dataclass(slots=True, eq=False)
-class _Talk:
-    """One conversation, and its home."""
-
-    model: str
-    home: str
-    run: int
-    marks: deque[int] = field(default_factory=deque)
-
-
 class Affinity:
     """The beliefs of one proxy over all its instances.
 
@@ -76,10 +65,8 @@ class Affinity:
 
     def __init__(self, index_max: int) -> None:
         self._blocks: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-        self._talks: OrderedDict[int, _Talk] = OrderedDict()
+        self._talks = Talks(max(1, index_max // _BLOCKS_PER_MARK), self._is_alive)
         self._blocks_max = index_max
-        self._talks_max = max(1, index_max // _BLOCKS_PER_MARK)
-        self._latest: dict[str, OrderedDict[_Talk, None]] = {}
         self._runs: dict[str, _Run] = {}
         self._numbers = count(1)
         self._totals: dict[str, CacheTotals] = {}
@@ -87,13 +74,21 @@ class Affinity:
     def __len__(self) -> int:
         return len(self._blocks) + len(self._talks)
 
-    def meet(self, upstream: Upstream) -> None:
-        """Note that an instance is admitted: as a new process it holds nothing yet."""
+    def meet(self, upstream: Upstream, filled: Iterable[Filled] = ()) -> None:
+        """Note that an instance is admitted: a new process holds what it was filled with.
+
+        Args:
+            upstream: The instance.
+            filled: Its slots as the process began with them.
+        """
         # A supervisor gives each run a key of its own.
         identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
-        known = self._runs.get(upstream.name)
-        if known is None or known.identity != identity:
-            self._runs[upstream.name] = _Run(identity, next(self._numbers), Berths(upstream.slots))
+        before = self._runs.get(upstream.name)
+        if before is None or before.identity != identity:
+            run = _Run(identity, next(self._numbers), Berths(upstream.slots))
+            self._runs[upstream.name] = run
+            for one in sorted(filled, key=attrgetter("task")):
+                run.berths.fill(one, self._begun(upstream, run, one.chain))
 
     def berths(self, name: str) -> Berths:
         """Return the slots of an instance that was met."""
@@ -116,10 +111,22 @@ class Affinity:
     def homes(self, model: str) -> Mapping[str, int]:
         """Return to how many of the latest conversations of a model each instance is home."""
         counts: dict[str, int] = {}
-        for talk in self._latest.get(model, ()):
-            if self._is_alive(talk):
-                counts[talk.home] = counts.get(talk.home, 0) + 1
+        for talk in self._talks.latest(model):
+            counts[talk.home] = counts.get(talk.home, 0) + 1
         return counts
+
+    def chains(self, name: str, page: Sequence[Seen], now_s: float) -> dict[int, Chain]:
+        """Return what tells the conversations in an instance's idle slots, as far as known.
+
+        Args:
+            name: The instance; one that was never met is fine.
+            page: Its slots, as it tells of them now.
+            now_s: Monotonic time.
+        """
+        if (run := self._runs.get(name)) is None:
+            return {}
+        held = run.berths.held(page, now_s)
+        return {slot: self._chain(name, run, berth) for slot, berth in held.items()}
 
     def totals(self) -> Mapping[str, CacheTotals]:
         """Return predicted and actual cached tokens of every instance there ever was."""
@@ -134,23 +141,19 @@ class Affinity:
             The conversation: the same object for each of its turns.
         """
         run = self._runs[upstream.name]
-        talk = self._find(prompt, session) or _Talk(upstream.model, upstream.name, run.number)
+        talk = self._find(prompt, session) or Talk(upstream.model, upstream.name, run.number)
         talk.home, talk.run = upstream.name, run.number
-        self._mark(talk, prompt.marks[-1])
+        self._talks.mark(talk, prompt.marks[-1])
         if session is not None:
-            self._mark(talk, session)
-        latest = self._latest.setdefault(upstream.model, OrderedDict())
-        latest[talk] = None
-        latest.move_to_end(talk)
-        if len(latest) > _LATEST_MAX:
-            latest.popitem(last=False)
-        self.holds(upstream.name, prompt)
+            self._talks.mark(talk, session)
+        self._talks.touch(talk)
+        self.holds(upstream.name, prompt.blocks)
         return talk
 
     def answered(self, prompt: Prompt, mark: int) -> None:
         """Note the mark of a prompt with its answer, by which the next turn will be known."""
         if talk := self._talks.get(prompt.marks[-1]):
-            self._mark(talk, mark)
+            self._talks.mark(talk, mark)
 
     def correct(self, name: str, predicted: int, actual: int) -> None:
         """Note how many tokens of a prompt an instance's cache really held, when it was asked.
@@ -165,19 +168,42 @@ class Affinity:
             # With nothing predicted, there is nothing to doubt.
             run.trust = average(run.trust, min(1.0, actual / predicted) if predicted else 1.0)
 
-    def holds(self, name: str, prompt: Prompt) -> None:
-        """Note that an instance holds a prompt, be it computed or restored; unknown ones do not."""
+    def holds(self, name: str, blocks: Sequence[int]) -> None:
+        """Note that an instance holds a prompt, be it computed or restored; unknown ones do not.
+
+        Args:
+            name: The instance.
+            blocks: Those of the prompt.
+        """
         if (run := self._runs.get(name)) is None:
             return
         alone = (run.number,)  # shared: most blocks have one holder
         # The end first, so that it is also the first to be forgotten.
-        for block in reversed(prompt.blocks):
+        for block in reversed(blocks):
             holders = self._blocks.get(block, ())
             if run.number not in holders:
                 self._blocks[block] = self._alive(holders) + alone if holders else alone
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._blocks_max:
             self._blocks.popitem(last=False)
+
+    def _begun(self, upstream: Upstream, run: _Run, chain: Chain) -> Talk | None:
+        """Return a conversation that a process begins with; None where it went on elsewhere."""
+        self.holds(upstream.name, chain.blocks)
+        other = self._talks.find(chain.marks)
+        if not chain.marks or (other and other.run != run.number):
+            return None
+        talk = Talk(upstream.model, upstream.name, run.number)
+        for mark in chain.marks:
+            self._talks.mark(talk, mark)
+        self._talks.touch(talk)
+        return talk
+
+    def _chain(self, name: str, run: _Run, berth: Berth) -> Chain:
+        talk = berth.talk
+        if isinstance(talk, Talk) and (talk.home, talk.run) == (name, run.number):
+            return Chain(tuple(talk.marks), berth.blocks)
+        return Chain((), berth.blocks)  # it went on elsewhere
 
     def _held(self, run: _Run, prompt: Prompt) -> int:
         blocks, holders, number = prompt.blocks, self._blocks, run.number
@@ -190,25 +216,10 @@ class Affinity:
         numbers = {run.number for run in self._runs.values()}
         return tuple(one for one in holders if one in numbers)
 
-    def _find(self, prompt: Prompt | None, session: int | None) -> _Talk | None:
+    def _find(self, prompt: Prompt | None, session: int | None) -> Talk | None:
         marks = (*(reversed(prompt.marks) if prompt else ()), session)
-        found = (self._talks.get(mark) for mark in marks if mark is not None)
-        return next((talk for talk in found if talk and self._is_alive(talk)), None)
+        return self._talks.find(mark for mark in marks if mark is not None)
 
-    def _is_alive(self, talk: _Talk) -> bool:
+    def _is_alive(self, talk: Talk) -> bool:
         run = self._runs.get(talk.home)
         return run is not None and run.number == talk.run
-
-    def _mark(self, talk: _Talk, mark: int) -> None:
-        if self._talks.get(mark) is not talk:
-            talk.marks.append(mark)
-            self._talks[mark] = talk
-        self._talks.move_to_end(mark)
-        if len(talk.marks) > _MARKS_EACH:
-            self._unmark(talk, talk.marks.popleft())
-        while len(self._talks) > self._talks_max:
-            self._talks.popitem(last=False)
-
-    def _unmark(self, talk: _Talk, mark: int) -> None:
-        if self._talks.get(mark) is talk:
-            del self._talks[mark]

@@ -25,6 +25,8 @@ from itertools import count
 from typing import Final
 
 from proxy.engine.slots import Seen
+from proxy.home.chain import Filled
+from proxy.home.prefix import Prompt
 
 # What others do to the slots of an idle engine they do after a while; until then nobody looks.
 _FRESH_S: Final = 5.0
@@ -40,6 +42,9 @@ class Berth:
         slot: Its number.
         talk: The conversation that it holds, or None for one that nobody will come back for.
         tokens: Tokens of that conversation.
+        blocks: Those of the last prompt of it that was answered.
+        task: Where it was filled from a disk and nobody has asked it since, the number of its last
+            task: while that stays so, it holds the same. None everywhere else.
         is_sure: Whether the number is known, and not only guessed from the order of use.
         holder: Whose request uses it, or None.
         asked: When it was last asked, in a count of its own; 0 for never.
@@ -49,10 +54,27 @@ class Berth:
     slot: int
     talk: object | None = None
     tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    task: int | None = None
     is_sure: bool = False
     holder: object | None = None
     asked: int = 0
     used: int = 0
+
+    def empty(self) -> None:
+        """Note that nobody will come back for what it holds."""
+        self.talk, self.tokens, self.blocks, self.task = None, 0, (), None
+
+    def proves(self, prompt: Prompt | None) -> bool:
+        """Return whether the answer to a prompt shows what became of what it was filled with.
+
+        So it is for the first request that names the slot and goes on from the prompt that was
+        answered last. How much of it the engine must have, its tokens tell: a template may put it
+        otherwise on another day.
+        """
+        ours, its = self.blocks, prompt.blocks if prompt else ()
+        goes_on = 0 < len(ours) <= len(its) and its[len(ours) - 1] == ours[-1]
+        return self.is_sure and self.task is not None and goes_on
 
 
 class Berths:
@@ -72,6 +94,15 @@ class Berths:
         """Return how many tokens of conversations they hold, as far as is known."""
         return sum(berth.tokens for berth in self._berths if berth.talk is not None)
 
+    def fill(self, filled: Filled, talk: object | None) -> None:
+        """Note what a slot holds as the process begins; to be told in the order of their tasks."""
+        for berth in self._berths:
+            if berth.slot == filled.slot:
+                berth.talk, berth.tokens = talk, filled.tokens
+                berth.blocks, berth.task = filled.chain.blocks, filled.task
+                if filled.task >= 0:
+                    berth.asked = berth.used = next(self._turn)
+
     def board(self, holder: object, talk: object | None, now_s: float) -> Berth | None:
         """Give a request the slot that holds its conversation, else the one the engine would take.
 
@@ -83,14 +114,17 @@ class Berths:
         Returns:
             None where no slot is known to be free.
         """
-        if now_s - self._seen_at_s > _FRESH_S:
-            for one in self._berths:
+        is_stale = now_s - self._seen_at_s > _FRESH_S
+        for one in self._berths:
+            # What a slot was filled with is sure when seen by the very request that asks for it.
+            if is_stale or one.task is not None:
                 one.is_sure = False
         idle = [berth for berth in self._berths if berth.holder is None]
         berth = next((one for one in idle if talk is not None and one.talk is talk), None)
         if berth is None and idle:
             berth = min(idle, key=lambda one: (one.used, -one.slot))
-            berth.talk, berth.is_sure = None, False
+            berth.empty()
+            berth.is_sure = False
         if berth:
             berth.holder = holder
         return berth
@@ -106,29 +140,36 @@ class Berths:
         others = [one for one in self._berths if one.holder is None and one is not berth]
         for one in others:
             one.asked = one.used = turn
+            one.task = None
         return [one.slot for one in others]
 
     def depart(self, berth: Berth) -> None:
         """Note that the request goes out now."""
-        berth.asked = next(self._turn)
+        berth.asked, berth.task = next(self._turn), None
 
     def leave(self, holder: object, now_s: float) -> None:
         """Note that a request is over; what its slot holds is not known any more."""
         for berth in self._berths:
             if berth.holder is holder:
                 berth.holder, berth.used = None, next(self._turn)
-                berth.talk, berth.tokens = None, 0
+                berth.empty()
                 self._seen_at_s = now_s
 
-    def know(self, berth: Berth, talk: object, tokens: int) -> None:
+    def know(self, berth: Berth, talk: object, tokens: int, blocks: tuple[int, ...] = ()) -> None:
         """Note what a slot holds after an answer, unless the next request has it already."""
         if berth.holder is None:
             for other in self._berths:
                 if other.talk is talk:
-                    other.talk = None
-            berth.talk, berth.tokens = talk, tokens
+                    other.empty()
+            berth.talk, berth.tokens, berth.blocks = talk, tokens, blocks
 
-    def confirm(self, page: Sequence[Seen], boarding: Berth, now_s: float) -> None:
+    def held(self, page: Sequence[Seen], now_s: float) -> dict[int, Berth]:
+        """Return the slots that are known to hold a conversation and are idle, by number."""
+        self.confirm(page, None, now_s)
+        idle = (one for one in self._berths if one.holder is None and one.is_sure)
+        return {one.slot: one for one in idle if one.talk is not None}
+
+    def confirm(self, page: Sequence[Seen], boarding: Berth | None, now_s: float) -> None:
         """Find each slot's number by what the engine says of all of them.
 
         Who was asked last comes first on both sides; those used at once come in any order. A task
@@ -137,7 +178,7 @@ class Berths:
 
         Args:
             page: What the engine says.
-            boarding: The slot of a request that has not gone out yet.
+            boarding: The slot of a request that has not gone out yet, or None.
             now_s: Monotonic time.
         """
         self._seen_at_s = now_s
@@ -154,10 +195,11 @@ class Berths:
             while rest and rest[0].asked > berth.asked:
                 lost.append(rest.pop(0))
         for berth, slot in zip((*lost, *rest), strange, strict=False):
-            berth.slot, berth.talk, berth.is_sure = slot, None, False
+            berth.empty()
+            berth.slot, berth.is_sure = slot, False
 
 
-def _place(berths: Sequence[Berth], seen: Seen, boarding: Berth) -> int | None:
+def _place(berths: Sequence[Berth], seen: Seen, boarding: Berth | None) -> int | None:
     """Return which berth is a slot that the engine tells of: the first, or one that surely is.
 
     Of those that were used at once, each may be the first.
@@ -168,7 +210,7 @@ def _place(berths: Sequence[Berth], seen: Seen, boarding: Berth) -> int | None:
     return next(iter((*(at for at in sure if at in may_be), *may_be, *sure)), None)
 
 
-def _may_be(berth: Berth, seen: Seen, boarding: Berth) -> bool:
+def _may_be(berth: Berth, seen: Seen, boarding: Berth | None) -> bool:
     if (berth.asked == 0) != (seen.task < 0):
         return False
     is_open = berth.talk is None or (berth.holder is not None and berth is not boarding)
@@ -177,4 +219,6 @@ def _may_be(berth: Berth, seen: Seen, boarding: Berth) -> bool:
 
 def _holds(berth: Berth, seen: Seen) -> bool:
     is_idle = berth.talk is not None and not seen.is_busy
+    if berth.task is not None:  # nor does it tell how much it was filled with
+        return is_idle and (berth.slot, berth.task) == (seen.slot, seen.task)
     return is_idle and 0 <= berth.tokens - seen.tokens <= _TOKENS_AWAY_MAX

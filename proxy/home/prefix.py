@@ -9,19 +9,22 @@ ones that a client sends back later, so the next request of a conversation is re
 - `marks`: the hash of everything up to the end of a part, for the last parts. What was answered is
   remembered by the mark of the prompt with the answer behind it.
 
-Hashes are seeded with the model and its LoRA: others never share any. They are only ever hints,
-and only of this process, so Python's own keyed hash is good enough for blocks.
+Hashes are seeded with the model and its LoRA: others never share any. They are the same in every
+process, so that what was saved with a conversation is known again after a restart. Blocks are only
+ever hints, so a quick hash that anybody could aim at is good enough for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
 import orjson
+from xxhash import xxh3_64_intdigest
 
 from proxy.home.parts import Part, answer_parts, prompt_parts
 from proxy.pages import Kind
@@ -36,6 +39,7 @@ _CUT_BYTES: Final = 8192 * _BLOCK_BYTES
 _MARKS_MAX: Final = 32
 _PARTS_MAX: Final = 8192
 _HASH_BYTES: Final = 8
+_PIECE: Final = struct.Struct(f"{_BLOCK_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def _prompt(seed: bytes, parts: Sequence[Part]) -> Prompt:
     told.update(b"".join(parts[:-_MARKS_MAX]))
     marks = tuple(_marks(told, parts[-_MARKS_MAX:]))
     size_bytes = sum(map(len, parts))
-    blocks = tuple(_blocks(hash(seed), _beginning(parts)))
+    blocks = tuple(_blocks(xxh3_64_intdigest(seed), _beginning(parts)))
     return Prompt(blocks, marks, max(1, size_bytes // _TOKEN_BYTES), told)
 
 
@@ -114,10 +118,10 @@ def _marks(told: hashlib.blake2b, parts: Iterable[Part]) -> Iterable[int]:
         yield _number(told)
 
 
-def _blocks(chain: int, text: bytes) -> Iterable[int]:
-    for at in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
-        chain = hash((chain, text[at : at + _BLOCK_BYTES]))
-        yield chain
+def _blocks(chain: int, text: bytes) -> list[int]:
+    whole = len(text) - len(text) % _BLOCK_BYTES
+    pieces = _PIECE.iter_unpack(text[:whole])
+    return [chain := xxh3_64_intdigest(piece, chain) for (piece,) in pieces]
 
 
 def _hasher(seed: bytes) -> hashlib.blake2b:

@@ -12,14 +12,15 @@ All that changes, changes in methods without `await`, most of it in `proxy.line.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from proxy.engine.slots import Reach, look, touch
+from proxy.engine.slots import Reach, Seen, look, touch
 from proxy.engine.upstream import Upstream
 from proxy.errors import UpstreamStopped, UpstreamTimeout, UpstreamUnreached
 from proxy.home.affinity import Affinity, CacheTotals
+from proxy.home.chain import Chain, Filled
 from proxy.line.flight import Flight
 from proxy.line.lease import Clock, Lease
 from proxy.line.pool import LineFacts, Pool
@@ -63,6 +64,8 @@ class Dispatch:
         tell: Hears of slots that an engine does not give back.
         idled: Called when a model holds no request any more.
         unreached: Called when an instance did not begin to answer a request.
+        proved: Called with an instance, a slot that it began with, and the tokens that it had of
+            the prompt that went on there first.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Dispatch:
         self.tell: Tell | None = None
         self.idled: Callable[[], None] = lambda: None
         self.unreached: Callable[[Upstream, UpstreamUnreached], None] = lambda *_: None
+        self.proved: Callable[[str, int, int], None] = lambda *_: None
         self._settings = settings
         self._clock = clock
         self._seats = Seats()
@@ -84,9 +88,14 @@ class Dispatch:
 
     # What whoever runs the instances tells and asks.
 
-    def admit(self, upstream: Upstream) -> None:
-        """Let an instance be asked from now on; facts of an earlier admission are replaced."""
-        self._affinity.meet(upstream)
+    def admit(self, upstream: Upstream, filled: Iterable[Filled] = ()) -> None:
+        """Let an instance be asked from now on; facts of an earlier admission are replaced.
+
+        Args:
+            upstream: The instance.
+            filled: Its slots as its process began with them.
+        """
+        self._affinity.meet(upstream, filled)
         self._seats.admit(upstream)
         self._pool(upstream.model).admitted()
 
@@ -139,6 +148,15 @@ class Dispatch:
             self._affinity.berths(seat.upstream.name).tokens for seat in self._seats.admitted(model)
         )
         return Demand(facts.interactive + facts.batch, pool.working, pool.ended_at_s, cached)
+
+    def chains(self, name: str, page: Sequence[Seen]) -> Mapping[int, Chain]:
+        """Return what tells the conversations in an instance's idle slots, as far as known.
+
+        Args:
+            name: The instance; unknown names are fine.
+            page: Its slots, as it tells of them now.
+        """
+        return self._affinity.chains(name, page, self._clock())
 
     async def tend(self) -> None:
         """Give back the slots of requests that were cut, once they are idle; until cancelled."""
@@ -227,8 +245,10 @@ class Dispatch:
             return None
         if berth.is_sure and reach is Reach.LED:
             await touch(upstream, berths.pass_by(berth), self._settings)
+        is_named = berth.is_sure and reach is Reach.NAMED
+        lease.is_proof = is_named and _looks_in_cache(lease.ask) and berth.proves(lease.ask.prompt)
         berths.depart(berth)
-        return berth.slot if berth.is_sure and reach is Reach.NAMED else None
+        return berth.slot if is_named else None
 
     async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
         """Return the right to ask what takes no slot, of whoever is least busy."""
@@ -243,10 +263,14 @@ class Dispatch:
                 model, self._seats, self._affinity, self._settings, self._clock
             )
             self._pools[model].idled = self._idled
+            self._pools[model].proved = self._proved
         return self._pools[model]
 
     def _idled(self) -> None:
         self.idled()  # whoever is told may be known later than the pool is made
+
+    def _proved(self, name: str, slot: int, cached: int) -> None:
+        self.proved(name, slot, cached)
 
     def _tell_overdue(self, lease: Lease) -> None:
         if self.tell:
@@ -258,6 +282,10 @@ class Dispatch:
                 phase="end",
                 error=f"{lease.upstream.name} did not stop computing for a request that is over",
             )
+
+
+def _looks_in_cache(ask: Ask) -> bool:
+    return ask.members.get("cache_prompt") is not False
 
 
 def _calm(seat: Seat) -> tuple[bool, float, int]:

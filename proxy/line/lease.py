@@ -73,6 +73,7 @@ class Lease:
         position: Its place in line when it joined, 1 for the next in turn; 0 if it did not wait.
         talk: The conversation it belongs to, the same object for all its turns; None for none.
         berth: The slot it is believed to use, where that is followed; None where it is not.
+        is_proof: Whether its answer shows what became of the conversation its slot began with.
         is_ending: Whether the request is over and the slot is not known to be idle yet.
         ended_at_s: Monotonic time at which the request was over, where it is ending.
     """
@@ -86,6 +87,7 @@ class Lease:
         self.position = 0
         self.talk: object | None = None
         self.berth: Berth | None = None
+        self.is_proof = False
         self.is_ending = False
         self.ended_at_s = 0.0
         self.began_at_s = clock()

@@ -63,6 +63,7 @@ class Pool:
         is_held: Whether all wait in line, even where a slot is free.
         ended_at_s: When an instance here last ended a request; minus infinity before the first.
         idled: Called when nobody waits and nothing is held here any more.
+        proved: As `Dispatch.proved`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Pool:
         self.is_held = False
         self.ended_at_s = -math.inf
         self.idled: Callable[[], None] = lambda: None
+        self.proved: Callable[[str, int, int], None] = lambda *_: None
         self._seats = seats
         self._affinity = affinity
         self._settings = settings
@@ -183,10 +185,12 @@ class Pool:
             lease.seat.rates = lease.seat.rates.after(timings)
         if timings and prompt:
             self._affinity.correct(name, lease.expected_cached, timings.cached_tokens)
-            self._affinity.holds(name, prompt)
+            self._affinity.holds(name, prompt.blocks)
+            if lease.berth and lease.is_proof:
+                self.proved(name, lease.berth.slot, timings.cached_tokens)
             if lease.berth and lease.talk:
                 held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
-                self._affinity.berths(name).know(lease.berth, lease.talk, held)
+                self._affinity.berths(name).know(lease.berth, lease.talk, held, prompt.blocks)
         if mark is not None and prompt:
             self._affinity.answered(prompt, mark)
 

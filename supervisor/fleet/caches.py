@@ -39,14 +39,13 @@ class Warmed:
     cached_tokens: int
 
 
-def owner(model: Model, replica: Replica, chains: tuple[str, ...]) -> Owner:
+def owner(model: Model, replica: Replica) -> Owner:
     """Return whose conversations a replica's are."""
     return Owner(
         instance=replica.name,
         model=model.entry.name,
         replica=replica.place.number,
         replicas=max(1, len(model.replicas)),
-        chains=chains,
     )
 
 
@@ -66,6 +65,13 @@ async def save(replicas: Iterable[Replica], keeping: Keeping) -> list[Manifest]:
     return [
         found for model in models for found in await asyncio.to_thread(keeping.shelf.kept, model)
     ]
+
+
+async def prove(replica: Replica, id_slot: int, cached: int) -> None:
+    """Have a replica look into what the first answer in a slot that was filled says."""
+    if facts := _serving(replica):
+        async with Llama(facts.endpoint, facts.api_key) as llama:
+            await replica.keeper.prove(llama, facts.run, id_slot, cached)
 
 
 async def warm(

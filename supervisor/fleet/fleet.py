@@ -8,7 +8,7 @@ and go while it serves; when and why is reload.py's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
@@ -17,11 +17,11 @@ from supervisor.fleet import caches
 from supervisor.fleet.difference import Place
 from supervisor.fleet.replica import Model, Replica, name_for
 from supervisor.fleet.slots.keeper import Charge, SlotKeeper
-from supervisor.fleet.slots.manifest import Identity
 from supervisor.fleet.workshop import Workshop
 from supervisor.life.facts import Limits
 from supervisor.life.instance import Instance
 from supervisor.life.lifecycle import State
+from supervisor.life.slots import Slot
 from supervisor.life.traffic import Traffic
 
 # A start is over when the instance serves, or when whoever waits should hear why it does not:
@@ -39,7 +39,7 @@ class Fleet:
         models: By name, in the order of the settings; those that are being removed come last.
         workshop: Makes what is started from now on.
         changed: Called after each change of an instance's state.
-        chains: What the proxy calls the conversations that an instance holds; kept with them.
+        chains: What the proxy calls the conversations in the idle slots of an instance.
     """
 
     def __init__(self, workshop: Workshop, traffic: Traffic, emit: Emit, limits: Limits) -> None:
@@ -49,8 +49,7 @@ class Fleet:
         self.workshop = workshop
         self.changed: Callable[[], None] = lambda: None
         self._lives: asyncio.TaskGroup | None = None
-        self._disproved: set[Identity] = set()
-        self.chains: Callable[[str], tuple[str, ...]] = lambda _instance: ()
+        self.chains: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
         self.models: dict[str, Model] = {}
         for entry in workshop.entries.values():
             self.models[entry.name] = Model(entry, workshop.stay(entry.name))
@@ -220,14 +219,13 @@ class Fleet:
 
     def _keeper(self, replica: Replica) -> SlotKeeper:
         charge = Charge(
-            owner=lambda: caches.owner(
-                self.models[replica.place.model], replica, self.chains(replica.name)
-            ),
+            owner=lambda: caches.owner(self.models[replica.place.model], replica),
             plan=lambda: replica.plan,
             keeping=lambda: replica.workshop.keeping,
+            chains=lambda slots: self.chains(replica.name, slots),
             elders=lambda: caches.save_elders(self.models[replica.place.model], replica),
         )
-        return SlotKeeper(charge, self._emit, self._disproved)
+        return SlotKeeper(charge, self._emit)
 
     def _serve(self, replica: Replica) -> None:
         if self._lives:

@@ -6,7 +6,10 @@ What was learnt of build 10434, and is held by tests against the real engine:
 - An order at a busy slot waits until that is idle, and holds up nobody else.
 - A file is written in place. A full disk is answered with 500 and leaves what was written.
 - A file that is cut short ends the engine; so only what was verified may be restored.
-- A slot that was restored, and has answered nothing since, does not tell how much it holds.
+- A slot that was restored, and was never used before or since, does not tell how much it holds.
+- What idle slots hold is put into cache-ram as well whenever a request begins elsewhere, but after
+  that request has looked there for its own. One that names a slot does not look there.
+- A request of no tokens leaves a slot as it is, and counts as its latest.
 
 Source: tools/server/README.md of llama.cpp, "POST /slots/{id_slot}?action=save" and what follows.
 """
@@ -83,6 +86,17 @@ async def restore(llama: Llama, id_slot: int, filename: str) -> Moved | Refused:
         EngineSilent: No answer. There is no deadline but the caller's.
     """
     return await _move(llama, id_slot, "restore", filename, ("n_restored", "n_read"))
+
+
+async def touch(llama: Llama, id_slot: int) -> None:
+    """Have a slot be used, and hold what it holds: a request of no tokens ends as it begins.
+
+    An engine that refuses that is left alone.
+
+    Raises:
+        EngineSilent: No answer. There is no deadline but the caller's.
+    """
+    await llama.post("/completion", {"prompt": [[]], "n_predict": 0, "id_slot": id_slot})
 
 
 async def erase(llama: Llama, id_slot: int) -> None:

@@ -102,9 +102,13 @@ class Barn:
         async with self.llama() as llama:
             await self.replica.keeper.save(llama, self.replica.instance.snapshot().run)
 
-    async def ask(self, messages: Messages) -> tuple[str, dict[str, Any]]:
+    async def ask(
+        self, messages: Messages, id_slot: int | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Return the engine's answer and its timings."""
-        body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        body: dict[str, Any] = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        if id_slot is not None:
+            body["id_slot"] = id_slot
         async with self.llama() as llama:
             answer = (await llama.post("/v1/chat/completions", body)).json()
         return answer["choices"][0]["message"]["content"], answer["timings"]

@@ -32,7 +32,7 @@ def write(path: Path, tokens: Sequence[int]) -> Moved:
 def label(minutes: int = 0, **changes: Any) -> Label:
     """Return a label used that long after noon."""
     when = NOON + timedelta(minutes=minutes)
-    given = {"model": "chat", "replica": 0, "identity": IDENTITY, "ctx_slot": 2048, "chains": ()}
+    given = {"model": "chat", "replica": 0, "identity": IDENTITY, "ctx_slot": 2048, "chain": ""}
     return Label(**{**given, "saved_at": when, "used_at": when, **changes})
 
 
@@ -49,7 +49,7 @@ def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:
         "tokens": 300,
         "tokens_sha256": "0" * 64,
         "ctx_slot": 2048,
-        "chains": ("x", "y"),
+        "chain": "x y",
         "saved_at": when,
         "used_at": when,
     }

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from supervisor.errors import StateDenied
 from supervisor.events import Emit
 from supervisor.fleet.slots.check import Rejected
 from supervisor.fleet.slots.manifest import Identity, Manifest
 from supervisor.fleet.slots.shelf import Shelf
 from supervisor.fleet.slots.worth import Budget
+from supervisor.life.slots import Slot
 from supervisor.profile.plan import Plan
+
+# What the proxy calls the conversations in an instance's idle slots, as these are told of now.
+Chains = Callable[[Sequence[Slot]], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +30,28 @@ class Owner:
         model: The model's name.
         replica: Its number, from 0.
         replicas: How many there are.
-        chains: What the proxy calls the conversations that it holds.
     """
 
     instance: str
     model: str
     replica: int
     replicas: int
-    chains: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a job came to, so far; `chains` are those of the files, as the proxy calls them."""
+    """What a job came to, so far."""
 
     began_at_s: float = field(default_factory=time.monotonic)
     slots: int = 0
     tokens: int = 0
     size_bytes: int = 0
-    chains: tuple[str, ...] = ()
 
     def add(self, one: Manifest) -> None:
         """Count one slot."""
         self.slots += 1
         self.tokens += one.tokens
         self.size_bytes += one.size_bytes
-        self.chains = tuple(dict.fromkeys((*self.chains, *one.chains)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Job:
         run: The run of the engine.
         owner: Whose slots they are.
         plan: What the run was made from.
+        chains: Tells what its slots hold.
         identity: What its caches belong to.
         shelf: Where files are kept.
         budget: How much is kept.
@@ -68,6 +72,7 @@ class Job:
     run: int
     owner: Owner
     plan: Plan
+    chains: Chains
     identity: Identity
     shelf: Shelf
     budget: Budget
@@ -101,6 +106,23 @@ class Job:
             "size_bytes": tally.size_bytes,
             "took_ms": round(1000 * (time.monotonic() - tally.began_at_s), 1),
         }
+
+    def disproved(self, expected: int, cached: int) -> None:
+        """Tell, and remember if that can be, that the engine does not use what it is given back.
+
+        Args:
+            expected: Tokens that it should have had.
+            cached: Tokens that it had.
+        """
+        self.emit(
+            "slots.disproved",
+            instance=self.owner.instance,
+            model=self.owner.model,
+            expected=expected,
+            cached=cached,
+        )
+        with suppress(OSError, StateDenied):  # else it is found out once more
+            self.shelf.disproved.add(self.owner.model, self.identity)
 
     def unsaved(self, why: str) -> None:
         """Tell that something is not saved."""

@@ -11,17 +11,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from supervisor.errors import StateDenied
 from supervisor.events import Emit
 from supervisor.fleet.slots.check import Unfit
-from supervisor.fleet.slots.job import Job, Owner, Tally
+from supervisor.fleet.slots.header import NoSlotFile
+from supervisor.fleet.slots.job import Chains, Job, Owner, Tally
 from supervisor.fleet.slots.keeping import Keeping
-from supervisor.fleet.slots.manifest import Identity, identify
-from supervisor.fleet.slots.restoring import restore
+from supervisor.fleet.slots.manifest import Manifest, identify
+from supervisor.fleet.slots.proof import held, is_disproved, is_doubtful
+from supervisor.fleet.slots.restoring import Filled, restore
 from supervisor.fleet.slots.saving import save
 from supervisor.life.llama import EngineSilent, Llama
 from supervisor.profile.plan import Plan
+
+_DISPROVED: Final = (
+    "this engine did not use what it was given back; other settings have it tried again, "
+    "or corral slots forget {model}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Charge:
         owner: Whose conversations they are.
         plan: What the present run was made from; None before the first.
         keeping: How they are kept.
+        chains: What the proxy calls those in its idle slots.
         elders: Has an instance that serves in the same place save what it holds, so that its
             successor finds it.
     """
@@ -39,6 +48,7 @@ class Charge:
     owner: Callable[[], Owner]
     plan: Callable[[], Plan | None]
     keeping: Callable[[], Keeping]
+    chains: Chains
     elders: Callable[[], Awaitable[None]]
 
 
@@ -48,20 +58,15 @@ class SlotKeeper:
     Args:
         charge: The replica.
         emit: Where events go.
-        disproved: Identities to which nothing is restored any more, shared by all of a fleet.
-
-    Attributes:
-        chains: What the proxy called the conversations that the present run was begun with.
     """
 
-    def __init__(self, charge: Charge, emit: Emit, disproved: set[Identity]) -> None:
+    def __init__(self, charge: Charge, emit: Emit) -> None:
         self._charge = charge
         self._emit = emit
-        self._disproved = disproved
         self._turn = asyncio.Lock()
+        self._run = 0
         self._known: dict[int, int | None] = {}
-        self._known_run = 0
-        self.chains: tuple[str, ...] = ()
+        self._begun: tuple[Filled, ...] = ()
 
     @property
     def reason(self) -> str | None:
@@ -69,37 +74,53 @@ class SlotKeeper:
         plan = self._charge.plan()
         if plan is None:
             return None
-        if identify(plan) in self._disproved:
-            return "what was restored was not used; other settings have it tried again"
-        return self._charge.keeping().reason_against(plan)
+        keeping = self._charge.keeping()
+        if identify(plan) in keeping.shelf.disproved:
+            return _DISPROVED.format(model=self._charge.owner().model)
+        return keeping.reason_against(plan)
 
-    def prove(self, expected: int, cached: int) -> None:
-        """Take in what the first answer after a restore says.
+    def begun(self, run: int) -> tuple[Filled, ...]:
+        """Return the slots as a run began with them; none where nothing was put into them."""
+        return self._begun if run == self._run else ()
+
+    def doubts(self, id_slot: int, cached: int) -> bool:
+        """Return whether the first answer in a slot leaves a doubt that it was worth filling.
 
         Args:
-            expected: Tokens of its prompt that were restored.
-            cached: Tokens of it that the engine had.
+            id_slot: Which.
+            cached: Tokens of the prompt that the engine had.
         """
-        plan = self._charge.plan()
-        if plan is None or 2 * cached >= expected:
+        one = self._in(id_slot)
+        return one is not None and is_doubtful(one.tokens, cached)
+
+    async def prove(self, llama: Llama, run: int, id_slot: int, cached: int) -> None:
+        """Look whether an engine computed anew what a slot was filled with; then nothing is kept.
+
+        Args:
+            llama: The engine.
+            run: Its run.
+            id_slot: Which.
+            cached: Tokens of the first prompt there that the engine had.
+        """
+        job, one = self._job(run), self._in(id_slot)
+        if job is None or one is None or run != self._run:
             return
-        self._disproved.add(identify(plan))
-        owner = self._charge.owner()
-        self._emit(
-            "slots.disproved",
-            instance=owner.instance,
-            model=owner.model,
-            expected=expected,
-            cached=cached,
-        )
+        # What cannot be looked at, or is gone, proves nothing.
+        with suppress(TimeoutError, EngineSilent, NoSlotFile, OSError, StateDenied):
+            async with asyncio.timeout(self._charge.keeping().timeout_s), self._turn:
+                before = await asyncio.to_thread(job.shelf.head, one)
+                now = await held(job, llama, id_slot)
+                shared = before.shared_with(now) if now else 0
+                if is_disproved(shared, cached, job.budget.tokens_min):
+                    job.disproved(shared, cached)
 
     async def save(self, llama: Llama, run: int) -> None:
         """Save what idle slots hold and is not saved yet, within the budgets."""
         job = self._job(run)
         if job is None:
             return
-        if run != self._known_run:
-            self._known, self._known_run = {}, run
+        if run != self._run:
+            self._known, self._begun, self._run = {}, (), run
         tally = Tally()
         try:
             async with asyncio.timeout(self._charge.keeping().timeout_s), self._turn:
@@ -114,7 +135,6 @@ class SlotKeeper:
 
     async def restore(self, llama: Llama, run: int) -> int:
         """Fill slots with what was saved, the most recently used first; return how many."""
-        self.chains = ()
         job = self._job(run)
         if job is None:
             return 0
@@ -122,11 +142,14 @@ class SlotKeeper:
         tally = Tally()
         # An engine that falls silent is found out by those who watch it.
         with suppress(EngineSilent, OSError, StateDenied):
-            self._known = await restore(job, llama, tally)
-            self._known_run = run
+            found = await restore(job, llama, tally)
+            self._known = {one.id_slot: one.id_task for one in found}
+            self._begun, self._run = tuple(found) if tally.slots else (), run
         job.restored(tally)
-        self.chains = tally.chains
         return tally.slots
+
+    def _in(self, id_slot: int) -> Manifest | None:
+        return next((one.kept for one in self._begun if one.id_slot == id_slot), None)
 
     def _job(self, run: int) -> Job | None:
         keeping, plan = self._charge.keeping(), self._charge.plan()
@@ -136,6 +159,7 @@ class SlotKeeper:
             run,
             self._charge.owner(),
             plan,
+            self._charge.chains,
             identify(plan),
             keeping.shelf,
             keeping.budget,

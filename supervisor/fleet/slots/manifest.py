@@ -17,7 +17,9 @@ from supervisor.fleet.slots.header import Head
 from supervisor.life.slots import Moved
 from supervisor.profile.plan import Plan
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+# The proxy's word for a prompt of half a million bytes has some 90,000 characters.
+_CHAIN_MAX_CHARACTERS: Final = 128 * 1024
 
 # Options that change nothing of what a cache holds. All others must be the same, those that a later
 # build brings included: a cache thrown away costs seconds, a wrong one makes wrong text.
@@ -70,7 +72,8 @@ class Manifest:
         tokens: How many it holds.
         tokens_sha256: Of the tokens.
         ctx_slot: Tokens a slot had room for when it was saved.
-        chains: What the proxy calls the conversations of that instance; empty where it did not say.
+        chain: What the proxy calls the conversation, a word of its own that says nothing to us;
+            empty where it did not know any.
         saved_at: When it was saved.
         used_at: When it was last used, as far as known: of those saved together, later is later.
     """
@@ -84,7 +87,7 @@ class Manifest:
     tokens: int
     tokens_sha256: str
     ctx_slot: int
-    chains: tuple[str, ...]
+    chain: str
     saved_at: datetime
     used_at: datetime
 
@@ -97,7 +100,7 @@ class Label:
     replica: int
     identity: Identity
     ctx_slot: int
-    chains: tuple[str, ...]
+    chain: str
     saved_at: datetime
     used_at: datetime
 
@@ -120,7 +123,7 @@ class Label:
             tokens=moved.tokens,
             tokens_sha256=head.digest,
             ctx_slot=self.ctx_slot,
-            chains=self.chains,
+            chain=self.chain if len(self.chain) <= _CHAIN_MAX_CHARACTERS else "",
             saved_at=self.saved_at,
             used_at=self.used_at,
         )
@@ -150,8 +153,10 @@ def load(text: str) -> Manifest:
     """
     try:
         content = json.loads(text)
-        if content.pop("check") != _check(content) or content.pop("format") != FORMAT:
+        if content.pop("check") != _check(content):
             raise ManifestInvalid("its manifest was altered")
+        if content.pop("format") != FORMAT:
+            raise ManifestInvalid("its manifest is of another version of ours")
         return _manifest(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ManifestInvalid(f"its manifest cannot be read: {error}") from error
@@ -170,7 +175,6 @@ def _manifest(content: dict[str, Any]) -> Manifest:
         **{
             **content,
             "identity": Identity(**{**identity, "options": tuple(identity["options"])}),
-            "chains": tuple(content["chains"]),
             "saved_at": datetime.fromisoformat(content["saved_at"]),
             "used_at": datetime.fromisoformat(content["used_at"]),
         }

@@ -30,6 +30,11 @@ def reason_against(plan: Plan) -> str | None:
     return _of_the_model(plan) or _of_the_options(plan)
 
 
+def is_matched(plan: Plan) -> bool:
+    """Return whether the engine gives a request the slot that holds most of its prompt."""
+    return float(plan.burden.chosen.get("slot-prompt-similarity", _SIMILARITY)) > 0
+
+
 def _of_the_model(plan: Plan) -> str | None:
     gguf = plan.gguf
     if gguf.recurrent or 0 in gguf.kv_heads:
@@ -48,8 +53,7 @@ def _of_the_options(plan: Plan) -> str | None:
     # Not only in vain: with its draft model's cache empty the engine answers 500 (build 10434).
     if "spec-draft-model" in chosen or not _DRAFTS_ALONE.issuperset(_drafts(plan)):
         return "the cache of its draft model is not saved"
-    is_matched = float(chosen.get("slot-prompt-similarity", _SIMILARITY)) > 0
-    if plan.slots > 1 and not is_matched and chosen.get("cache-ram") == 0:
+    if plan.slots > 1 and not is_matched(plan) and chosen.get("cache-ram") == 0:
         return "with several slots and cache-ram = 0 a conversation does not find its slot again"
     return None
 

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.fleet.slots.check import Rejected, Unfit
 from supervisor.fleet.slots.job import Job, Tally
 from supervisor.fleet.slots.manifest import Manifest
+from supervisor.fleet.slots.reason import is_matched
 from supervisor.fleet.slots.worth import seats, to_restore
 from supervisor.life import slots
 from supervisor.life.llama import Llama, Refused
 from supervisor.life.slots import Moved, Slot
+from supervisor.profile.plan import Plan
 
 
-async def restore(job: Job, llama: Llama, tally: Tally) -> dict[int, int | None]:
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A slot as a run begins with it.
+
+    Attributes:
+        id_slot: Which.
+        id_task: Its latest request; None while it had none.
+        kept: What was put into it; None for nothing.
+    """
+
+    id_slot: int
+    id_task: int | None = None
+    kept: Manifest | None = None
+
+
+async def restore(job: Job, llama: Llama, tally: Tally) -> list[Filled]:
     """Fill slots with what was saved, the most recently used first.
 
     Args:
@@ -24,8 +42,7 @@ async def restore(job: Job, llama: Llama, tally: Tally) -> dict[int, int | None]
         tally: What was done is added to it as it is done.
 
     Returns:
-        For each slot the request that was its latest: while that stays so, there is nothing new in
-        it to be saved.
+        All slots as they are then.
 
     Raises:
         EngineSilent: The engine does not answer.
@@ -36,18 +53,34 @@ async def restore(job: Job, llama: Llama, tally: Tally) -> dict[int, int | None]
         job.rejected(rejected)
     found = await slots.look(llama)
     if isinstance(found, Refused) or not found:
-        return {}
-    empty = seats(found)
+        return []
+    empty, put = seats(found), dict[int, Manifest]()
     for one in await asyncio.to_thread(_chosen, job, found):
         if await _restore_one(job, llama, spool, one, empty[0]):
-            empty.pop(0)
+            put[empty.pop(0)] = one
             tally.add(one)
-    if tally.slots:
-        # An engine that does not match prompts looks for them in its cache-ram, where idle slots
-        # are put whenever a request begins.
-        await llama.one_token()
+    if put and is_touched(job.plan):
+        for id_slot in (*empty[:1], *reversed(put)):
+            await slots.touch(llama, id_slot)
     after = await slots.look(llama)
-    return {} if isinstance(after, Refused) else {one.id_slot: one.id_task for one in after}
+    return [] if isinstance(after, Refused) else [filled(slot, put) for slot in after]
+
+
+def is_touched(plan: Plan) -> bool:
+    """Return whether slots are used once for nothing after they were filled.
+
+    An engine that does not match prompts looks for a conversation in its cache-ram where a request
+    names no slot, and some pages take no number. Idle slots are put there whenever another is
+    used, so two are used at least; and who was used last is given away last.
+    """
+    return plan.slots > 1 and not is_matched(plan)
+
+
+def filled(slot: Slot, put: Mapping[int, Manifest]) -> Filled:
+    """Return what a slot holds, when all is done."""
+    kept = put.get(slot.id_slot)
+    is_there = kept is not None and slot.tokens in {kept.tokens, 0}  # 0: it does not tell
+    return Filled(slot.id_slot, slot.id_task, kept if is_there else None)
 
 
 def _weed(job: Job, spool: Path) -> list[Rejected]:

@@ -40,8 +40,11 @@ async def save(job: Job, llama: Llama, known: dict[int, int | None], tally: Tall
     found = await slots.look(llama)
     if isinstance(found, Refused):
         return
+    chains, now = job.chains(found), datetime.now(tz=UTC)
     for rank, slot in enumerate(_worth_saving(job, found, known)):
-        if saved := await _save_one(job, llama, slot, rank):
+        used_at = now - timedelta(milliseconds=rank)
+        label = _label(job, slot, chains.get(slot.id_slot, ""), used_at)
+        if saved := await _save_one(job, llama, slot, label):
             tally.add(saved)
         known[slot.id_slot] = slot.id_task
 
@@ -59,7 +62,7 @@ def _token_bytes(gguf: Gguf) -> int:
     return 2 * values + _TOKEN_EXTRA_BYTES
 
 
-async def _save_one(job: Job, llama: Llama, slot: Slot, rank: int) -> Manifest | None:
+async def _save_one(job: Job, llama: Llama, slot: Slot, label: Label) -> Manifest | None:
     """Save one slot; None where it would add nothing to what is kept, or was refused."""
     spooled = job.spool() / f"{secrets.token_hex(8)}.new"
     try:
@@ -67,21 +70,18 @@ async def _save_one(job: Job, llama: Llama, slot: Slot, rank: int) -> Manifest |
         if isinstance(moved, Refused):
             job.unsaved(f"slot {slot.id_slot}: {moved.message or moved.status}")
             return None
-        return await asyncio.to_thread(
-            job.shelf.adopt, spooled, _label(job, slot, rank), moved, job.budget
-        )
+        return await asyncio.to_thread(job.shelf.adopt, spooled, label, moved, job.budget)
     finally:
         spooled.unlink(missing_ok=True)
 
 
-def _label(job: Job, slot: Slot, rank: int) -> Label:
-    now = datetime.now(tz=UTC)
+def _label(job: Job, slot: Slot, chain: str, used_at: datetime) -> Label:
     return Label(
         model=job.owner.model,
         replica=job.owner.replica,
         identity=job.identity,
         ctx_slot=slot.n_ctx,
-        chains=job.owner.chains,
-        saved_at=now,
-        used_at=now - timedelta(milliseconds=rank),
+        chain=chain,
+        saved_at=datetime.now(tz=UTC),
+        used_at=used_at,
     )

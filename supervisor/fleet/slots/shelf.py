@@ -3,6 +3,7 @@
     slots/kept/MODEL/NAME.slot, NAME.json    what may be put back
     slots/spool/INSTANCE/                    where an engine writes, and reads what it is handed
     slots/quarantine/                        what was found altered or foreign, for some days
+    slots/disproved.json                     for which caches putting them back was in vain
 
 Names are random and ours; the directories of models bear names that the settings have checked. A
 file appears by rename, whole and on the disk, and its manifest after it: what has no manifest does
@@ -21,6 +22,7 @@ from typing import Final
 
 from supervisor.fleet.slots import header
 from supervisor.fleet.slots.check import Rejected, Unfit, checked_head, read_manifest
+from supervisor.fleet.slots.disproved import Disproved
 from supervisor.fleet.slots.files import settle, write_whole
 from supervisor.fleet.slots.header import Head, NoSlotFile
 from supervisor.fleet.slots.manifest import Label, Manifest, dump
@@ -40,12 +42,18 @@ class Shelf:
 
     Args:
         root: Made when first written to, 0700.
+
+    Attributes:
+        root: As given.
+        quarantine: What was moved aside.
+        disproved: For which caches it is in vain.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._kept = root / "kept"
         self.quarantine = Quarantine(root / "quarantine")
+        self.disproved = Disproved(root / "disproved.json")
 
     def spool(self, instance: str) -> Path:
         """Return the directory in which an engine writes and reads, made when missing.
@@ -128,13 +136,21 @@ class Shelf:
             raise Unfit(f"it cannot be read: {error.strerror}") from error
         return link
 
+    def head(self, manifest: Manifest) -> Head:
+        """Return the head of a file.
+
+        Raises:
+            NoSlotFile, OSError: It is none any more, or gone.
+        """
+        return header.read(self._path(manifest))
+
     def reject(self, one: Manifest, why: str) -> Rejected:
         """Move a file and its manifest into quarantine."""
         self._set_aside(one.model, one.name)
         return Rejected(one.model, one.name, why)
 
     def forget(self, model: str | None = None) -> list[Manifest]:
-        """Delete what is kept of a model, or of all, and whatever is in quarantine.
+        """Delete what is kept of a model, or of all, and whatever is in quarantine; try all again.
 
         Returns:
             What was kept.
@@ -143,6 +159,7 @@ class Shelf:
         for directory in self._directories(model):
             shutil.rmtree(directory)
         self.quarantine.empty()
+        self.disproved.forget(model)
         return found
 
     def sweep(self, budget: Budget) -> list[Rejected]:
@@ -188,7 +205,7 @@ class Shelf:
         for one in self.kept(label.model):
             if one.identity == label.identity:
                 with suppress(NoSlotFile, OSError):  # it is found out before it is put back
-                    found[one] = header.read(self._path(one))
+                    found[one] = self.head(one)
         return found
 
     def _put(self, spooled: Path, manifest: Manifest) -> None:

@@ -6,7 +6,9 @@ from fakes.asks import ask, upstream
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.engine.slots import Seen
 from proxy.home.affinity import Affinity, CacheTotals
+from proxy.home.chain import Chain, Filled
 from proxy.home.prefix import Prompt
 
 SYSTEM = "You write verse, and nothing but verse. " * 20
@@ -87,15 +89,66 @@ def test_a_new_process_holds_nothing_and_is_home_to_nobody() -> None:
 
 def test_what_was_restored_is_held() -> None:
     affinity = belief("a")
-    affinity.holds("a", prompt(SYSTEM))
-    affinity.holds("unknown", prompt(SYSTEM))
+    affinity.holds("a", prompt(SYSTEM).blocks)
+    affinity.holds("unknown", prompt(SYSTEM).blocks)
     assert affinity.cached_tokens("a", prompt(SYSTEM)) > 0
+
+
+def answered(affinity: Affinity, name: str, *texts: str, task: int = 5) -> Chain:
+    """Have a conversation's turn answered in the one slot of an instance; return its chain."""
+    asked, holder = prompt(*texts), object()
+    talk = affinity.settle(upstream(name), asked, None)
+    berths = affinity.berths(name)
+    berth = berths.board(holder, talk, 0.0)
+    assert berth
+    berths.depart(berth)
+    berths.leave(holder, 0.0)
+    berths.know(berth, talk, 300, asked.blocks)
+    affinity.answered(asked, asked.answered({"content": "verse"}))
+    return affinity.chains(name, [Seen(0, task, 299, is_busy=False)], 0.0)[0]
+
+
+def test_what_a_slot_holds_is_told_and_known_again_by_the_next_run() -> None:
+    chain = answered(belief("a"), "a", SYSTEM, "verse", "one")
+    later = belief("b")
+    later.meet(upstream("a", key="of the next run"), [Filled(0, 1, 300, chain)])
+    turn = prompt(SYSTEM, "verse", "one", "verse", "two")
+    assert later.home(turn, None) == "a"
+    assert later.homes("chat") == {"a": 1}
+    assert later.cached_tokens("a", turn) > 0.8 * turn.tokens
+    talk = later.settle(upstream("a"), turn, None)
+    berth = later.berths("a").board("turn", talk, 0.0)
+    assert berth
+    assert (berth.talk, berth.tokens) == (talk, 300)
+
+
+def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
+    affinity = belief("a", "b")
+    chain = answered(affinity, "a", SYSTEM)
+    turn = prompt(SYSTEM, "verse", "one")
+    affinity.settle(upstream("b"), turn, None)
+    page = [Seen(0, 5, 299, is_busy=False)]
+    assert affinity.chains("a", page, 0.0) == {0: Chain((), chain.blocks)}
+    affinity.meet(upstream("a", key="of the next run"), [Filled(0, 1, 300, chain)])
+    assert affinity.home(turn, None) == "b"
+    assert affinity.cached_tokens("a", turn) > 0
+
+
+def test_an_instance_that_comes_back_as_it_was_is_not_what_it_began_with() -> None:
+    affinity = belief("a")
+    chain = answered(affinity, "a", SYSTEM)
+    affinity.meet(upstream("a"), [Filled(0, 1, 700, Chain((7,), (8,)))])
+    assert affinity.chains("a", [Seen(0, 5, 299, is_busy=False)], 0.0) == {0: chain}
+
+
+def test_of_an_instance_never_met_nothing_is_known() -> None:
+    assert belief("a").chains("b", [Seen(0, 1, 300, is_busy=False)], 0.0) == {}
 
 
 def test_of_an_instance_that_falls_short_less_is_expected() -> None:
     affinity = belief("a")
     first = prompt(SYSTEM)
-    affinity.holds("a", first)
+    affinity.holds("a", first.blocks)
     all_of_it = affinity.cached_tokens("a", first)
     for _ in range(8):
         affinity.correct("a", affinity.cached_tokens("a", first), 0)
@@ -123,7 +176,7 @@ def test_only_the_latest_conversations_count_as_homes() -> None:
 
 def test_of_a_prompt_the_end_is_forgotten_first() -> None:
     affinity = belief("a", index_max=20)
-    affinity.holds("a", prompt(SYSTEM + "x" * 2000))
+    affinity.holds("a", prompt(SYSTEM + "x" * 2000).blocks)
     assert affinity.cached_tokens("a", prompt(SYSTEM)) > 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from proxy.engine.slots import Seen
 from proxy.home.berths import Berth, Berths
+from proxy.home.chain import Chain, Filled
+from proxy.home.prefix import Prompt, read_prompt
+from proxy.pages import Kind
 
 NOW_S = 100.0
 LATER_S = 200.0
@@ -174,3 +177,98 @@ def test_slots_in_use_are_not_passed_by() -> None:
     berth = berths.board(object(), "a", NOW_S)
     assert berth
     assert berths.pass_by(berth) == [0]
+
+
+# What was filled from a disk.
+
+
+def prompt(text: str) -> Prompt:
+    read = read_prompt(Kind.COMPLETION, "chat", {"prompt": text})
+    assert read
+    return read
+
+
+STORY = prompt("a story " * 40)
+LONGER = prompt("a story " * 80)
+
+
+def filled(slot: int, task: int, tokens: int = 300) -> Filled:
+    return Filled(slot, task, tokens, Chain((1,), STORY.blocks))
+
+
+def test_a_slot_that_was_filled_is_sure_once_the_engine_was_looked_at() -> None:
+    berths = Berths(2)
+    berths.fill(filled(0, -1), "a")
+    berth = berths.board("turn", "a", NOW_S)
+    assert berth
+    assert (berth.slot, berth.is_sure) == (0, False)
+    berths.confirm([seen(0, -1, 0), seen(1, 0, 7)], berth, NOW_S)
+    assert berth.is_sure
+    assert berth.proves(LONGER)
+
+
+def test_each_that_was_filled_is_looked_at_by_the_request_that_asks_for_it() -> None:
+    """Who uses an idle engine for something else may have been there since the last look."""
+    berths = Berths(2)
+    berths.fill(filled(0, 3), "a")
+    berths.fill(filled(1, 5), "b")
+    first = berths.board("turn", "a", NOW_S)
+    assert first
+    berths.confirm([seen(0, 3, 300), seen(1, 5, 300)], first, NOW_S)
+    second = berths.board("another", "b", NOW_S)
+    assert second
+    assert not second.is_sure
+    berths.confirm([seen(0, 8, 300, is_busy=True), seen(1, 9, 300)], second, NOW_S)
+    assert not second.is_sure
+    assert second.talk is None
+
+
+def test_a_new_conversation_gets_the_slot_that_the_engine_would_take() -> None:
+    berths = Berths(3)
+    berths.fill(filled(0, 3), "a")
+    berths.fill(filled(2, 5), "b")
+    berth = berths.board("turn", "c", NOW_S)
+    assert berth
+    assert berth.slot == 1
+    berth = berths.board("another", "d", NOW_S)
+    assert berth
+    assert berth.slot == 0
+
+
+def test_only_the_first_that_goes_on_from_there_proves_anything() -> None:
+    berths = Berths(1)
+    berths.fill(filled(0, 3), "a")
+    berth = berths.board("turn", "a", NOW_S)
+    assert berth
+    assert not berth.proves(LONGER)  # the engine was not looked at
+    berths.confirm([seen(0, 3, 300)], berth, NOW_S)
+    assert berth.proves(LONGER)
+    assert berth.proves(STORY)
+    assert not berth.proves(prompt("another " * 80))
+    assert not berth.proves(prompt("a story " * 20))
+    assert not berth.proves(None)
+    berths.depart(berth)
+    assert not berth.proves(LONGER)
+
+
+def test_of_what_nothing_is_known_nothing_is_proved() -> None:
+    berths = Berths(1)
+    berths.fill(Filled(0, 3, 300), None)
+    berth = berths.board("turn", "a", NOW_S)
+    assert berth
+    berths.confirm([seen(0, 3, 300)], berth, NOW_S)
+    assert not berth.proves(LONGER)
+
+
+def test_idle_slots_that_are_known_are_told() -> None:
+    berths = Berths(3)
+    talk_in(berths, "a", 10)
+    talk_in(berths, "b", 30)
+    running = berths.board("runs", "c", NOW_S)
+    assert running
+    berths.depart(running)
+    page = [seen(2, 4, 9), seen(1, 6, 30), seen(0, 9, 5, is_busy=True)]
+    assert {slot: berth.talk for slot, berth in berths.held(page, NOW_S).items()} == {
+        1: "b",
+        2: "a",
+    }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -224,3 +227,21 @@ def test_a_session_is_one_clients_own() -> None:
 def test_a_block_is_so_many_tokens() -> None:
     one = prompt(Kind.COMPLETION, prompt="x" * 6400)
     assert len(one.blocks) * BLOCK_TOKENS == one.tokens
+
+
+def test_hashes_are_the_same_in_every_process() -> None:
+    program = (
+        "from proxy.home.prefix import read_prompt\nfrom proxy.pages import Kind\n"
+        "message = {'role': 'user', 'content': 'a' * 200}\n"
+        "read = read_prompt(Kind.CHAT, 'chat', {'messages': [message]})\n"
+        "print(read.blocks, read.marks)"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = chat(user("a" * 200))
+    assert other.stdout.strip() == f"{ours.blocks} {ours.marks}"

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import tiny_gguf
-from fakes.barn import Barn
+from fakes.barn import LONG, Barn
+from fakes.slot_files import NOON
 
 from supervisor.fleet.slots import saving
 from supervisor.fleet.slots.manifest import Manifest, dump
+from supervisor.fleet.slots.restoring import Filled
 
 Harm = Callable[[Barn, Manifest], None]
 
@@ -236,20 +238,67 @@ async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None
     assert barn.replica.keeper.reason == "keep_slots is false"
 
 
+async def prove(barn: Barn, id_slot: int, cached: int) -> None:
+    async with barn.llama() as llama:
+        await barn.replica.keeper.prove(
+            llama, barn.replica.instance.snapshot().run, id_slot, cached
+        )
+
+
+async def begun(barn: Barn) -> Filled:
+    """Return the one slot that the run began with."""
+    run = barn.replica.instance.snapshot().run
+    (one,) = (found for found in barn.replica.keeper.begun(run) if found.kept)
+    assert not barn.replica.keeper.begun(run + 1)
+    return one
+
+
 async def test_what_was_not_used_is_told_and_not_tried_again(
     tiny_model: Path, runtime: Path
 ) -> None:
     barn = Barn(runtime, tiny_model)
+    messages, kept = await barn.saved_one()
+    async with barn.up():
+        slot = (await begun(barn)).id_slot
+        await barn.ask(messages, slot)
+        assert not barn.replica.keeper.doubts(slot, kept.tokens)
+        assert not barn.replica.keeper.doubts(slot + 1, 0)
+        assert barn.replica.keeper.doubts(slot, 3)
+        await prove(barn, slot, kept.tokens)
+        assert barn.replica.keeper.reason is None
+        await prove(barn, slot, 3)
+    (told,) = barn.told("slots.disproved")
+    assert (told["cached"], told["expected"] > 0.9 * kept.tokens) == (3, True)
+    assert "corral slots forget chat" in str(barn.replica.keeper.reason)
+    again = Barn(runtime, tiny_model)  # as the next daemon
+    async with again.up():
+        _, timings = await again.ask(messages)
+    assert timings["cache_n"] == 0
+    assert not again.told("slots.restored")
+    again.shelf.forget("chat")
+    assert again.replica.keeper.reason is None
+
+
+async def test_a_prompt_that_is_another_proves_nothing(tiny_model: Path, runtime: Path) -> None:
+    barn = Barn(runtime, tiny_model)
+    await barn.saved_one()
+    async with barn.up():
+        slot = (await begun(barn)).id_slot
+        await barn.ask([{"role": "user", "content": f"on another day {LONG}"}], slot)
+        await prove(barn, slot, 3)
+        assert barn.replica.keeper.reason is None
+    assert not barn.told("slots.disproved")
+
+
+async def test_what_is_gone_from_the_shelf_proves_nothing(tiny_model: Path, runtime: Path) -> None:
+    barn = Barn(runtime, tiny_model)
     messages, _ = await barn.saved_one()
     async with barn.up():
-        barn.replica.keeper.prove(300, 290)
+        slot = (await begun(barn)).id_slot
+        await barn.ask(messages, slot)
+        barn.shelf.forget()
+        await prove(barn, slot, 3)
         assert barn.replica.keeper.reason is None
-        barn.replica.keeper.prove(300, 0)
-    assert barn.told("slots.disproved")[0]["expected"] == 300
-    async with barn.up():
-        _, timings = await barn.ask(messages)
-    assert timings["cache_n"] == 0
-    assert len(barn.told("slots.restored")) == 1
 
 
 async def test_what_is_forgotten_is_gone(tiny_model: Path, runtime: Path) -> None:
@@ -270,12 +319,37 @@ async def test_a_directory_that_cannot_be_made_does_not_keep_a_model_from_starti
     assert "--slot-save-path" not in barn.log
 
 
-async def test_what_the_proxy_calls_its_conversations_is_kept_with_them(
+async def test_what_the_proxy_calls_a_conversation_is_kept_with_it(
     tiny_model: Path, runtime: Path
 ) -> None:
     barn = Barn(runtime, tiny_model)
-    barn.fleet.chains = {"chat.0": ("abc", "def")}.__getitem__
-    await barn.saved_one()
-    assert not barn.replica.keeper.chains
+    barn.fleet.chains = lambda _, slots: {
+        slot.id_slot: f"{slot.tokens}" for slot in slots if slot.tokens > 256
+    }
+    _, kept = await barn.saved_one()
+    assert kept.chain == f"{kept.tokens}"
     async with barn.up():
-        assert barn.replica.keeper.chains == ("abc", "def")
+        assert (await begun(barn)).kept == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "page"),
+    [
+        ({"parallel": 2}, "names it"),
+        ({"parallel": 2}, "takes no number"),
+        ({"parallel": 1, "cache-ram": 0}, "takes no number"),
+    ],
+)
+async def test_every_slot_that_was_filled_still_holds_it_when_asked(
+    tiny_model: Path, runtime: Path, flags: dict[str, int], page: str
+) -> None:
+    barn = Barn(runtime, tiny_model, flags)
+    async with barn.up():
+        turns = [await barn.converse(f"{number} ") for number in range(flags["parallel"])]
+    async with barn.up():
+        found = barn.replica.keeper.begun(barn.replica.instance.snapshot().run)
+        order = sorted(found, key=lambda one: one.kept.used_at if one.kept else NOON)
+        for messages, one in zip(turns, order, strict=True):
+            _, timings = await barn.ask(messages, one.id_slot if page == "names it" else None)
+            assert one.kept
+            assert timings["cache_n"] >= 0.95 * one.kept.tokens

@@ -1,12 +1,13 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import manifest
+from fakes.slot_files import label, manifest
 from samples import engine, model
 
+from supervisor.fleet.slots.header import Head
 from supervisor.fleet.slots.manifest import ManifestInvalid, dump, identify, load
+from supervisor.life.slots import Moved
 from supervisor.profile.memory import Burden
 from supervisor.profile.plan import Plan, PlanLine
 
@@ -30,7 +31,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
         "{}",
         dump(manifest()).replace("1000", "1001"),
         dump(manifest()).replace("f16", "q8_0"),
-        dump(manifest()).replace('"format": 1', '"format": 2'),
+        dump(manifest()).replace('"format": 2', '"format": 1'),
         dump(manifest())[:-20],
     ],
 )
@@ -39,10 +40,22 @@ def test_what_is_no_manifest_or_was_altered_is_refused(text: str) -> None:
         load(text)
 
 
-def test_a_manifest_of_a_later_format_is_refused_though_it_is_whole() -> None:
-    later = json.loads(dump(manifest())) | {"format": 2}
-    with pytest.raises(ManifestInvalid):
-        load(json.dumps(later))
+def test_a_manifest_of_another_format_is_refused_though_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("supervisor.fleet.slots.manifest.FORMAT", 1)
+    earlier = dump(manifest())
+    assert load(earlier) == manifest()
+    monkeypatch.undo()
+    with pytest.raises(ManifestInvalid, match="another version"):
+        load(earlier)
+
+
+def test_a_word_of_the_proxy_that_is_too_long_is_left_out() -> None:
+    head = Head(2, (1, 2, 3))
+    kept = label(chain="x" * 200_000).manifest("a", Moved(3, 1000), head, "0" * 64)
+    assert kept.chain == ""
+    assert label(chain="x y").manifest("a", Moved(3, 1000), head, "0" * 64).chain == "x y"
 
 
 BASE = (("--cache-type-k", "f16"), ("--threads", "4"), ("--parallel", "2"))

@@ -1,0 +1,72 @@
+"""After a restart each conversation goes on where it was saved, and is not read again."""
+
+import json
+import random
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from end_to_end.home import Corral
+
+WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
+SMALL = 'replicas = 2\nflags = { threads = 1, "threads-batch" = 1, ctx-size = 4096, parallel = 2 }'
+
+
+class Talk:
+    """One conversation, over either API.
+
+    Args:
+        seed: What makes it another than the others.
+        path: Of the page.
+    """
+
+    def __init__(self, seed: int, path: str) -> None:
+        chance = random.Random(seed)  # noqa: S311 (the same story each time)
+        self.path = path
+        self.messages = [{"role": "user", "content": " ".join(chance.choices(WORDS, k=150))}]
+        self.instance = ""
+        self.tokens = self.cached = 0
+
+    def turn(self, corral: Corral) -> None:
+        """Ask, and prepare the next turn."""
+        body = {"model": "chat", "messages": self.messages, "max_tokens": 8, "temperature": 0}
+        request = urllib.request.Request(
+            corral.url + self.path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            self.instance = response.headers["X-Corral-Instance"]
+            self._take(json.load(response))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "content" in answer:
+            said, usage = answer["content"][0]["text"], answer["usage"]
+            self.cached = usage["cache_read_input_tokens"]
+            self.tokens = self.cached + usage["input_tokens"] + usage["output_tokens"]
+        else:
+            said, figures = answer["choices"][0]["message"]["content"], answer["timings"]
+            self.cached = figures["cache_n"]
+            self.tokens = self.cached + figures["prompt_n"] + figures["predicted_n"]
+        self.messages.append({"role": "assistant", "content": said})
+        self.messages.append({"role": "user", "content": "and then?"})
+
+
+def test_each_conversation_goes_home_after_a_restart(corral: Corral, tiny_model: Path) -> None:
+    corral.configure(f'[models.chat]\npath = "{tiny_model}"\n{SMALL}\n')
+    corral.ok("start")
+    pages = ("/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages")
+    talks = [Talk(seed, page) for seed, page in enumerate(pages)]
+    for talk in (*talks, *talks):
+        talk.turn(corral)
+    homes, held = [talk.instance for talk in talks], [talk.tokens for talk in talks]
+    assert sorted(homes) == ["chat.0", "chat.0", "chat.1", "chat.1"]
+    corral.ok("stop")
+    corral.ok("start")
+    for talk in reversed(talks):
+        talk.turn(corral)
+    assert [talk.instance for talk in talks] == homes
+    assert all(talk.cached >= 0.95 * its for talk, its in zip(talks, held, strict=True)), [
+        (talk.cached, its) for talk, its in zip(talks, held, strict=True)
+    ]
+    assert '"slots.disproved"' not in (corral.home / "log" / "daemon.log").read_text()
