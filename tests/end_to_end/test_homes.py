@@ -41,7 +41,7 @@ class Talk:
 
     def _take(self, answer: dict[str, Any]) -> None:
         if "content" in answer:
-            said, usage = answer["content"][0]["text"], answer["usage"]
+            said, usage = "".join(one["text"] for one in answer["content"]), answer["usage"]
             self.cached = usage["cache_read_input_tokens"]
             self.tokens = self.cached + usage["input_tokens"] + usage["output_tokens"]
         else:

@@ -1,0 +1,116 @@
+"""Which answer shows what became of a conversation that an instance began with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from fakes.asks import ask
+from fakes.upstream import Call, Fake
+
+from proxy.engine.slots import Reach, Seen
+from proxy.home.chain import Filled, read_chain
+from proxy.line.dispatch import Dispatch
+from proxy.line.rates import Timings
+from proxy.request import Ask
+
+STORY = "a long story of a river and a stone " * 10
+FIRST = ask(STORY)
+NEXT = ask(STORY, "verse", "and then?")
+HELD = [{"id": 0, "id_task": 3, "n_prompt_tokens": 300, "is_processing": False}]
+
+
+class Told(list[tuple[str, int, int]]):
+    """Hears what was proved."""
+
+    def __call__(self, *what: object) -> None:
+        name, slot, cached = what
+        assert isinstance(name, str)
+        assert isinstance(slot, int)
+        assert isinstance(cached, int)
+        self.append((name, slot, cached))
+
+
+class Engine(Fake):
+    """Has one slot, and tells of it what the test says."""
+
+    page = HELD
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__("chat.0", socket, self._play)
+        self.says_slots = False
+
+    async def _play(self, call: Call) -> None:
+        said = json.dumps(self.page).encode()
+        await call.head("Content-Type: application/json", f"Content-Length: {len(said)}")
+        await call.send(said)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    with TemporaryDirectory(prefix="corral-") as directory:
+        engine = Engine(Path(directory) / "engine.sock")
+        await engine.start()
+        yield engine
+        await engine.stop()
+
+
+async def answered(dispatch: Dispatch, asked: Ask, reach: Reach = Reach.NAMED) -> int | None:
+    """Have a request answered from 20 cached tokens; return the slot that it named."""
+    async with dispatch.lease(asked) as lease:
+        slot = await dispatch.slot(lease, reach)
+        lease.complete()
+        lease.learn(Timings(20, 280, 1.0, 1, 1.0), {"content": "verse"})
+    return slot
+
+
+async def begun(engine: Engine, told: Told) -> Dispatch:
+    """Return a proxy to which an instance came back with the conversation of FIRST."""
+    upstream = replace(engine.upstream(slots=1), can_name_slots=True)
+    before = Dispatch()
+    before.admit(upstream)
+    await answered(before, FIRST)
+    (chain,) = before.chains("chat.0", [Seen(0, 1, 300, is_busy=False)]).values()
+    dispatch = Dispatch()
+    dispatch.proved = told
+    dispatch.admit(upstream, [Filled(0, 3, 300, read_chain(chain.word))])
+    return dispatch
+
+
+async def test_the_first_turn_in_the_slot_that_it_names_does(engine: Engine) -> None:
+    dispatch = await begun(engine, told := Told())
+    assert await answered(dispatch, NEXT) == 0
+    assert told == [("chat.0", 0, 20)]
+    await answered(dispatch, ask(STORY, "verse", "and then?", "verse", "and then?"))
+    assert len(told) == 1
+
+
+async def test_one_that_cannot_name_it_does_not(engine: Engine) -> None:
+    dispatch = await begun(engine, told := Told())
+    assert await answered(dispatch, NEXT, Reach.LED) is None
+    assert not told
+
+
+async def test_one_that_does_not_look_in_the_cache_does_not(engine: Engine) -> None:
+    dispatch = await begun(engine, told := Told())
+    members = {**NEXT.members, "cache_prompt": False}
+    assert await answered(dispatch, replace(NEXT, members=members)) == 0
+    assert not told
+
+
+async def test_a_slot_that_somebody_used_meanwhile_is_not_named(engine: Engine) -> None:
+    dispatch = await begun(engine, told := Told())
+    engine.page = [{**HELD[0], "id_task": 9, "n_prompt_tokens": 7}]
+    assert await answered(dispatch, NEXT) is None
+    assert not told
+
+
+async def test_another_conversation_in_it_does_not(engine: Engine) -> None:
+    dispatch = await begun(engine, told := Told())
+    assert await answered(dispatch, ask("quite another")) is None
+    assert await answered(dispatch, NEXT) is None
+    assert not told
