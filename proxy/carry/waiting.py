@@ -88,6 +88,7 @@ async def _awake(answer: Answer, ping: bytes) -> AsyncIterator[None]:
             failure = error  # as it is: a task group would wrap it up
         finally:
             wait.give_up()
+            answer.hush = None  # else each would keep the other
     if failure is not None:
         raise failure
 

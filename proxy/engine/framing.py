@@ -48,8 +48,9 @@ class Response:
         self._rest = b""
         self._spent_bytes = 0
         self._left_bytes = 0
-        self._take: Callable[[bytes], bytes] = self._take_head
-        self._meet_line: Callable[[bytes], None] = self._meet_size
+        # What comes next; not bound to this object, which would then be freed late.
+        self._take: Callable[[Response, bytes], bytes] = Response._take_head
+        self._meet_line: Callable[[Response, bytes], None] = Response._meet_size
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the connection, return those of the body among them.
@@ -57,11 +58,11 @@ class Response:
         Raises:
             Malformed: They cannot be what comes next.
         """
-        return self._take(data)
+        return self._take(self, data)
 
     def end(self) -> bool:
         """Note that the connection has ended; return whether the response is complete."""
-        if self._take == self._take_all:
+        if self._take is Response._take_all:
             self.is_over = True
         return self.is_over
 
@@ -84,24 +85,24 @@ class Response:
         self._rest, self._spent_bytes = b"", 0
         self._take = self._framing(status)
         self.status = status
-        return self._take(data)
+        return self._take(self, data)
 
-    def _framing(self, status: int) -> Callable[[bytes], bytes]:
+    def _framing(self, status: int) -> Callable[[Response, bytes], bytes]:
         """Return what takes the body; the order of the rules is that of RFC 9112 section 6.3."""
         encodings = self.headers.getall("Transfer-Encoding", ())
         lengths = set(self.headers.getall("Content-Length", ()))
         if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
             raise Malformed(f"its Content-Length is {', '.join(sorted(lengths))[:40]!r}")
         if self._method == "HEAD" or status in {204, 304}:
-            return self._take_counted
+            return Response._take_counted
         if encodings:
             if lengths or [word.lower() for word in encodings] != ["chunked"]:
                 raise Malformed("its length cannot be told: see its Transfer-Encoding")
-            return self._take_chunks
+            return Response._take_chunks
         if lengths:
             self._left_bytes = int(lengths.pop())
-            return self._take_counted
-        return self._take_all
+            return Response._take_counted
+        return Response._take_all
 
     # The body.
 
@@ -131,7 +132,7 @@ class Response:
             if end < 0:
                 self._rest = data[at:]
                 break
-            self._meet_line(data[at:end])
+            self._meet_line(self, data[at:end])
             at = end + 2
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -140,12 +141,12 @@ class Response:
         if not size:
             raise Malformed(f"a chunk begins with {line[:40]!r}")
         self._left_bytes = int(size[1], 16)
-        self._meet_line = self._meet_end if self._left_bytes else self._meet_trailer
+        self._meet_line = Response._meet_end if self._left_bytes else Response._meet_trailer
 
     def _meet_end(self, line: bytes) -> None:
         if line:
             raise Malformed(f"a chunk goes on behind its end with {line[:40]!r}")
-        self._meet_line = self._meet_size
+        self._meet_line = Response._meet_size
 
     def _meet_trailer(self, line: bytes) -> None:
         self._spent_bytes += len(line)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import io
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from proxy.engine.upstream import Upstream
 from proxy.line.seats import Pulse
 
 EVENT = b'data: {"n":%d}\n\n'
+WHOLE = b'data: {"choices":[{"index":0,"finish_reason":"stop","delta":{"content":"hi"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -37,6 +39,31 @@ async def test_chunks_arrive_one_by_one_as_the_instance_sends_them(house: House)
             assert await response.content.readany() == EVENT % number
             seen.put_nowait(number)
         assert await response.content.read() == DONE
+
+
+@pytest.mark.parametrize("members", [{"stream": True}, {}])
+async def test_a_request_leaves_nothing_to_the_garbage_collector(
+    house: House, members: dict[str, Any]
+) -> None:
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(WHOLE)
+        await call.chunk(DONE)
+        await call.end()
+
+    await house.fake(speak)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(3):  # what the last one used may still be in use
+            async with house.ask(**members) as response:
+                assert b"hi" in await response.read()
+        gc.collect()
+        kept = [type(one) for one in gc.garbage if type(one).__module__.startswith("proxy.")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not kept
 
 
 async def test_a_stream_is_neither_stored_nor_buffered_on_its_way(house: House) -> None:
