@@ -1,0 +1,62 @@
+"""What a daemon in the background told of itself: its log, one event a line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from end_to_end.home import Corral
+
+
+@dataclass(frozen=True)
+class Told:
+    """The events of a daemon.
+
+    Attributes:
+        events: In their order: `event`, `timestamp`, and the fields of supervisor.events.
+    """
+
+    events: list[dict[str, Any]]
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of a name."""
+        return [event for event in self.events if event["event"] == name]
+
+    def loads(self) -> Counter[str]:
+        """Return how many times each model came into memory, or began to."""
+        changes = self.of("instance.changed")
+        return Counter(one["model"] for one in changes if one["after"] == "starting")
+
+    def load_s(self) -> dict[str, float]:
+        """Return how long each model's loads took, the longest."""
+        began_at: dict[str, datetime] = {}
+        took_s: dict[str, float] = defaultdict(float)
+        for one in self.of("instance.changed"):
+            at, model = datetime.fromisoformat(one["timestamp"]), one["model"]
+            if one["after"] == "starting":
+                began_at[model] = at
+            elif one["after"] == "ready":
+                took_s[model] = max(took_s[model], (at - began_at[model]).total_seconds())
+        return took_s
+
+    def waits_s(self, model: str = "") -> list[float]:
+        """Return how long each request of a model, or of all, waited for its turn."""
+        finished = self.of("request.finished")
+        return [one["waited_ms"] / 1000 for one in finished if model in {"", one["model"]}]
+
+    def answer_s(self) -> dict[str, float]:
+        """Return how long each model's answers took once their turn had come, the mean."""
+        took_s: dict[str, list[float]] = defaultdict(list)
+        for one in self.of("request.finished"):
+            took_s[one["model"]].append((one["took_ms"] - one["waited_ms"]) / 1000)
+        return {model: statistics.mean(all_s) for model, all_s in took_s.items()}
+
+
+def told(corral: Corral) -> Told:
+    """Return what the daemon of a home told so far."""
+    log = (corral.home / "log" / "daemon.log").read_text("utf-8")
+    return Told([json.loads(line) for line in log.splitlines()])
