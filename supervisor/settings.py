@@ -229,6 +229,13 @@ class SupervisorTable(_Table):
         description="how long requests for a model that is not loaded wait for others to fall idle "
         "before those are given nothing new",
     )
+    give_up_below: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of a load below which it is given up when nobody waits for it any more "
+        "and another model needs the memory",
+    )
     batch_timeout_s: float = Field(
         300, gt=0, le=86_400, description="time an engine may compute on one batch"
     )

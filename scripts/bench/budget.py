@@ -16,27 +16,37 @@ preload = false
 min_residency_s = {residency_s}
 flags = {{ {flags} }}
 """
-# What is planned must not follow from the budget, which follows from what is planned. Caches grow
-# little; the tiny model's cells make it worth as much memory as the others.
-FLAGS = 'parallel = 4, ctx-size = {ctx}, cache-type-k = "f16", cache-type-v = "f16", cache-ram = 8'
+SLOTS = 4
+# The plan must not follow from the budget, which follows from the plan: nothing here is `auto`.
+# Prompt caches grow little, and cells make a tiny model worth about as much memory as the others.
+FLAGS = (
+    "parallel = {slots}, ctx-size = {ctx}, cache-ram = 8, "
+    'cache-type-k = "f16", cache-type-v = "f16"'
+)
 CTX, CTX_TINY = 8192, 131072
 SHARE = 0.8  # of the smallest model: what those in memory may grow by
 
 
 @contextmanager
 def serving(
-    paths: Mapping[str, Path], *, places: int, swap_wait_s: float, residency_s: float
+    paths: Mapping[str, Path],
+    *,
+    places: int,
+    slots: int = SLOTS,
+    swap_wait_s: float = 20,
+    residency_s: float,
 ) -> Iterator[Corral]:
     """Serve models for the length of the block, in memory that holds so many of them, and no more.
 
     Args:
         paths: The GGUF file of each model; small ones get a long context.
-        places: How many any of them fit.
+        places: How many of them fit, whichever.
+        slots: Of each model.
         swap_wait_s: As in the settings.
         residency_s: `min_residency_s` of the settings.
     """
     text = "".join(
-        MODEL.format(name=name, path=path, residency_s=residency_s, flags=_flags(path))
+        MODEL.format(name=name, path=path, residency_s=residency_s, flags=_flags(path, slots))
         for name, path in paths.items()
     )
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
@@ -53,9 +63,9 @@ def serving(
             corral.end()
 
 
-def _flags(path: Path) -> str:
+def _flags(path: Path, slots: int) -> str:
     is_small = path.stat().st_size < 1024**2
-    return FLAGS.format(ctx=CTX_TINY if is_small else CTX)
+    return FLAGS.format(slots=slots, ctx=CTX_TINY if is_small else CTX)
 
 
 def _budget_bytes(corral: Corral, names: list[str], places: int) -> int:

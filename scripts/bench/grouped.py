@@ -1,30 +1,33 @@
 """How many loads a grouped order needs, computed in a time of its own.
 
 It is given what each client will ask, how long answers and loads take, and how long a request may
-wait. Models in memory answer as long as anybody asks them; another comes only when nobody has
-anything else to ask, or when a request for it has waited as long as it may. Whoever asks for it
-meanwhile shares that load. In its place leaves the model that clients ask for again the latest,
-which no steward knows.
+wait. Models in memory answer whoever asks them. Another one comes when nobody has anything else to
+ask, when one in memory was without questions for as long as its load took, or when a request has
+waited as long as it may; whoever asks for it meanwhile shares that load. In its place leaves the
+model that was asked longest ago.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured of each model, in seconds.
+    """What was measured of each model.
 
     Attributes:
-        answer_s: How long an answer takes once its turn has come.
-        load_s: How long it takes to come into memory.
+        answer_s: Seconds that an answer takes once its turn has come.
+        load_s: Seconds that it takes to come into memory.
+        slots: Answers at a time.
     """
 
     answer_s: Mapping[str, float]
     load_s: Mapping[str, float]
+    slots: int
 
 
 def count(lists: Sequence[Sequence[str]], costs: Costs, *, places: int, wait_max_s: float) -> int:
@@ -52,8 +55,8 @@ class _Order:
         places: How many models are in memory at once.
         asking: When each client that does not wait asks next; a heap.
         waiting: Since when clients wait for a model to come, the first first.
-        ready_s: Models in memory, and from when on each answers.
-        done_s: When each has answered what it was asked.
+        slots_s: Models in memory, and when each of their slots is free; a heap.
+        done_s: When each model has answered what it was asked.
         loads: How many there were.
     """
 
@@ -62,7 +65,7 @@ class _Order:
     places: int
     asking: list[tuple[float, int]] = field(init=False)
     waiting: list[tuple[float, int]] = field(default_factory=list)
-    ready_s: dict[str, float] = field(default_factory=dict)
+    slots_s: dict[str, list[float]] = field(default_factory=dict)
     done_s: dict[str, float] = field(default_factory=dict)
     loads: int = 0
 
@@ -71,26 +74,33 @@ class _Order:
 
     def go_on(self, wait_max_s: float) -> None:
         """Take the next question, or bring in the model that is waited for longest."""
-        if not self.asking:
-            self._swap(self.waiting[-1][0])
-        elif self.waiting and self.waiting[0][0] + wait_max_s < self.asking[0][0]:
-            self._swap(self.waiting[0][0] + wait_max_s)
-        else:
+        swap_at_s = self._swap_at_s(wait_max_s) if self.waiting else math.inf
+        if self.asking and self.asking[0][0] <= swap_at_s:
             self._ask(*heapq.heappop(self.asking))
+        else:
+            self._swap(swap_at_s)
 
     def _ask(self, now_s: float, client: int) -> None:
         model = self.left[client][0]
-        if model not in self.ready_s and len(self.ready_s) < self.places:
+        if model not in self.slots_s and len(self.slots_s) < self.places:
             self._bring(model, now_s)
-        if model in self.ready_s:
+        if model in self.slots_s:
             self._answer(client, now_s)
         else:
             self.waiting.append((now_s, client))
 
+    def _swap_at_s(self, wait_max_s: float) -> float:
+        """Return when the next model comes, if nobody asks before."""
+        since_s = self.waiting[0][0]
+        done_s = {name: self.done_s[name] for name in self.slots_s}
+        rested_s = min(at_s + self.costs.load_s[name] for name, at_s in done_s.items())
+        return max(since_s, min(since_s + wait_max_s, rested_s, max(done_s.values())))
+
     def _swap(self, now_s: float) -> None:
         model = self.left[self.waiting[0][1]][0]
-        leaving = max(self.ready_s, key=lambda name: (self._questions_until(name), name))
-        del self.ready_s[leaving]
+        idle = [name for name in self.slots_s if self.done_s[name] <= now_s]
+        leaving = min(idle or self.slots_s, key=lambda name: (self.done_s[name], name))
+        del self.slots_s[leaving]
         self._bring(model, max(now_s, self.done_s[leaving]))
         sharing = [one for one in self.waiting if self.left[one[1]][0] == model]
         self.waiting = [one for one in self.waiting if one not in sharing]
@@ -98,18 +108,15 @@ class _Order:
             self._answer(client, now_s)
 
     def _bring(self, model: str, now_s: float) -> None:
-        self.ready_s[model] = self.done_s[model] = now_s + self.costs.load_s[model]
+        self.done_s[model] = ready_s = now_s + self.costs.load_s[model]
+        self.slots_s[model] = [ready_s] * self.costs.slots
         self.loads += 1
 
     def _answer(self, client: int, now_s: float) -> None:
         model = self.left[client].pop(0)
-        done_s = max(now_s, self.ready_s[model]) + self.costs.answer_s[model]
+        slots_s = self.slots_s[model]
+        done_s = max(now_s, slots_s[0]) + self.costs.answer_s[model]
+        heapq.heapreplace(slots_s, done_s)
         self.done_s[model] = max(self.done_s[model], done_s)
         if self.left[client]:
             heapq.heappush(self.asking, (done_s, client))
-
-    def _questions_until(self, model: str) -> int:
-        """Return how many questions clients have, all together, before each asks a model."""
-        return sum(
-            models.index(model) if model in models else len(models) for models in self.left
-        )

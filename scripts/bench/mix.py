@@ -84,8 +84,8 @@ def make_questions(
 def _question(chance: random.Random, models: Sequence[str]) -> Question:
     return Question(
         model=chance.choice(models),
-        is_chat=chance.random() < 0.5,  # noqa: PLR2004 (half of them)
-        is_stream=chance.random() < 0.5,  # noqa: PLR2004 (likewise)
+        is_chat=chance.random() < 0.5,
+        is_stream=chance.random() < 0.5,
         tokens=chance.choice(TOKENS),
         words=" ".join(chance.choices(WORDS, k=chance.randint(*PROMPT_WORDS))),
     )
@@ -109,7 +109,8 @@ async def _ask_each(
     http: aiohttp.ClientSession, questions: Sequence[Question], answers: list[Answer]
 ) -> None:
     for question in questions:
-        answers.append(await ask(http, question))
+        answer = await ask(http, question)
+        answers.append(answer)
 
 
 async def ask(http: aiohttp.ClientSession, question: Question) -> Answer:
@@ -117,7 +118,7 @@ async def ask(http: aiohttp.ClientSession, question: Question) -> Answer:
     began_at_s, has_begun = time.monotonic(), False
     try:
         async with http.post(question.path, json=question.body) as response:
-            has_begun = response.status == 200  # noqa: PLR2004 (HTTP's OK)
+            has_begun = response.status == 200
             text = await response.text()
         flaw = _flaw(question, text) if has_begun else f"{response.status}: {text[:300]}"
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -37,6 +37,19 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """What the settings say of all models' coming and going.
+
+    Attributes:
+        swap_wait_s: Seconds that a claim waits for others to fall idle of themselves.
+        give_up_below: A start that nobody waits for may be given up while less of it is done.
+    """
+
+    swap_wait_s: float = 20.0
+    give_up_below: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class Guest:
     """One model, as far as its coming and going is decided.
 
@@ -46,10 +59,11 @@ class Guest:
         stay: What the settings say.
         takes: Of each memory, what it takes, or would take if it came.
         is_wished: Whether a command asks for it.
+        is_held: Whether it is given nothing new, so that it can leave.
         waiting: Requests that wait for it.
         oldest_wait_s: How long the first of them has waited.
         working: Requests that it answers.
-        idle_s: Seconds since it last had one.
+        idle_s: Seconds since it last had one; 0 while it has.
         resident_s: Seconds it has been up.
         progress: How far its start has come, 0 to 1.
         reload_cost_s: Seconds that a start takes.
@@ -61,6 +75,7 @@ class Guest:
     stay: Stay = Stay()
     takes: Bytes = field(default_factory=dict)
     is_wished: bool = False
+    is_held: bool = False
     waiting: int = 0
     oldest_wait_s: float = 0.0
     working: int = 0

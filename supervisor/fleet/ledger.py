@@ -61,8 +61,15 @@ class Ledger:
         return {**left, HOST: min(left[HOST], available - outstanding)}
 
     def takes(self, model: Model) -> Bytes:
-        """Return what a model takes, or would take: the weights that it maps once for all."""
-        return self._of(model, model.replicas)
+        """Return what a model takes, or would take: the weights that it maps once for all.
+
+        One that was seen to grow beyond all the room there is would take all of it.
+        """
+        takes, found = self._of(model, model.replicas), self._estimate(model)
+        if found:
+            at_start = found.mapped_bytes + found.own_at_start_bytes * len(model.replicas)
+            takes[HOST] = max(at_start, min(takes[HOST], self.room().get(HOST, 0)))
+        return takes
 
     def _of(self, model: Model, replicas: Iterable[Replica]) -> Counter[str]:
         found = self._estimate(model)

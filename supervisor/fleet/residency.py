@@ -4,9 +4,10 @@ Whoever is called comes: at once where there is room, else once others have left
 in order, those by command first, then those whose requests have waited longest, and none overtakes
 one that waits for room: so requests for one model are served together while it is in, and a model
 that needs much is not put off for ever by small ones. Who leaves, evict.py says; nobody does while
-it works. Where nobody falls idle, those who must leave are given nothing new once a claim has
-waited `swap_wait_s`, and leave when they have finished: a steady stream to one model never starves
-another. A start that nobody waits for any more goes on; only while less than half of it is done,
+it works, nor, while others do, before it was idle for as long as its load took: its next question
+may be on its way. Where nobody falls idle, those who must leave are given nothing new once a claim
+has waited `swap_wait_s`, and leave when they have finished: a steady stream to one model never
+starves another. A start that nobody waits for any more goes on; only while little of it is done,
 and another needs the room, is it given up.
 """
 
@@ -19,12 +20,13 @@ from typing import Final
 
 from supervisor.fleet import evict
 from supervisor.fleet.evict import Bytes, Candidate, Verdict
-from supervisor.fleet.guest import Guest, Phase
+from supervisor.fleet.guest import Guest, Phase, Rules
 
-# A start that has come this far is let go on even if nobody waits for it.
-_TOO_FAR: Final = 0.5
+# The time of a program between an answer and its next question.
+_MOMENT_S: Final = 0.25
 # One that can never fit may try as well: its start says by how much, and what would fit.
 _GO: Final = frozenset({Verdict.FITS, Verdict.NEVER})
+_PRESENT: Final = frozenset({Phase.COMING, Phase.UP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +49,19 @@ class Moves:
     look_again_s: float | None = None
 
 
-def decide(guests: Sequence[Guest], room: Bytes, free: Bytes, swap_wait_s: float) -> Moves:
+def decide(guests: Sequence[Guest], room: Bytes, free: Bytes, rules: Rules) -> Moves:
     """Return what is to be done.
 
     Args:
         guests: Every model that may come, stay or go.
         room: What models may take of each memory when none is up.
         free: What they may still take now.
-        swap_wait_s: How long a claim waits for others to fall idle of themselves.
+        rules: What the settings say.
     """
     load: list[str] = []
     made = Moves()
     for claim in sorted(filter(_is_claim, guests), key=_urgency):
-        found = _make_room(claim, guests, room, free, swap_wait_s)
+        found = _make_room(claim, guests, room, free, rules)
         if found is not None:
             made = found
             break
@@ -86,25 +88,29 @@ def _urgency(claim: Guest) -> tuple[bool, float]:
 
 
 def _make_room(
-    claim: Guest, guests: Sequence[Guest], room: Bytes, free: Bytes, swap_wait_s: float
+    claim: Guest, guests: Sequence[Guest], room: Bytes, free: Bytes, rules: Rules
 ) -> Moves | None:
     """Return what makes room for a claim, or None where it may come now."""
     soon = _more(free, [guest for guest in guests if guest.phase is Phase.GOING])
     if evict.decide(claim.takes, free, [], room=room, min_residency_s=0).verdict in _GO:
         return None
-    movable = [guest for guest in guests if _is_movable(guest)]
-    gently = _leavers(claim, movable, room, soon)
+    movable = [guest for guest in guests if _is_movable(guest, rules)]
+    due_s = 0.0 if claim.is_wished else rules.swap_wait_s - claim.oldest_wait_s
+    idle = [guest for guest in movable if not guest.is_busy]
+    is_quiet = not any(guest.is_busy for guest in guests if guest.phase in _PRESENT)
+    lingering_s = {guest.name: _lingers_s(guest, is_quiet=is_quiet) for guest in idle}
+    free_to_go = [guest for guest in idle if due_s <= 0 or not lingering_s[guest.name]]
+    gently = _leavers(claim, free_to_go, room, soon)
     if gently is not None:
         return Moves(unload=_for(claim, gently))
-    due_s = 0.0 if claim.is_wished else swap_wait_s - claim.oldest_wait_s
-    rest_s = _soonest_movable_s(movable)
+    rest_s = _soonest(_residency_left_s(guest) for guest in movable)
     if due_s > 0:
-        return Moves(look_again_s=min(due_s, rest_s))
-    firmly = _leavers(claim, [_as_if_idle(guest) for guest in movable], room, soon)
+        return Moves(look_again_s=min(due_s, rest_s, _soonest(lingering_s.values())))
+    firmly = _leavers(claim, movable, room, soon)
     if firmly is not None:
         working = {guest.name for guest in movable if guest.working}
-        idle = [name for name in firmly if name not in working]
-        return Moves(hold=firmly, unload=_for(claim, idle))
+        done = [name for name in firmly if name not in working]
+        return Moves(hold=firmly, unload=_for(claim, done))
     if rest_s < math.inf or any(guest.phase is Phase.COMING for guest in guests):
         return Moves(look_again_s=rest_s)
     return Moves(refuse={claim.name: _no_room(guests)})
@@ -129,30 +135,30 @@ def _no_room(guests: Sequence[Guest]) -> str:
     return f"there is no memory for it {beside}"
 
 
-def _is_movable(guest: Guest) -> bool:
+def _is_movable(guest: Guest, rules: Rules) -> bool:
     if guest.phase is Phase.COMING:
         is_forsaken = not guest.waiting and not guest.is_wished
-        return is_forsaken and guest.progress < _TOO_FAR
+        return is_forsaken and guest.progress < rules.give_up_below
     return guest.phase is Phase.UP and not guest.stay.is_pinned
 
 
 def _candidate(guest: Guest) -> Candidate:
-    """Return a guest as evict.py sees it: older than nothing once it has stayed long enough."""
+    """Return a guest that may leave as evict.py sees it.
+
+    It is older than nothing once it has stayed long enough, and one that is held already is worth
+    least: the choice stands until it has left.
+    """
     return Candidate(
         name=guest.name,
         model=guest.name,
         is_pinned=guest.stay.is_pinned,
-        is_idle=not guest.is_busy,
+        is_idle=True,
         idle_s=guest.idle_s,
         resident_s=-_residency_left_s(guest),
-        reload_cost_s=guest.reload_cost_s,
-        cached_tokens=guest.cached_tokens,
+        reload_cost_s=0.0 if guest.is_held else guest.reload_cost_s,
+        cached_tokens=0 if guest.is_held else guest.cached_tokens,
         frees=guest.takes,
     )
-
-
-def _as_if_idle(guest: Guest) -> Guest:
-    return replace(guest, waiting=0, working=0)
 
 
 def _residency_left_s(guest: Guest) -> float:
@@ -162,10 +168,21 @@ def _residency_left_s(guest: Guest) -> float:
     return max(0.0, guest.stay.min_residency_s - guest.resident_s)
 
 
-def _soonest_movable_s(movable: Sequence[Guest]) -> float:
-    """Return when the next guest has stayed long enough; without limit where all have."""
-    lefts = (_residency_left_s(guest) for guest in movable)
-    return min((left for left in lefts if left > 0), default=math.inf)
+def _lingers_s(guest: Guest, *, is_quiet: bool) -> float:
+    """Return how long an idle guest may still wait for its next question.
+
+    For as long as coming back costs: who guesses wrong loses that twice at most. Where nobody works
+    there is nobody who would ask it.
+    """
+    if guest.phase is Phase.COMING:
+        return 0.0
+    patience_s = _MOMENT_S if is_quiet else max(_MOMENT_S, guest.reload_cost_s)
+    return max(0.0, patience_s - guest.idle_s)
+
+
+def _soonest(lefts_s: Iterable[float]) -> float:
+    """Return the least of these times that are still to come; without limit where none is."""
+    return min((left_s for left_s in lefts_s if left_s > 0), default=math.inf)
 
 
 def _ttl_left_s(guest: Guest) -> float:

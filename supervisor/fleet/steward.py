@@ -24,7 +24,7 @@ from supervisor.fleet.presence import facts_of, phase_of
 from supervisor.fleet.replica import Model
 from supervisor.fleet.residency import Moves, decide
 
-# About what a disk reads; only the order in which models leave follows from it.
+# About what a disk reads: how long a model loads that never did.
 _BYTES_PER_SECOND: Final = 1e9
 
 
@@ -86,6 +86,8 @@ class Steward:
         self._numbers = count()
         self._wishes: dict[str, None] = {}
         self._held: frozenset[str] = frozenset()
+        self._began_at_s: dict[str, float] = {}
+        self._took_s: dict[str, float] = {}
         self._stirred = asyncio.Event()
         fleet.changed = self.stir
 
@@ -156,11 +158,21 @@ class Steward:
     def _look(self) -> float | None:
         """Do what is to be done now; return after how long to look again, or None for no limit."""
         models = self._fleet.models.values()
+        for model in models:
+            self._time(model)
         guests = [self._guest(model) for model in models if model.is_configured]
-        swap_wait_s = self._fleet.workshop.swap_wait_s
-        moves = decide(guests, self._ledger.room(), self._ledger.free(), swap_wait_s)
+        rules = self._fleet.workshop.rules
+        moves = decide(guests, self._ledger.room(), self._ledger.free(), rules)
         self._perform(moves)
         return moves.look_again_s
+
+    def _time(self, model: Model) -> None:
+        """Note how long a start took that is over."""
+        name, phase = model.entry.name, phase_of(model, facts_of(model))
+        if phase is not Phase.COMING and name in self._began_at_s:
+            took_s = self._clock() - self._began_at_s.pop(name)
+            if phase is Phase.UP:
+                self._took_s[name] = took_s
 
     def _guest(self, model: Model) -> Guest:
         name, now_s = model.entry.name, self._clock()
@@ -175,13 +187,14 @@ class Steward:
             stay=model.stay,
             takes=takes,
             is_wished=name in self._wishes,
+            is_held=name in self._held,
             waiting=demand.waiting if phase is Phase.UP else len(calls.get(name, ())),
             oldest_wait_s=now_s - called_at_s,
             working=demand.working,
-            idle_s=min(resident_s, now_s - demand.ended_at_s),
+            idle_s=0.0 if demand.working else min(resident_s, now_s - demand.ended_at_s),
             resident_s=resident_s,
             progress=min(one.load_progress or 0.0 for one in facts),
-            reload_cost_s=takes.get(HOST, 0) / _BYTES_PER_SECOND,
+            reload_cost_s=self._took_s.get(name, takes.get(HOST, 0) / _BYTES_PER_SECOND),
             cached_tokens=demand.cached_tokens,
         )
 
@@ -203,6 +216,7 @@ class Steward:
     def _bring_up(self, model: Model) -> None:
         self._wishes.pop(model.entry.name, None)
         model.refusal = None
+        self._began_at_s.setdefault(model.entry.name, self._clock())
         for replica in model.replicas:
             replica.instance.start()
 

@@ -17,7 +17,7 @@ from typing import Final
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.fleet.difference import Place, Recipe, Stamp
 from supervisor.fleet.drafting import drafting
-from supervisor.fleet.guest import Stay
+from supervisor.fleet.guest import Rules, Stay
 from supervisor.fleet.learned import Learned
 from supervisor.fleet.slots.keeping import keeping
 from supervisor.host.paths import Directories, make_private
@@ -189,9 +189,10 @@ class Workshop:
         return table.variants if table else {}
 
     @property
-    def swap_wait_s(self) -> float:
-        """Return how long a model that is called waits for others to fall idle of themselves."""
-        return self._settings.supervisor.swap_wait_s
+    def rules(self) -> Rules:
+        """Return how all models come and go."""
+        table = self._settings.supervisor
+        return Rules(table.swap_wait_s, table.give_up_below)
 
     def policy(self, model: str) -> Policy:
         """Return how patiently a model's instances are tried again after a fault.

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.fleet.guest import Guest, Phase, Stay
+from supervisor.fleet.guest import Guest, Phase, Rules, Stay
 from supervisor.fleet.residency import Moves, decide
 
 ROOM = {"host": 10}
-SWAP_WAIT_S = 20.0
+RULES = Rules(swap_wait_s=20.0, give_up_below=0.5)
 
 
 def up(name: str, **others: Any) -> Guest:
@@ -29,7 +29,7 @@ def called(name: str, waited_s: float = 0.0, **others: Any) -> Guest:
 def moves(*guests: Guest) -> Moves:
     present = [guest for guest in guests if guest.phase not in {Phase.DOWN, Phase.BROKEN}]
     free = ROOM["host"] - sum(guest.takes["host"] for guest in present)
-    return decide(guests, ROOM, {"host": free}, SWAP_WAIT_S)
+    return decide(guests, ROOM, {"host": free}, RULES)
 
 
 def test_one_that_is_called_comes_where_there_is_room() -> None:
@@ -53,6 +53,25 @@ def test_the_idle_leave_for_one_that_is_called() -> None:
     assert not found.hold
 
 
+def test_who_answered_just_now_is_waited_for_as_long_as_its_load_took() -> None:
+    resting = up("a", idle_s=4.0, reload_cost_s=5.0)
+    assert moves(resting, up("b", working=1), called("c")) == Moves(look_again_s=1.0)
+    assert moves(replace(resting, idle_s=5.0), up("b", working=1), called("c")).unload
+
+
+def test_where_nobody_works_a_moment_is_enough() -> None:
+    resting = up("a", idle_s=0.2, reload_cost_s=5.0)
+    rested = replace(resting, idle_s=0.3)
+    others = Guest("b", Phase.DOWN, takes={"host": 4}), called("c", takes={"host": 8})
+    assert moves(resting, *others).look_again_s == pytest.approx(0.05)
+    assert moves(rested, *others).unload == {"a": "c needs its memory"}
+
+
+def test_a_command_does_not_wait_for_the_next_question() -> None:
+    found = moves(up("a", idle_s=0.4), up("b", working=1), called("c", is_wished=True))
+    assert set(found.unload) == {"a"}
+
+
 def test_whose_conversations_would_be_lost_leaves_later() -> None:
     found = moves(up("a", cached_tokens=5000), up("b", idle_s=10.0), called("c"))
     assert set(found.unload) == {"b"}
@@ -71,6 +90,12 @@ def test_who_works_is_left_alone_until_the_wait_is_long(work: dict[str, int]) ->
     late = moves(*busy, called("c", waited_s=20.0))
     assert len(late.hold) == 1
     assert set(late.unload) == (set() if "working" in work else set(late.hold))
+
+
+def test_who_is_held_stays_so_until_it_has_left() -> None:
+    held = up("a", working=1, is_held=True, cached_tokens=5000)
+    found = moves(held, up("b", working=1), called("c", waited_s=20.0))
+    assert found.hold == ("a",)
 
 
 def test_a_command_does_not_wait_for_that() -> None:
