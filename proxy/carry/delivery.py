@@ -84,18 +84,18 @@ class Delivery:
 
     async def _pass(self) -> None:
         """Pass a body on as it comes."""
-        gist = Gist(self._ask.kind, is_stream=False)
         learns = self._reply.status == 200 and self._ask.kind not in _UNLEARNED
+        gist = Gist(self._ask.kind, is_stream=False) if learns else None
         await self._answer.begin(self._reply.status, for_client(self._reply.headers))
         chunk = b""
         while not self._reply.is_read:
             if chunk:
                 await self._answer.write(chunk)
                 self._lease.listen()
+                if gist:
+                    gist.hear(chunk)
             chunk = await self._reply.read()
             self._lease.hear(chunk)
-            if learns:
-                gist.hear(chunk)
         await self._finish(gist, chunk)
 
     async def _stream(self) -> None:
@@ -126,7 +126,6 @@ class Delivery:
         if _ENDS.get(self._ask.kind, b"") not in (before + last)[-_END_BYTES:]:
             await answer.write(last)
             raise UpstreamFailed(f"{self._name} ended its stream before the answer was complete")
-        gist.hear(last)
         await self._finish(gist, last)
 
     async def _prelude(self, gist: Gist) -> bytes:
@@ -225,10 +224,14 @@ class Delivery:
         headers["Content-Length"] = str(len(said))
         await self._answer.refuse(status, headers, said)
 
-    async def _finish(self, gist: Gist, last: bytes) -> None:
+    async def _finish(self, gist: Gist | None, last: bytes) -> None:
         """End an answer that is complete with its last bytes."""
         self._lease.complete()
         await self._answer.finish(last)
+        if gist is None:
+            self._learn(None, None)
+            return
+        gist.hear(last)
         gist.close()
         self._learn(gist.timings, gist.reply)
 

@@ -137,10 +137,10 @@ async def _connected(upstream: Upstream, letter: Letter, settings: ProxySettings
     wire = Wire(loop, letter.method, settings.silence_timeout_s)
     wire.send(_head(upstream, letter), letter.body)
     try:
-        async with asyncio.timeout(settings.connect_timeout_s):
-            if upstream.socket:
-                await loop.create_unix_connection(lambda: wire, upstream.socket)
-            else:
+        if upstream.socket:  # takes a connection at once, or not at all: no limit is needed
+            await loop.create_unix_connection(lambda: wire, upstream.socket)
+        else:
+            async with asyncio.timeout(settings.connect_timeout_s):
                 await _connect_tcp(loop, wire, upstream)
     except TimeoutError as error:
         raise UpstreamUnreached(upstream.name, "takes no connection in time") from error

@@ -1,6 +1,8 @@
 """One exchange with an instance that has one fault."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -267,15 +269,34 @@ async def test_a_port_on_which_nobody_listens() -> None:
             pass
 
 
-async def test_a_connection_that_is_not_accepted_in_time(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def hang(*_: object) -> None:
+async def test_a_connection_that_is_not_accepted_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(type(asyncio.get_running_loop()), "create_unix_connection", hang)
-    message = await bench.fails(UpstreamUnreached, connect_timeout_s=0.01)
-    assert message == "chat.1 takes no connection in time"
+    monkeypatch.setattr(type(asyncio.get_running_loop()), "create_connection", hang)
+    upstream = Upstream("chat.1", "chat", 1, None, "127.0.0.1", 1, "")
+    with pytest.raises(UpstreamUnreached, match=r"chat\.1 takes no connection in time"):
+        async with exchange(upstream, LETTER, replace(SETTINGS, connect_timeout_s=0.01)):
+            pass
+
+
+async def test_a_socket_with_no_place_left_for_a_connection_is_not_waited_for(
+    socket_directory: Path,
+) -> None:
+    path = str(socket_directory / "chat.1")
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.socket(socket.AF_UNIX))
+        deaf.bind(path)
+        deaf.listen(0)
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                waiting.connect(path)
+        upstream = Upstream("chat.1", "chat", 1, path, "", 0, "inner")
+        with pytest.raises(UpstreamUnreached):
+            async with exchange(upstream, LETTER, SETTINGS):
+                pass
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200", b"HTTP/1.1 100 Continue\r\n\r\n"])
