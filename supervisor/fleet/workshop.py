@@ -239,6 +239,7 @@ class Workshop:
             api_key=api_key,
             log_path=make_private(where.log) / f"{instance}.log",
             prompts=self._prompts(plan.model),
+            has_ram=plan.has_ram,
             drafting=drafting(plan),
         )
 

@@ -316,7 +316,8 @@ class Instance:
         except CorralError as error:
             self._settle(number, diagnose.unprepared(error))
             return
-        self._reading = Reading(launch.prompts, functools.partial(self._voice.warmed, number))
+        told = functools.partial(self._voice.warmed, number)
+        self._reading = Reading(launch.prompts, told, has_ram=launch.has_ram)
         self._weighing = Weighing(launch.drafting, functools.partial(self._voice.weighed, number))
         self._run = run = Run(number, launch, clock=self._clock, on_progress=self._voice.progressed)
         try:

@@ -87,6 +87,7 @@ class Launch:
         api_key: What it wants to be shown with each request.
         log_path: Where its output goes.
         prompts: What it reads ahead, in this order.
+        has_ram: Whether what a slot held is still known when it is taken for something else.
         drafting: How it guesses tokens ahead; None where it does not.
     """
 
@@ -97,6 +98,7 @@ class Launch:
     api_key: str = field(repr=False)
     log_path: Path
     prompts: tuple[WarmPrompt, ...] = ()
+    has_ram: bool = False
     drafting: Drafting | None = None
 
 

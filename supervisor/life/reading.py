@@ -32,9 +32,11 @@ class Reading:
     Args:
         prompts: In their order.
         tell: Told of each prompt that was read, or refused.
+        has_ram: Whether the engine still knows what a slot held that is taken for a prompt.
     """
 
-    def __init__(self, prompts: Sequence[WarmPrompt], tell: Tell) -> None:
+    def __init__(self, prompts: Sequence[WarmPrompt], tell: Tell, *, has_ram: bool = False) -> None:
+        self._has_ram = has_ram
         self._left = deque(prompts)
         self._tell = tell
         self._tries = 0
@@ -43,7 +45,7 @@ class Reading:
         self._is_hidden = False  # those that were read
 
     async def begin(self, llama: Llama, restored: int) -> None:
-        """Read what there are slots for beside those that were restored; an end may come any time.
+        """Read what there are slots for; an end may come any time.
 
         Args:
             llama: The engine, which serves nobody yet.
@@ -88,7 +90,8 @@ class Reading:
             self._left.clear()
             return
         self._is_bounded = True
-        free = 1 if isinstance(found, Refused) else len(found) - restored
+        taken = 0 if self._has_ram else restored
+        free = 1 if isinstance(found, Refused) else len(found) - taken
         while len(self._left) > max(0, free):
             self._left.pop()
 

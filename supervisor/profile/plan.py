@@ -96,6 +96,12 @@ class Plan:
         return chosen.get("slot-prompt-similarity") == 0 and chosen.get("kv-unified") is False
 
     @property
+    def has_ram(self) -> bool:
+        """Return whether the engine keeps in main memory what slots held that others now use."""
+        known = self.engine.flags.find("cache-ram") is not None
+        return known and self.burden.chosen.get("cache-ram") != 0
+
+    @property
     def estimate(self) -> Estimate:
         """Return the memory that one instance takes."""
         return estimate(self.burden)

@@ -34,16 +34,30 @@ async def test_a_prompt_is_read_before_anybody_asks(
     assert timings["cache_n"] > 0.9 * warmed["tokens"]
 
 
-async def test_conversations_come_back_before_prompts_are_read(
+async def test_prompts_take_no_slot_of_a_conversation_that_would_be_lost_with_it(
     tiny_model: Path, runtime: Path, prompt: Path
 ) -> None:
-    barn = Barn(runtime, tiny_model, {"parallel": 1}, prompts=(prompt,))
+    barn = Barn(runtime, tiny_model, {"parallel": 1, "cache-ram": 0}, prompts=(prompt,))
     async with barn.up():
         await barn.converse()
     async with barn.up():
         pass
     assert [one["slots"] for one in barn.told("slots.restored")] == [1]
     assert len(barn.told("prompt.warmed")) == 1
+
+
+async def test_with_cache_ram_conversations_and_prompts_are_all_there_after_a_start(
+    tiny_model: Path, runtime: Path, prompt: Path
+) -> None:
+    barn = Barn(runtime, tiny_model, prompts=(prompt,))
+    async with barn.up():
+        talks = [await barn.converse(f"{name} ") for name in ("one", "two")]
+    async with barn.up():
+        assert barn.told("slots.restored")[0]["slots"] == 2
+        system = {"role": "system", "content": prompt.read_text()}
+        for messages in (*talks, [system, {"role": "user", "content": "hello"}]):
+            _, timings = await barn.ask(messages)
+            assert timings["cache_n"] > 600
 
 
 async def test_there_are_never_more_prompts_than_slots(
