@@ -24,15 +24,16 @@ from supervisor import __version__
 from supervisor.bridge import Callers, Catalogue, Gate, Reader, node_settings, proxy_settings
 from supervisor.control import api
 from supervisor.control.report import instance_status, model_status
-from supervisor.control.wire import DaemonStatus, InstanceStatus, NodeStatus
+from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
 from supervisor.errors import CorralError, StateDenied
 from supervisor.events import EventStream
 from supervisor.fleet import caches
 from supervisor.fleet.caches import Warmed
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.guest import Waiting
 from supervisor.fleet.ledger import Ledger
 from supervisor.fleet.reload import Reload, Reloaded
-from supervisor.fleet.replica import Replica
+from supervisor.fleet.replica import Model, Replica
 from supervisor.fleet.slots.keeping import sweep
 from supervisor.fleet.slots.manifest import Manifest
 from supervisor.fleet.steward import Steward
@@ -254,7 +255,7 @@ class Daemon:
 
     def status(self) -> DaemonStatus:
         """Return what runs."""
-        path = self._reload.loaded.path
+        path, waiting = self._reload.loaded.path, self._steward.waiting()
         return {
             "pid": os.getpid(),
             "version": __version__,
@@ -263,11 +264,14 @@ class Daemon:
             "stopping": self._words > 0,
             "config": str(path) if path else None,
             "models": [
-                model_status(model, [self._instance_status(one) for one in model.everyone])
+                self._model_status(model, waiting.get(model.entry.name))
                 for model in self._fleet.models.values()
             ],
             "nodes": [_node_status(facts) for facts in self._nodes.facts()],
         }
+
+    def _model_status(self, model: Model, waiting: Waiting | None) -> ModelStatus:
+        return model_status(model, [self._instance_status(one) for one in model.everyone], waiting)
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts = replica.instance.snapshot()

@@ -32,7 +32,8 @@ def render(status: DaemonStatus) -> str:
     instances = [instance for model in status["models"] for instance in model["instances"]]
     troubles = [line for instance in instances for line in _troubles(instance)]
     rows = [_row(model, instance) for model in status["models"] for instance in model["instances"]]
-    shown = [head, "", table(_HEAD, rows), *filter(None, map(_draft, instances)), *troubles]
+    remarks = filter(None, [*map(_wait, status["models"]), *map(_draft, instances)])
+    shown = [head, "", table(_HEAD, rows), *remarks, *troubles]
     return "\n".join([*shown, *_nodes(status["nodes"])])
 
 
@@ -48,6 +49,17 @@ def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
         duration(instance["up_s"]),
         str(instance["restarts"]),
     )
+
+
+def _wait(model: ModelStatus) -> str | None:
+    """Return the line on what waits for a model's memory; None where nothing does."""
+    found = model["waiting"]
+    if found is None:
+        return None
+    who = f"{found['requests']} waiting" if found["requests"] else "a command is waiting"
+    turn = f", turn {found['place']}" if found["place"] > 1 else ""
+    leaving = f"; no new requests for {' and '.join(found['leaving'])}" if found["leaving"] else ""
+    return f"\n{model['name']}: {who} for memory, {duration(found['wait_s'])} so far{turn}{leaving}"
 
 
 def _draft(instance: InstanceStatus) -> str | None:
@@ -79,7 +91,8 @@ def _node_row(node: NodeStatus) -> tuple[str, ...]:
 
 def _state(model: ModelStatus, instance: InstanceStatus) -> str:
     if instance["state"] == "stopped" and model["state"] == "unloaded":
-        return "unloaded"  # a request brings it up, other than one that was stopped
+        # A request brings it up, other than one that was stopped.
+        return "waiting" if model["waiting"] else "unloaded"
     if instance["state"] == "starting" and instance["progress"] is not None:
         return f"starting {instance['progress']:.0%}"
     if instance["retry_in_s"] is not None:

@@ -9,10 +9,12 @@ from supervisor.control.wire import (
     ModelStatus,
     ReloadReport,
     SavedSlot,
+    WaitStatus,
     WarmedInstance,
 )
 from supervisor.fleet.caches import Warmed
 from supervisor.fleet.drafting import advice
+from supervisor.fleet.guest import Waiting
 from supervisor.fleet.presence import availability
 from supervisor.fleet.reload import Failure, Reloaded
 from supervisor.fleet.replica import Model
@@ -24,7 +26,9 @@ from supervisor.life.facts import InstanceFacts
 from supervisor.profile.plan import Plan
 
 
-def model_status(model: Model, instances: list[InstanceStatus]) -> ModelStatus:
+def model_status(
+    model: Model, instances: list[InstanceStatus], waiting: Waiting | None
+) -> ModelStatus:
     """Return a model with its instances; context and slots are known once it was planned."""
     plan, (state, reason) = model.plan, availability(model)
     return {
@@ -36,7 +40,17 @@ def model_status(model: Model, instances: list[InstanceStatus]) -> ModelStatus:
         "profile": model.entry.profile,
         "slots": plan.slots if plan else 0,
         "ctx_size": plan.ctx_size if plan else None,
+        "waiting": _wait(waiting) if waiting else None,
         "instances": instances,
+    }
+
+
+def _wait(waiting: Waiting) -> WaitStatus:
+    return {
+        "place": waiting.place,
+        "requests": waiting.requests,
+        "wait_s": waiting.wait_s,
+        "leaving": list(waiting.leaving),
     }
 
 

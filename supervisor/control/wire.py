@@ -66,10 +66,24 @@ class InstanceStatus(TypedDict):
     draft: DraftStatus | None
 
 
+class WaitStatus(TypedDict):
+    """What waits for a model's memory: requests, or only a command.
+
+    `place` is the model's turn among those that wait, 1 for the first; `leaving` are models that
+    get nothing new, so that they can leave for it.
+    """
+
+    place: int
+    requests: int
+    wait_s: float
+    leaving: list[str]
+
+
 class ModelStatus(TypedDict):
     """One model; slots and context are each instance's, known once it was planned.
 
     `state` is loaded, loading, unloaded (a request brings it up) or failed, for the `reason` given.
+    `waiting` is None where nothing waits for it to come into memory.
     """
 
     name: str
@@ -80,6 +94,7 @@ class ModelStatus(TypedDict):
     profile: str
     slots: int
     ctx_size: int | None
+    waiting: WaitStatus | None
     instances: list[InstanceStatus]
 
 

@@ -50,6 +50,23 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for a model's memory.
+
+    Attributes:
+        place: Its turn among the models that wait, 1 for the first.
+        requests: How many; none where only a command does.
+        wait_s: How long the first has waited.
+        leaving: Models that get nothing new, so that they can leave for it.
+    """
+
+    place: int
+    requests: int
+    wait_s: float
+    leaving: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Guest:
     """One model, as far as its coming and going is decided.
 
@@ -61,7 +78,7 @@ class Guest:
         is_wished: Whether a command asks for it.
         is_held: Whether it is given nothing new, so that it can leave.
         waiting: Requests that wait for it.
-        oldest_wait_s: How long the first of them has waited.
+        oldest_wait_s: How long the first of them, or the command, has waited.
         working: Requests that it answers.
         idle_s: Seconds since it last had one; 0 while it has.
         resident_s: Seconds it has been up.

@@ -60,7 +60,7 @@ def decide(guests: Sequence[Guest], room: Bytes, free: Bytes, rules: Rules) -> M
     """
     load: list[str] = []
     made = Moves()
-    for claim in sorted(filter(_is_claim, guests), key=_urgency):
+    for claim in queue(guests):
         found = _make_room(claim, guests, room, free, rules)
         if found is not None:
             made = found
@@ -75,6 +75,11 @@ def decide(guests: Sequence[Guest], room: Bytes, free: Bytes, rules: Rules) -> M
         unload={**expired, **made.unload},
         look_again_s=soonest_s if soonest_s < math.inf else None,
     )
+
+
+def queue(guests: Iterable[Guest]) -> list[Guest]:
+    """Return the claims in the order in which they are served."""
+    return sorted(filter(_is_claim, guests), key=_urgency)
 
 
 def _is_claim(guest: Guest) -> bool:

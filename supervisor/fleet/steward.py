@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from supervisor.events import Emit
 from supervisor.fleet.fleet import START_OVER, Fleet
-from supervisor.fleet.guest import Guest, Phase
+from supervisor.fleet.guest import Guest, Phase, Waiting
 from supervisor.fleet.ledger import HOST, Ledger
 from supervisor.fleet.presence import facts_of, phase_of
 from supervisor.fleet.replica import Model
-from supervisor.fleet.residency import Moves, decide
+from supervisor.fleet.residency import Moves, decide, queue
 
 # About what a disk reads: how long a model loads that never did.
 _BYTES_PER_SECOND: Final = 1e9
@@ -84,7 +84,7 @@ class Steward:
         self._clock = clock
         self._calls: dict[str, dict[int, float]] = {}
         self._numbers = count()
-        self._wishes: dict[str, None] = {}
+        self._wishes: dict[str, float] = {}
         self._held: frozenset[str] = frozenset()
         self._began_at_s: dict[str, float] = {}
         self._took_s: dict[str, float] = {}
@@ -135,7 +135,10 @@ class Steward:
             return self._wish(names)
         for model in self._fleet.chosen(names):
             self._wishes.pop(model.entry.name, None)
-            model.is_open = verb != "stop"
+            model.is_open = verb == "restart" or (verb == "unload" and model.is_open)
+            if verb == "stop" and self._calls.get(model.entry.name):
+                self._emit("model.refused", model=model.entry.name, why="it was stopped")
+        self.stir()
         return self._fleet.command("stop" if verb == "unload" else verb, names)
 
     def _wish(self, names: Sequence[str]) -> Callable[[], bool]:
@@ -145,7 +148,7 @@ class Steward:
             if phase_of(model, facts_of(model)) in {Phase.UP, Phase.COMING}:
                 self._bring_up(model)
             else:
-                self._wishes[model.entry.name] = None
+                self._wishes.setdefault(model.entry.name, self._clock())
         self._look()
         return lambda: all(self._is_settled(model) for model in models)
 
@@ -153,14 +156,26 @@ class Steward:
         is_waiting = model.entry.name in self._wishes
         return not is_waiting and {one.state for one in facts_of(model)} <= START_OVER
 
+    def waiting(self) -> dict[str, Waiting]:
+        """Return what waits, by the models it waits for, the first first."""
+        claims = enumerate(queue(self._guests()), 1)
+        return {
+            claim.name: Waiting(
+                place,
+                claim.waiting,
+                claim.oldest_wait_s,
+                tuple(sorted(self._held)) if place == 1 else (),
+            )
+            for place, claim in claims
+        }
+
     # Doing it. Nothing from here on waits.
 
     def _look(self) -> float | None:
         """Do what is to be done now; return after how long to look again, or None for no limit."""
-        models = self._fleet.models.values()
-        for model in models:
+        for model in self._fleet.models.values():
             self._time(model)
-        guests = [self._guest(model) for model in models if model.is_configured]
+        guests = self._guests()
         rules = self._fleet.workshop.rules
         moves = decide(guests, self._ledger.room(), self._ledger.free(), rules)
         self._perform(moves)
@@ -174,11 +189,15 @@ class Steward:
             if phase is Phase.UP:
                 self._took_s[name] = took_s
 
+    def _guests(self) -> list[Guest]:
+        return [self._guest(model) for model in self._fleet.models.values() if model.is_configured]
+
     def _guest(self, model: Model) -> Guest:
         name, now_s = model.entry.name, self._clock()
         facts = facts_of(model)
         phase, demand, calls = phase_of(model, facts), self._clients.demand(name), self._calls
         called_at_s = min(calls.get(name, {}).values(), default=now_s)
+        called_at_s = min(called_at_s, self._wishes.get(name, now_s))
         resident_s = max(one.up_s for one in facts)
         takes = self._ledger.takes(model)
         return Guest(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
-from end_to_end.home import Corral, begin_stream, until
+from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
+
+from scripts.bench import mix
 
 # Each takes about 41 MiB at its start: two fit, three do not.
 SETTINGS = """
@@ -87,10 +90,26 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
     corral: Corral, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
-    wanted = ["a", "b", "c"] * 20
-    assert asyncio.run(ask_all(corral.url, wanted)) == {"a": 20, "b": 20, "c": 20}
+    lists = mix.make_questions("abc", seed=7, clients=8, count=48)
+    answers = asyncio.run(mix.ask_all(corral.url, lists))
+    assert [answer.flaw for answer in answers] == [None] * 48
     runs = [one["run"] for model in corral.data("status")["models"] for one in model["instances"]]
-    assert sum(runs) < len(wanted) / 2
+    assert sum(runs) < len(answers) / 2
+
+
+def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
+    corral: Corral, tiny_model: Path
+) -> None:
+    kept = SETTINGS.replace("min_residency_s = 0.1", "min_residency_s = 600")
+    corral.configure(kept.format(path=tiny_model, more=""))
+    corral.ok("start", "a", "b")
+    call = mix.Question("c", is_chat=True, is_stream=False, tokens=4, words="hello")
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(asyncio.run, mix.ask_all(corral.url, [[call]]))
+        until(lambda: "c: 1 waiting for memory" in corral.ok("status"))
+        corral.ok("stop", "c")
+        (answer,) = asked.result(PATIENCE_S)
+    assert "it is stopped (corral start c)" in str(answer.flaw)
 
 
 def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(

@@ -11,6 +11,7 @@ from supervisor.control.wire import (
     InstanceStatus,
     ModelStatus,
     NodeStatus,
+    WaitStatus,
 )
 
 STATUS: DaemonStatus = {
@@ -63,7 +64,7 @@ def instance(**changes: Any) -> InstanceStatus:
     return {**found, **changes}  # type: ignore[typeddict-item]  # a test names what it changes
 
 
-def shown(*instances: InstanceStatus) -> str:
+def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
     model: ModelStatus = {
         "name": "chat",
         "state": "loaded",
@@ -73,9 +74,19 @@ def shown(*instances: InstanceStatus) -> str:
         "profile": "base",
         "slots": 4,
         "ctx_size": 4096,
+        "waiting": waiting,
         "instances": [*instances],
     }
     return render({**STATUS, "models": [model]})
+
+
+def test_a_model_that_waits_for_memory_says_how_long_and_for_whom() -> None:
+    first: WaitStatus = {"place": 1, "requests": 3, "wait_s": 12.0, "leaving": ["a", "b"]}
+    text = shown(instance(state="stopped"), waiting=first)
+    assert "chat: 3 waiting for memory, 12s so far; no new requests for a and b" in text
+    second: WaitStatus = {"place": 2, "requests": 0, "wait_s": 1.0, "leaving": []}
+    text = shown(instance(state="stopped"), waiting=second)
+    assert text.endswith("chat: a command is waiting for memory, 1s so far, turn 2")
 
 
 DRAFT: DraftStatus = {
