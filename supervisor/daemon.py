@@ -21,7 +21,10 @@ from proxy.line.dispatch import Dispatch
 from proxy.nodes.nodes import NodeFacts, Nodes
 from proxy.server import Server
 from supervisor import __version__
-from supervisor.bridge import Callers, Catalogue, Gate, Reader, node_settings, proxy_settings
+from supervisor.bridge.catalogue import Catalogue
+from supervisor.bridge.gate import Callers, Gate
+from supervisor.bridge.reader import Reader
+from supervisor.bridge.settings import node_settings, proxy_settings
 from supervisor.control import api
 from supervisor.control.report import instance_status, model_status
 from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus

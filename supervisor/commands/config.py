@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.bridge import node_settings, proxy_settings
+from supervisor.bridge.settings import node_settings, proxy_settings
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import directories
 from supervisor.settings import flatten, load, search_path

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from proxy.gate.keyfile import Key, parse_keys, render_keys
-from supervisor.bridge import api_keys, explained
+from supervisor.bridge.settings import api_keys, explained
 from supervisor.errors import SettingsInvalid, StateDenied
 from supervisor.host.paths import directories
 from supervisor.settings import Loaded, load

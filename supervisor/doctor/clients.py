@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.bridge import api_keys, is_open_to_all, proxy_settings
+from supervisor.bridge.settings import api_keys, is_open_to_all, proxy_settings
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import SettingsInvalid
 from supervisor.settings import ProxyTable

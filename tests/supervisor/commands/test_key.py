@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.bridge import api_keys
+from supervisor.bridge.settings import api_keys
 from supervisor.commands.key import Wish, add, list_keys, remove
 from supervisor.errors import SettingsInvalid, StateDenied
 

@@ -1,0 +1,1 @@
+"""Where the two packages meet: neither knows the other, these files know both."""

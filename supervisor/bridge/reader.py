@@ -1,0 +1,60 @@
+"""What the proxy needs of whoever has prompts read ahead, and keeps those that it saw often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from proxy.errors import BadRequest, Unavailable
+from proxy.home.openings import Opening
+from proxy.loader import Warmed
+from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
+from supervisor.events import Emit
+from supervisor.fleet import caches
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.learned import keep
+from supervisor.fleet.replica import Replica
+from supervisor.life import prompts
+from supervisor.life.traffic import Traffic
+
+
+class Reader:
+    """What the proxy needs of whoever has prompts read ahead (proxy.loader.Reader)."""
+
+    def __init__(self, fleet: Fleet, traffic: Traffic, emit: Emit) -> None:
+        self._fleet = fleet
+        self._traffic = traffic
+        self._emit = emit
+
+    def learns(self, model: str) -> bool:
+        """Return whether openings of a model's conversations are learned."""
+        return self._fleet.workshop.learns(model)
+
+    def learn(self, model: str, opening: Opening) -> None:
+        """Keep what conversations of a model begin with; a daemon that ends does not any more."""
+        learned = self._fleet.workshop.learned
+        with suppress(DaemonBusy):
+            self._fleet.errand(keep(learned, model, opening.body, opening.tokens, self._emit))
+
+    async def warm(self, model: str, body: Mapping[str, Any]) -> list[Warmed]:
+        """Have every instance of a model that is up read a prompt; clients come first.
+
+        Raises:
+            BadRequest: The body is no chat request, or an instance refused it.
+            Unavailable: None is up, or one did not come to it.
+        """
+        try:
+            prompt = prompts.of_request("in the body", body)
+            found = await caches.warm(self._replicas(model), prompt, self._traffic)
+        except SettingsInvalid as error:
+            raise BadRequest(f"{error.message}; {error.hint}") from error
+        if isinstance(found, SettingsInvalid):
+            raise BadRequest(found.message)
+        if isinstance(found, CorralError):
+            raise Unavailable(f"{found.message}; {found.hint}", retry_after_s=10)
+        return [Warmed(one.instance, one.tokens, one.cached_tokens) for one in found]
+
+    def _replicas(self, name: str) -> tuple[Replica, ...]:
+        model = self._fleet.models.get(name)  # it may be configured no more by now
+        return model.replicas if model else ()
