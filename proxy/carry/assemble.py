@@ -93,15 +93,9 @@ class Assembly:
     def add(self, piece: Mapping[str, Any]) -> None:
         """Take the next piece.
 
-        Raises:
-            Garbled: It is no piece of such an answer.
+        What is none of such an answer makes it fail with Garbled, LookupError, TypeError or
+        AttributeError.
         """
-        try:
-            self._add(piece)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise Garbled(f"an event is no piece of an answer: {error!r}") from error
-
-    def _add(self, piece: Mapping[str, Any]) -> None:
         for part in piece["choices"]:
             if (choice := self._choices.get(part["index"])) is None:
                 choice = self._choices[part["index"]] = _Choice()
@@ -119,9 +113,9 @@ class Assembly:
         for choice in self._choices.values():
             choice.pack()
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, Any] | None:
         """Return the message of the first choice, as a client repeats it in its next request."""
-        return self._first().message()
+        return self._first().message() if self._is_chat else None
 
     def timings(self) -> Mapping[str, Any] | None:
         """Return what the engine says of the first choice's cost."""

@@ -16,12 +16,12 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.carry.answer import Answer
-from proxy.carry.assemble import Assembly
 from proxy.carry.gist import Gist
-from proxy.carry.progress import Prelude, Progress, progress_of
+from proxy.carry.progress import Prelude, Progress, is_said, progress_of
 from proxy.carry.refusal import error_of, is_loading, refusal
 from proxy.carry.shape import Shape
 from proxy.carry.sse import DONE, Garbled, Splitter, data_of, members_of
+from proxy.carry.whole import Whole, whole_of
 from proxy.engine.exchange import Reply
 from proxy.errors import (
     UpstreamFailed,
@@ -151,9 +151,9 @@ class Delivery:
 
     async def _assemble(self) -> None:
         """Answer with the whole that a stream adds up to."""
-        assembly = Assembly(is_chat=self._ask.kind is Kind.CHAT)
+        assembly = whole_of(self._ask.kind)
         splitter = Splitter()
-        total_bytes, is_done = 0, False
+        total_bytes, is_done = 0, _ENDS.get(self._ask.kind) != DONE
         while chunk := await self._read():
             self._lease.hear(chunk)
             total_bytes += len(chunk)
@@ -169,7 +169,7 @@ class Delivery:
             raise self._broken_off()
         await self._give(assembly)
 
-    def _added(self, assembly: Assembly, event: bytes) -> bool:
+    def _added(self, assembly: Whole, event: bytes) -> bool:
         """Add an event to an answer; return False if it is an error instead."""
         piece = members_of(event)
         if piece is None:
@@ -178,21 +178,23 @@ class Delivery:
             return False
         if progress := progress_of(piece):
             self._note(progress)
-        else:
+            return True
+        if is_said(event):
             self._answer.record.note_token()
             self._lease.decoded()
+        try:
             assembly.add(piece)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise Garbled(f"an event is no piece of an answer: {error!r}") from error
         return True
 
-    async def _give(self, assembly: Assembly) -> None:
+    async def _give(self, assembly: Whole) -> None:
         body = orjson.dumps(assembly.whole())
         self._lease.complete()
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
         await self._answer.begin(200, headers)
         await self._answer.finish(body)
-        is_chat = self._ask.kind is Kind.CHAT
-        timings = Timings.read(assembly.timings())
-        self._learn(timings, assembly.message() if is_chat else None)
+        self._learn(Timings.read(assembly.timings()), assembly.message())
 
     async def _refuse(self) -> None:
         """Answer with the instance's own error."""

@@ -61,7 +61,7 @@ class Gist:
         else:
             self._read_body(b"".join(self._chunks))
         if self._total_bytes <= _TOTAL_MAX_BYTES:
-            self.timings = Timings.read(self._reader.timings)
+            self.timings = Timings.read(self._reader.timings())
             self.reply = self._reader.message()
 
     def _read_batch(self) -> None:

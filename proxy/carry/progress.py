@@ -48,6 +48,11 @@ def progress_of(piece: Mapping[str, Any]) -> Progress | None:
     return Progress(done, total, cached)
 
 
+def is_said(event: bytes) -> bool:
+    """Return whether an event without progress is of the answer, and not of its beginning."""
+    return not event.startswith(_RESPONSE_CREATED)
+
+
 class Prelude:
     """One stream up to its first token.
 
@@ -80,7 +85,7 @@ class Prelude:
         piece = members_of(event) or {}
         progress = progress_of(piece)
         if progress is None:
-            self.is_over = not event.startswith(_RESPONSE_CREATED)
+            self.is_over = is_said(event)
             return event
         is_first, self.latest = self.latest is None, progress
         if not self._hides_progress:

@@ -2,11 +2,13 @@
 
 An engine notices late that the client of a whole answer has left, or not at all while another
 stream runs, and it tells nothing before it is done. So a chat or a text completion is asked as a
-stream and assembled here (`assemble`), where what is assembled equals what the engine would have
+stream and assembled here (`assemble`), and so are Anthropic's messages, OpenAI's responses and
+llama-server's own completion (`whole`): what is assembled equals what the engine would have
 answered itself. Where it would not, the request passes as it is:
 
 - `logprobs`, `n_probs`: a stream leaves out the tokens that add no text, the last one among them
-- `verbose`: a stream tells other details
+- `verbose`, `response_fields`, `return_tokens`: a stream tells other details
+- several prompts or answers at once on llama-server's own page
 - all other pages
 
 A body that needs no change passes byte for byte; one that does keeps every member the client sent.
@@ -26,11 +28,12 @@ from proxy.engine.slots import Reach
 from proxy.pages import Kind
 from proxy.request import Ask
 
-_ASSEMBLED: Final = frozenset({Kind.CHAT, Kind.COMPLETION})
+_COMPLETIONS: Final = frozenset({Kind.CHAT, Kind.COMPLETION})
+_ASSEMBLED: Final = _COMPLETIONS | {Kind.MESSAGES, Kind.RESPONSES, Kind.NATIVE}
+_STREAMED: Final = _ASSEMBLED | {Kind.INFILL}
 # On Anthropic's page `return_progress` changes nothing.
-_WITH_PROGRESS: Final = _ASSEMBLED | {Kind.NATIVE, Kind.INFILL, Kind.RESPONSES}
-_STREAMED: Final = _WITH_PROGRESS | {Kind.MESSAGES}
-_UNEQUAL: Final = ("logprobs", "n_probs", "verbose")
+_WITH_PROGRESS: Final = _STREAMED - {Kind.MESSAGES}
+_UNEQUAL: Final = ("logprobs", "n_probs", "verbose", "response_fields", "return_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,11 @@ def shaped(ask: Ask) -> Shape:
     is_stream = is_assembled or (ask.is_stream and ask.kind in _STREAMED)
     changes: dict[str, Any] = {}
     if is_assembled:
+        changes["stream"] = True
+    if is_assembled and ask.kind in _COMPLETIONS:
         options = members.get("stream_options")
         given = options if isinstance(options, dict) else {}
-        changes = {"stream": True, "stream_options": {**given, "include_usage": True}}
+        changes["stream_options"] = {**given, "include_usage": True}
     hides_progress = is_stream and _is_off(members.get("return_progress")) and _tells_progress(ask)
     if hides_progress:
         changes["return_progress"] = True
@@ -91,14 +96,20 @@ def _is_assembled(ask: Ask) -> bool:
     members = ask.members
     is_form = ask.headers.get("Content-Type", "").startswith("multipart/")
     is_whole = ask.kind in _ASSEMBLED and _is_off(members.get("stream"))
-    return is_whole and not is_form and not any(members.get(name) for name in _UNEQUAL)
+    is_apart = ask.kind is not Kind.NATIVE or _is_single(members)
+    is_equal = is_apart and not any(members.get(name) for name in _UNEQUAL)
+    return is_whole and is_equal and not is_form
 
 
 def _tells_progress(ask: Ask) -> bool:
     """Return whether progress comes, and all of it before the first token."""
-    members = ask.members
+    return ask.kind in _WITH_PROGRESS and _is_single(ask.members)
+
+
+def _is_single(members: Mapping[str, Any]) -> bool:
+    """Return whether one answer to one prompt is asked."""
     has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
-    return ask.kind in _WITH_PROGRESS and has_one_choice and _is_one_prompt(members.get("prompt"))
+    return has_one_choice and _is_one_prompt(members.get("prompt"))
 
 
 def _is_one_prompt(prompt: object) -> bool:

@@ -18,8 +18,11 @@ from supervisor.profile.engine import Engine
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
+MESSAGES: Final = "/v1/messages"
+RESPONSES: Final = "/v1/responses"
+NATIVE: Final = "/completion"
 # What differs between two answers to the same request, whoever gives them.
-PASSING: Final = {"id", "created", "timings"}
+PASSING: Final = {"id", "created", "timings", "created_at", "completed_at", "call_id", "id_slot"}
 
 # Says how tools are called, and that what stands between think marks is thought.
 TEMPLATE: Final = """
@@ -38,8 +41,9 @@ TEMPLATE: Final = """
 {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+{%- if add_generation_prompt and thinks %}{{ '<think>\\n' }}{% endif %}
 """
-WEATHER: Final = {
+WEATHER: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -53,7 +57,7 @@ WEATHER: Final = {
 }
 
 
-def said(role: str, content: str | None, **members: Any) -> dict[str, Any]:
+def said(role: str, content: str | list[Any] | None, **members: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **members}
 
 
@@ -66,8 +70,20 @@ def called(city: str) -> list[dict[str, Any]]:
     ]
 
 
+def responded(city: str) -> list[dict[str, Any]]:
+    arguments = json.dumps({"city": city})
+    return [
+        said("user", f"weather in {city}"),
+        {"type": "function_call", "call_id": "a", "name": "weather", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "a", "output": "warm"},
+    ]
+
+
 HELLO: Final = {"messages": [said("user", "Say hello")]}
-THINKING: Final = {"grammar": 'root ::= "<think>\\nok so\\n</think>\\n\\nhello"', **HELLO}
+THINKING: Final[dict[str, Any]] = {
+    "grammar": 'root ::= "<think>\\nok so\\n</think>\\n\\nhello"',
+    **HELLO,
+}
 CALLING: Final = {
     "messages": [
         *called("Rome"),
@@ -78,6 +94,37 @@ CALLING: Final = {
     "tools": [WEATHER],
     "tool_choice": "required",
 }
+# The same in the words of Anthropic's and of OpenAI's other page.
+USING: Final[dict[str, Any]] = {
+    "messages": [
+        said("user", "weather in Rome"),
+        said(
+            "assistant",
+            [{"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}],
+        ),
+        said("user", [{"type": "tool_result", "tool_use_id": "a", "content": "warm"}]),
+        said("user", "weather in Paris"),
+    ],
+    "tools": [
+        {
+            "name": "weather",
+            "description": "Tell the weather",
+            "input_schema": WEATHER["function"]["parameters"],
+        }
+    ],
+    "tool_choice": {"type": "any"},
+}
+RESPONDING: Final[dict[str, Any]] = {
+    "input": [
+        *responded("Rome"),
+        *responded("Oslo"),
+        *responded("Bern"),
+        said("user", "weather in Paris"),
+    ],
+    "tools": [{"type": "function", **WEATHER["function"]}],
+    "tool_choice": "required",
+}
+WISH: Final[dict[str, Any]] = {"input": "Say hello"}
 SCHEMA: Final = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 JSON_SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 
@@ -108,6 +155,26 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "text in choices": (TEXT, {"prompt": "Once upon a time", "n": 2, "max_tokens": 4}),
     "text with logprobs": (TEXT, {"prompt": "Once", "logprobs": 2, "max_tokens": 4}),
     "text with n_probs": (TEXT, {"prompt": "Once", "n_probs": 2, "max_tokens": 4}),
+    "message": (MESSAGES, HELLO),
+    "message to a length": (MESSAGES, {**HELLO, "max_tokens": 3}),
+    "message with a system prompt": (MESSAGES, {**HELLO, "system": "Be short."}),
+    "message to a stop string": (MESSAGES, {**HELLO, "stop_sequences": ["e", "a"]}),
+    "use of a tool": (MESSAGES, USING),
+    "use of a tool cut": (MESSAGES, {**USING, "max_tokens": 22}),
+    "message that thinks": (MESSAGES, {**HELLO, "chat_template_kwargs": {"thinks": True}}),
+    "response": (RESPONSES, WISH),
+    "response to a length": (RESPONSES, {**WISH, "max_output_tokens": 3}),
+    "response that thinks": (RESPONSES, {**WISH, "grammar": THINKING["grammar"]}),
+    "response with a call": (RESPONSES, RESPONDING),
+    "response too long": (RESPONSES, {"input": "word " * 2000}),
+    "native": (NATIVE, {"prompt": "Once upon a time", "n_predict": 9}),
+    "native to a stop string": (
+        NATIVE,
+        {"prompt": "x", "grammar": 'root ::= "a b c d e"', "stop": ["c d"]},
+    ),
+    "native in tokens": (NATIVE, {"prompt": [[1, 2, 3]], "n_predict": 4, "return_tokens": True}),
+    "native fields": (NATIVE, {"prompt": "Once", "response_fields": ["content", "tokens_cached"]}),
+    "native too long": (NATIVE, {"prompt": "word " * 2000}),
     "too long": (CHAT, {"messages": [said("user", "word " * 2000)]}),
     "not understood": (CHAT, {"messages": "hello"}),
 }
@@ -184,6 +251,8 @@ def stable(answer: Any) -> Any:
     kept = {name: stable(part) for name, part in answer.items() if name not in PASSING}
     if "n_ctx" in kept or kept.get("type") == "invalid_request_error":
         kept |= {"code": None, "param": None}  # ours to say: `refusal`
+    if "cache_read_input_tokens" in kept:  # this page always looks into the cache
+        kept["input_tokens"] += kept.pop("cache_read_input_tokens")
     return kept
 
 

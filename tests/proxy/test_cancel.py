@@ -78,14 +78,17 @@ async def _read(response: aiohttp.ClientResponse) -> None:
         pass
 
 
-async def leave(house: House, body: dict[str, Any], when: Callable[[], bool]) -> None:
+async def leave(
+    house: House,
+    body: dict[str, Any],
+    when: Callable[[], bool],
+    page: str = "/v1/chat/completions",
+) -> None:
     """Ask, and hang up as soon as a claim holds."""
 
     async def asking() -> None:
         headers = {"X-Request-Id": "leaver"}
-        async with house.http.post(
-            "/v1/chat/completions", json={**LONG, **body}, headers=headers
-        ) as response:
+        async with house.http.post(page, json={**LONG, **body}, headers=headers) as response:
             await _read(response)
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
@@ -117,9 +120,20 @@ async def test_who_leaves_mid_stream_frees_the_slot(house: House, socket: Path) 
         await until_busy(socket, 1)
 
 
-async def test_who_leaves_before_a_whole_answer_frees_the_slot(house: House, socket: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "members"),
+    [
+        ("/v1/chat/completions", {"messages": hello("b")}),
+        ("/v1/messages", {"messages": hello("b")}),
+        ("/v1/responses", {"input": hello("b"), "max_output_tokens": 4000}),
+        ("/completion", {"prompt": "Once upon a time", "n_predict": 4000}),
+    ],
+)
+async def test_who_leaves_before_a_whole_answer_frees_the_slot(
+    house: House, socket: Path, page: str, members: dict[str, Any]
+) -> None:
     async with speaking(house):
-        await leave(house, {"messages": hello("b")}, is_in(house, "decode"))
+        await leave(house, members, is_in(house, "decode"), page)
         await until_busy(socket, 1)
 
 

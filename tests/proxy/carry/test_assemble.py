@@ -71,9 +71,3 @@ def test_choices_without_end_are_given_up() -> None:
         assembly.add(piece(index, "x"))
     with pytest.raises(Garbled, match="more than 1024 choices"):
         assembly.add(piece(1024, "x"))
-
-
-@pytest.mark.parametrize("wrong", [{}, {"choices": 7}, {"choices": [7]}, {"choices": [{}]}])
-def test_what_is_no_piece_is_garbled(wrong: dict[str, Any]) -> None:
-    with pytest.raises(Garbled, match="no piece of an answer"):
-        Assembly(is_chat=True).add(wrong)

@@ -101,11 +101,11 @@ async def test_an_instance_sees_its_own_key_and_not_the_clients(house: House) ->
 async def test_the_body_passes_byte_for_byte_and_the_query_as_sent(house: House) -> None:
     fake = await house.fake()
     body = b'{ "model":"chat",  "prompt" : "\xc3\xa4\\u00e4", "seed": 18446744073709551616 }'
-    url = URL(f"{house.server.url}/completion?beta=true&x=%2F", encoded=True)
+    url = URL(f"{house.server.url}/infill?beta=true&x=%2F", encoded=True)
     async with house.http.post(url, data=body):
         call = await fake.calls.get()
     assert call.body == body
-    assert call.line == "POST /completion?beta=true&x=%2F HTTP/1.1"
+    assert call.line == "POST /infill?beta=true&x=%2F HTTP/1.1"
     assert call.headers["Content-Type"] == "application/json"
 
 
@@ -120,7 +120,7 @@ async def test_a_body_larger_than_every_buffer_arrives_whole(house: House) -> No
 async def test_a_compressed_body_is_passed_as_what_it_says(house: House) -> None:
     fake = await house.fake()
     body = aiohttp.BytesPayload(b'{"prompt": "a"}')
-    async with house.http.post("/completion", data=body, compress="deflate"):
+    async with house.http.post("/infill", data=body, compress="deflate"):
         call = await fake.calls.get()
     assert call.body == b'{"prompt": "a"}'
     assert "Content-Encoding" not in call.headers
@@ -128,7 +128,7 @@ async def test_a_compressed_body_is_passed_as_what_it_says(house: House) -> None
 
 async def test_a_slot_pinned_by_the_client_is_taken_out(house: House) -> None:
     fake = await house.fake()
-    async with house.http.post("/completion", data=b'{"id\\u005fslot": 0, "prompt": "a"}'):
+    async with house.http.post("/infill", data=b'{"id\\u005fslot": 0, "prompt": "a"}'):
         call = await fake.calls.get()
     assert call.body == b'{"prompt":"a"}'
 

@@ -28,12 +28,12 @@ def part(**members: Any) -> list[dict[str, Any]]:
     return [{"index": 0, "finish_reason": None, **members}]
 
 
-def delta(**members: Any) -> dict[str, Any]:
-    return {"type": "content_block_delta", "delta": members}
+def delta(index: int = 0, **members: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": members}
 
 
-def block(**members: Any) -> dict[str, Any]:
-    return {"type": "content_block_start", "content_block": members}
+def block(index: int = 0, **members: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": members}
 
 
 STREAMS: dict[Kind, tuple[list[dict[str, Any]], Timings, Any]] = {
@@ -61,10 +61,10 @@ STREAMS: dict[Kind, tuple[list[dict[str, Any]], Timings, Any]] = {
             block(type="text", text=""),
             delta(type="text_delta", text="h"),
             delta(type="text_delta", text="i"),
-            block(type="tool_use", id="a", name="weather", input={}),
-            delta(type="input_json_delta", partial_json='{"city":'),
-            delta(type="input_json_delta", partial_json=' "Rome"}'),
-            {"type": "message_delta", "usage": {"output_tokens": 6}},
+            block(1, type="tool_use", id="a", name="weather", input={}),
+            delta(1, type="input_json_delta", partial_json='{"city":'),
+            delta(1, type="input_json_delta", partial_json=' "Rome"}'),
+            {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 6}},
             {"type": "message_stop"},
         ],
         TOKENS,
@@ -146,7 +146,7 @@ def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
     ("kind", "token"),
     [
         (Kind.CHAT, {"choices": part(delta={"content": " word", "reasoning_content": " hm"})}),
-        (Kind.MESSAGES, {"type": "content_block_delta", "delta": {"text": " word"}}),
+        (Kind.MESSAGES, delta(type="text_delta", text=" word")),
     ],
 )
 def test_what_is_kept_of_a_stream_is_little_more_than_its_text(

@@ -56,7 +56,15 @@ def test_a_member_that_says_no_is_replaced_and_not_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("logprobs", True), ("logprobs", 2), ("n_probs", 2), ("verbose", True)]
+    ("name", "value"),
+    [
+        ("logprobs", True),
+        ("logprobs", 2),
+        ("n_probs", 2),
+        ("verbose", True),
+        ("return_tokens", True),
+        ("response_fields", ["content"]),
+    ],
 )
 def test_what_a_stream_would_not_tell_is_asked_whole(name: str, value: object) -> None:
     body = orjson.dumps({**CHAT, name: value})
@@ -96,7 +104,24 @@ def test_one_prompt_in_any_form_tells_its_progress(prompt: object) -> None:
     assert b"return_progress" in shape(Kind.COMPLETION, stream=True, prompt=prompt).body
 
 
-@pytest.mark.parametrize("kind", [Kind.MESSAGES, Kind.RESPONSES, Kind.NATIVE, Kind.BATCH])
+@pytest.mark.parametrize("kind", [Kind.MESSAGES, Kind.RESPONSES, Kind.NATIVE])
+def test_a_page_without_options_for_its_stream_is_given_none(kind: Kind) -> None:
+    asked = shape(kind)
+    assert asked.is_assembled
+    assert b"stream_options" not in asked.body
+
+
+def test_progress_that_a_page_does_not_tell_is_not_asked_for() -> None:
+    assert orjson.loads(shape(Kind.MESSAGES).body) == {**CHAT, "stream": True}
+
+
+@pytest.mark.parametrize("members", [{"prompt": ["a", "b"]}, {"n_cmpl": 2}])
+def test_several_completions_at_once_on_the_engines_own_page_pass(members: dict[str, Any]) -> None:
+    asked = shape(Kind.NATIVE, **members)
+    assert (asked.is_stream, asked.body) == (False, orjson.dumps({**CHAT, **members}))
+
+
+@pytest.mark.parametrize("kind", [Kind.INFILL, Kind.BATCH])
 def test_every_other_page_passes_byte_for_byte(kind: Kind) -> None:
     assert shape(kind).body == orjson.dumps(CHAT)
     assert shape(Kind.MESSAGES, stream=True).body == orjson.dumps({**CHAT, "stream": True})
