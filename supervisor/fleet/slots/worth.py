@@ -90,7 +90,9 @@ def superfluous(
 def to_restore(
     kept: Iterable[Manifest], identity: Identity, *, replica: tuple[int, int], most: int, ctx: int
 ) -> list[Manifest]:
-    """Return what to put back, the most recently used first.
+    """Return what to put back: what the proxy knew first, of that the most recently used.
+
+    What it did not know is mostly no conversation: a prompt that was read ahead, or a probe.
 
     Args:
         kept: All that is kept of the model.
@@ -106,7 +108,7 @@ def to_restore(
         for one in kept
         if one.identity == identity and one.replica % replicas == number and one.tokens < ctx
     ]
-    return sorted(fitting, key=attrgetter("used_at"), reverse=True)[:most]
+    return sorted(fitting, key=lambda one: (bool(one.chain), one.used_at), reverse=True)[:most]
 
 
 def seats(slots: Sequence[Slot]) -> list[int]:

@@ -131,6 +131,7 @@ def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
     assert affinity.chains("a", page, 0.0) == {0: Chain((), chain.blocks)}
     affinity.meet(upstream("a", key="of the next run"), [Filled(0, 1, 300, chain)])
     assert affinity.home(turn, None) == "b"
+    assert affinity.homes("chat") == {"b": 1}
     assert affinity.cached_tokens("a", turn) > 0
 
 

@@ -55,6 +55,12 @@ def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() 
     assert [one.name for one in chosen] == ["b", "c"]
 
 
+def test_a_conversation_is_put_back_before_what_the_proxy_did_not_know() -> None:
+    kept = [manifest("prompt", 9, chain=""), manifest("old", 1), manifest("late", 2)]
+    chosen = to_restore(kept, IDENTITY, replica=(0, 1), most=2, ctx=2048)
+    assert [one.name for one in chosen] == ["late", "old"]
+
+
 def test_what_belongs_elsewhere_or_leaves_no_room_for_an_answer_is_not_put_back() -> None:
     other = manifest(identity=replace(IDENTITY, engine="b11434"))
     assert to_restore([other], IDENTITY, replica=(0, 1), most=2, ctx=2048) == []
