@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from supervisor.commands.choice import choose
@@ -12,7 +12,7 @@ from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import directories
 from supervisor.profile import machine
 from supervisor.profile.fit import Room, advice, remedies, shortfall
-from supervisor.profile.memory import Estimate, Take
+from supervisor.profile.memory import Estimate, Take, estimate
 from supervisor.profile.plan import Plan
 from supervisor.profile.replicas import Replicas
 from supervisor.show import Outcome, paint, size, table
@@ -29,6 +29,7 @@ class _Found:
         room: What models may take.
         free_bytes: Main memory that is free now.
         replicas: How many instances there are.
+        unkept: Why no conversations are kept, as a clause; None where they are.
     """
 
     plan: Plan
@@ -37,6 +38,7 @@ class _Found:
     room: Room
     free_bytes: int
     replicas: Replicas
+    unkept: str | None
 
 
 def plan(word: str, config: Path | None) -> Outcome:
@@ -57,6 +59,7 @@ def plan(word: str, config: Path | None) -> Outcome:
         room=workshop.room(made.engine),
         free_bytes=machine.read().memory_available_bytes,
         replicas=workshop.replicas(name),
+        unkept=workshop.keeping.reason(made),
     )
     notes = (*made.warnings, *_misfit(found))
     return Outcome(_data(found), _render(found), notes)
@@ -82,6 +85,11 @@ def _data(found: _Found) -> dict[str, object]:
         "omitted": [asdict(line) for line in made.omitted],
         "warnings": made.warnings,
         "replicas": asdict(found.replicas),
+        "conversations": {
+            "kept": found.unkept is None,
+            "reason": found.unkept,
+            "swa_full_bytes": _full_window_bytes(made),
+        },
         "memory": {
             "host": _bytes(taken.host),
             "devices": {name: _bytes(take) for name, take in taken.devices.items()},
@@ -119,10 +127,38 @@ def _render(found: _Found) -> str:
         *(["", "left out:", *left_out] if left_out else []),
         "",
         *_memory(found),
+        conversations(found.plan, found.unkept),
         "",
         shlex.join(found.argv),
     ]
     return "\n".join(parts)
+
+
+def conversations(made: Plan, unkept: str | None) -> str:
+    """Return whether conversations outlive their engine, and what a whole window would take.
+
+    Args:
+        made: The plan.
+        unkept: Why they do not, as a clause; None where they do.
+    """
+    if unkept is None:
+        return "conversations are kept over restarts"
+    text = f"conversations are not kept over restarts: {unkept}"
+    more = _full_window_bytes(made)
+    return f"{text}, for {size(more)} more an instance" if "swa-full" in unkept else text
+
+
+def _full_window_bytes(made: Plan) -> int | None:
+    """Return what swa-full would take on top; None where there is no window, or it is full."""
+    chosen = made.burden.chosen
+    if not made.gguf.sliding_window or chosen.get("swa-full"):
+        return None
+    full = replace(made.burden, chosen={**chosen, "swa-full": True})
+    return _whole(estimate(full)) - _whole(made.estimate)
+
+
+def _whole(taken: Estimate) -> int:
+    return sum(take.total for take in (taken.host, *taken.devices.values()))
 
 
 def _memory(found: _Found) -> Iterator[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from supervisor.commands.choice import among
+from supervisor.commands.status import unkept
 from supervisor.control.client import Client
 from supervisor.control.report import saved_slot
 from supervisor.control.wire import Line, SavedSlot
-from supervisor.errors import DaemonBusy, SettingsInvalid
+from supervisor.errors import DaemonBusy, NotRunning, SettingsInvalid
 from supervisor.fleet.learned import Learned
 from supervisor.fleet.slots.keeping import shelf_in
 from supervisor.host.paths import directories
@@ -19,7 +20,8 @@ def list_slots() -> Outcome:
     """List what is kept, by model, the last used first; a daemon need not run."""
     kept = sorted(shelf_in(directories()).kept(), key=lambda one: one.used_at, reverse=True)
     found = [saved_slot(one) for one in sorted(kept, key=lambda one: one.model)]
-    return Outcome(found, render(found) if found else "no conversations are kept", _learned())
+    text = render(found) if found else "no conversations are kept"
+    return Outcome(found, text, (*_learned(), *_unkept()))
 
 
 def save(words: Sequence[str]) -> Outcome:
@@ -49,6 +51,14 @@ def forget(model: str | None, *, everything: bool) -> Outcome:
     learned = Learned(where.prompts).forget(model)
     notes = (f"forgotten: {learned} learned prompts",) if learned else ()
     return Outcome(found, f"forgotten: {len(found)} conversations, {size(whole)}", notes)
+
+
+def _unkept() -> tuple[str, ...]:
+    """Return why models that run keep none, a line each; nothing without a daemon."""
+    try:
+        return tuple(unkept(Client(directories().control_socket).status()["models"]))
+    except (NotRunning, DaemonBusy):
+        return ()
 
 
 def _learned() -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from supervisor.control.client import Client
 from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
 from supervisor.errors import NotRunning
@@ -32,8 +34,9 @@ def render(status: DaemonStatus) -> str:
     instances = [instance for model in status["models"] for instance in model["instances"]]
     troubles = [line for instance in instances for line in _troubles(instance)]
     rows = [_row(model, instance) for model in status["models"] for instance in model["instances"]]
-    remarks = filter(None, [*map(_wait, status["models"]), *map(_draft, instances)])
-    shown = [head, "", table(_HEAD, rows), *remarks, *troubles]
+    remarks = [*map(_wait, status["models"]), *map(_draft, instances)]
+    asides = [*filter(None, remarks), *(f"\n{line}" for line in unkept(status["models"]))]
+    shown = [head, "", table(_HEAD, rows), *asides, *troubles]
     return "\n".join([*shown, *_nodes(status["nodes"])])
 
 
@@ -60,6 +63,15 @@ def _wait(model: ModelStatus) -> str | None:
     turn = f", turn {found['place']}" if found["place"] > 1 else ""
     leaving = f"; no new requests for {' and '.join(found['leaving'])}" if found["leaving"] else ""
     return f"\n{model['name']}: {who} for memory, {duration(found['wait_s'])} so far{turn}{leaving}"
+
+
+def unkept(models: Iterable[ModelStatus]) -> list[str]:
+    """Return a line for each model whose conversations do not outlive their engine."""
+    return [
+        f"{one['name']} keeps no conversations over restarts: {one['unkept']}"
+        for one in models
+        if one["unkept"]
+    ]
 
 
 def _draft(instance: InstanceStatus) -> str | None:

@@ -41,6 +41,7 @@ def model_status(
         "slots": plan.slots if plan else 0,
         "ctx_size": plan.ctx_size if plan else None,
         "waiting": _wait(waiting) if waiting else None,
+        "unkept": next((one.keeper.reason for one in model.everyone if one.plan), None),
         "instances": instances,
     }
 

@@ -84,6 +84,8 @@ class ModelStatus(TypedDict):
 
     `state` is loaded, loading, unloaded (a request brings it up) or failed, for the `reason` given.
     `waiting` is None where nothing waits for it to come into memory.
+    `unkept` says why its conversations do not outlive their engine; None where they do, or before
+    it was planned.
     """
 
     name: str
@@ -95,6 +97,7 @@ class ModelStatus(TypedDict):
     slots: int
     ctx_size: int | None
     waiting: WaitStatus | None
+    unkept: str | None
     instances: list[InstanceStatus]
 
 

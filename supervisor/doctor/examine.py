@@ -20,7 +20,7 @@ from supervisor.doctor.host import (
     check_leftovers,
     check_memlock,
 )
-from supervisor.doctor.models import Need, check_memory, check_models
+from supervisor.doctor.models import Need, check_drafts, check_memory, check_models
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import Directories
@@ -117,6 +117,8 @@ def _models(scene: Scene, workshop: Workshop) -> Iterator[Finding]:
             needs.append(one)
         else:
             yield one
+    if scene.status:
+        yield from check_drafts(scene.status["models"])
     devices = scene.engine.devices if scene.engine else ()
     device_bytes = sum(device.total_mib for device in devices) << 20
     up = _up(scene.status)

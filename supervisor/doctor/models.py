@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from supervisor.control.wire import ModelStatus
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import CorralError
 from supervisor.fleet.workshop import Workshop
@@ -48,6 +50,9 @@ def check_models(workshop: Workshop) -> Iterator[Finding | Need]:
             yield failed(f"model {name}", error)
             continue
         yield from check_plan(plan)
+        if reason := workshop.keeping.reason(plan):
+            text = f"its conversations are not kept over restarts: {reason}"
+            yield Finding(f"model {name}", "ok", text)
         yield need(plan, workshop.replicas(entry.name).count)
 
 
@@ -65,6 +70,15 @@ def check_plan(plan: Plan) -> Iterator[Finding]:
     for line in plan.omitted:
         wanted = f"{line.flag} {line.value or ''}".rstrip()
         yield Finding(name, "ok", f"goes without {wanted} ({line.origin}): {line.why}")
+
+
+def check_drafts(models: Iterable[ModelStatus]) -> Iterator[Finding]:
+    """Yield which of the models that run answer more slowly for what they draft."""
+    for model in models:
+        drafts = [one["draft"] for one in model["instances"]]
+        slow = (draft for draft in drafts if draft and draft["trouble"])
+        for draft in itertools.islice(slow, 1):
+            yield Finding(f"model {model['name']}", "warn", draft["trouble"] or "", draft["cure"])
 
 
 def need(plan: Plan, replicas: int) -> Need:

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from supervisor.errors import StateDenied
 from supervisor.events import Emit
@@ -25,11 +24,6 @@ from supervisor.fleet.slots.restoring import Filled, restore
 from supervisor.fleet.slots.saving import save
 from supervisor.life.llama import EngineSilent, Llama
 from supervisor.profile.plan import Plan
-
-_DISPROVED: Final = (
-    "this engine did not use what it was given back; other settings have it tried again, "
-    "or corral slots forget {model}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +66,7 @@ class SlotKeeper:
     def reason(self) -> str | None:
         """Return why nothing is kept, as a clause; None where it is, or no run was planned yet."""
         plan = self._charge.plan()
-        if plan is None:
-            return None
-        keeping = self._charge.keeping()
-        if identify(plan) in keeping.shelf.disproved:
-            return _DISPROVED.format(model=self._charge.owner().model)
-        return keeping.reason_against(plan)
+        return self._charge.keeping().reason(plan) if plan else None
 
     def begun(self, run: int) -> tuple[Filled, ...]:
         """Return the slots as a run began with them; none where nothing was put into them."""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from supervisor.errors import StateDenied
 from supervisor.events import Emit
+from supervisor.fleet.slots.manifest import identify
 from supervisor.fleet.slots.reason import reason_against
 from supervisor.fleet.slots.shelf import Shelf
 from supervisor.fleet.slots.worth import Budget
 from supervisor.host.paths import Directories
 from supervisor.profile.plan import Plan
 from supervisor.settings import SupervisorTable
+
+_DISPROVED: Final = (
+    "this engine did not use what it was given back; other settings have it tried again, "
+    "or corral slots forget {model}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,15 @@ class Keeping:
     def reason_against(self, plan: Plan) -> str | None:
         """Return why nothing is kept for a plan, as a clause; None where it is."""
         return reason_against(plan) if self.is_on else "keep_slots is false"
+
+    def reason(self, plan: Plan) -> str | None:
+        """Return why nothing is kept of a plan's conversations, as a clause; None where they are.
+
+        Other than `reason_against`, it knows what was found out by trying.
+        """
+        if identify(plan) in self.shelf.disproved:
+            return _DISPROVED.format(model=plan.model)
+        return self.reason_against(plan)
 
     def words(self, plan: Plan, instance: str) -> tuple[str, ...]:
         """Return what tells an engine where to write, none where it shall not."""

@@ -13,6 +13,7 @@ from supervisor.control.wire import (
     NodeStatus,
     WaitStatus,
 )
+from supervisor.doctor.models import check_drafts
 
 STATUS: DaemonStatus = {
     "pid": 1,
@@ -64,8 +65,10 @@ def instance(**changes: Any) -> InstanceStatus:
     return {**found, **changes}  # type: ignore[typeddict-item]  # a test names what it changes
 
 
-def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
-    model: ModelStatus = {
+def model(
+    *instances: InstanceStatus, unkept: str | None = None, waiting: WaitStatus | None = None
+) -> ModelStatus:
+    return {
         "name": "chat",
         "state": "loaded",
         "reason": None,
@@ -74,10 +77,14 @@ def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
         "profile": "base",
         "slots": 4,
         "ctx_size": 4096,
+        "unkept": unkept,
         "waiting": waiting,
         "instances": [*instances],
     }
-    return render({**STATUS, "models": [model]})
+
+
+def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
+    return render({**STATUS, "models": [model(*instances, waiting=waiting)]})
 
 
 def test_a_model_that_waits_for_memory_says_how_long_and_for_whom() -> None:
@@ -125,6 +132,20 @@ def test_what_a_draft_brings_is_said(changes: dict[str, Any], line: str) -> None
 def test_nothing_is_said_of_drafts_where_nothing_was_drafted() -> None:
     for draft in (None, {**DRAFT, "acceptance": None}):
         assert "draft" not in shown(instance(draft=draft))
+
+
+def test_why_conversations_are_not_kept_is_said() -> None:
+    text = render({**STATUS, "models": [model(unkept="its window slides")]})
+    assert "chat keeps no conversations over restarts: its window slides" in text.splitlines()
+    assert "over restarts" not in shown()
+
+
+def test_a_draft_in_the_way_is_a_finding_once_a_model() -> None:
+    slow = {**DRAFT, **FIGURES, **TROUBLE}
+    models = [model(instance(draft=slow), instance(draft=slow)), model(instance(draft=DRAFT))]
+    (finding,) = check_drafts(models)
+    assert (finding.name, finding.level) == ("model chat", "warn")
+    assert (finding.text, finding.cure) == (TROUBLE["trouble"], TROUBLE["cure"])
 
 
 def test_without_nodes_nothing_is_said_of_them() -> None:
