@@ -53,6 +53,7 @@ class Ask:
         prompt: What is known of its prompt without the text, or None where it has none.
         session: The client's own name for the conversation, or None.
         is_hopped: Whether another proxy of this kind passed it on: it stays here.
+        is_ours: Whether no client waits for it: it keeps no model from leaving.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class Ask:
     prompt: Prompt | None = None
     session: str | None = None
     is_hopped: bool = False
+    is_ours: bool = False
 
     @property
     def is_stream(self) -> bool:

@@ -78,4 +78,5 @@ def _ask(upstream: Upstream) -> Ask:
         lane="batch",
         patience_s=_PATIENCE_S,
         is_hopped=True,
+        is_ours=True,
     )

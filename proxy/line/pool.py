@@ -165,7 +165,7 @@ class Pool:
             if lease.berth:
                 self._affinity.berths(lease.upstream.name).leave(lease, self._clock())
             self._seats.forget(lease.seat)
-            if not lease.upstream.node:
+            if not (lease.upstream.node or lease.ask.is_ours):
                 self.ended_at_s = self._clock()
             self.settle()
             if not self.working:
@@ -173,9 +173,10 @@ class Pool:
 
     @property
     def working(self) -> int:
-        """Return how many requests its instances here hold, those included that leave."""
-        ours = (seat for seat in self._seats if not seat.upstream.node)
-        return sum(len(seat.leases) for seat in ours if seat.upstream.model == self.model)
+        """Return how many clients' requests its instances here hold, those included that leave."""
+        here = (seat for seat in self._seats if not seat.upstream.node)
+        leases = (seat.leases for seat in here if seat.upstream.model == self.model)
+        return sum(not lease.ask.is_ours for held in leases for lease in held)
 
     def learn(self, lease: Lease, timings: Timings | None, mark: int | None) -> None:
         """Take in what came of a request, and by what its next turn will be known."""

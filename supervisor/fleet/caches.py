@@ -22,6 +22,7 @@ from supervisor.life.warm import Prefilled
 
 # How long clients may keep an instance from reading a prompt ahead.
 _PATIENCE_S: Final = 60.0
+_AWAY: Final = frozenset(State) - {State.READY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +82,40 @@ async def warm(
 
     Clients come first: an instance is asked while it has nothing else to do, for a minute at most.
     """
-    serving = [facts for one in replicas if (facts := _serving(one))]
+    serving = [one for one in replicas if _serving(one)]
     if not serving:
         return StartFailed("no instance is ready", hint="corral start brings them up")
     done = []
-    for facts in serving:
-        found = await _read(facts, prompt, traffic)
+    for replica in serving:
+        found = await _read(replica, prompt, traffic)
         if isinstance(found, Refused):
             return SettingsInvalid(
-                f"{facts.name} refused the prompt {prompt.name}: {found.message or found.status}",
-                log=str(facts.log_path),
+                f"{replica.name} refused the prompt {prompt.name}: {found.message or found.status}"
             )
         if found is None:
             return StartFailed(
-                f"{facts.name} did not come to the prompt {prompt.name}",
-                hint="clients go first: ask again when it is idle",
+                f"{replica.name} did not come to the prompt {prompt.name}",
+                hint="clients go first: ask again when it is up and idle",
             )
-        done.append(Warmed(facts.name, found.tokens, found.cached_tokens))
+        done.append(Warmed(replica.name, found.tokens, found.cached_tokens))
     return done
 
 
 async def _read(
-    facts: InstanceFacts, prompt: WarmPrompt, traffic: Traffic
+    replica: Replica, prompt: WarmPrompt, traffic: Traffic
 ) -> Prefilled | Refused | None:
-    """Have one instance read a prompt; None where it did not come to that."""
+    """Have one instance read a prompt; None where it did not come to that, or left."""
+    facts = _serving(replica)
+    if facts is None:
+        return None
     found: list[Prefilled | Refused] = []
     reading = Reading([prompt], lambda _, what: found.append(what))
-    async with Llama(facts.endpoint, facts.api_key) as llama:
-        await reading.go_on(llama, traffic, facts.name, _PATIENCE_S)
+    async with Llama(facts.endpoint, facts.api_key) as llama, asyncio.TaskGroup() as first:
+        reads = first.create_task(reading.go_on(llama, traffic, facts.name, _PATIENCE_S))
+        leaves = first.create_task(replica.instance.wait(_AWAY))
+        await asyncio.wait((reads, leaves), return_when=asyncio.FIRST_COMPLETED)
+        reads.cancel()
+        leaves.cancel()
     return found[0] if found else None
 
 

@@ -86,6 +86,14 @@ async def test_an_instance_that_is_to_leave_is_asked_back_and_not_lent() -> None
                 pass
 
 
+async def test_it_is_no_work_that_keeps_a_model_from_leaving() -> None:
+    dispatch = ranch()
+    before = dispatch.demand("chat")
+    async with loan(dispatch, "a"):
+        assert dispatch.demand("chat") == before
+    assert dispatch.demand("chat") == before
+
+
 async def test_a_stop_ends_the_block() -> None:
     dispatch = ranch()
     with pytest.raises(UpstreamStopped):

@@ -163,3 +163,14 @@ async def test_a_command_has_every_serving_instance_read_a_prompt(
             assert (found[0].cached_tokens > 256) is known
         bad = await caches.warm([barn.replica], WarmPrompt("x", {"messages": [{}]}), barn.traffic)
     assert isinstance(bad, SettingsInvalid)
+
+
+async def test_an_instance_that_leaves_is_not_waited_for(tiny_model: Path, runtime: Path) -> None:
+    barn = Barn(runtime, tiny_model)
+    async with barn.up(), asyncio.TaskGroup() as group:
+        barn.traffic.now = Pulse(in_flight=1)
+        reading = group.create_task(caches.warm([barn.replica], of_text("x", LONG), barn.traffic))
+        await asyncio.sleep(0)
+        barn.replica.instance.stop()
+        assert isinstance(await reading, StartFailed)
+        barn.traffic.now = Pulse()
