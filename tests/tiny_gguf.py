@@ -44,9 +44,10 @@ def make(
     ctx: int = 2048,
     seed: int = 0,
     extra_tokens: int = 0,
+    window: int | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
 ) -> Path:
-    """Write a GGUF of architecture `llama` and return its path.
+    """Write a GGUF of architecture `llama`, with a window `gemma3`, and return its path.
 
     Args:
         path: Where to write.
@@ -59,11 +60,12 @@ def make(
         ctx: Context length the model claims to be trained for, in tokens.
         seed: Of the weights.
         extra_tokens: Tokens added to the vocabulary; with any, it fits no model without them.
+        window: Tokens that five layers of six look back; None for all, in all layers.
         chat_template: The template to store; None stores none.
     """
     kv_heads = kv_heads or heads
     tokens, types = _vocabulary(extra_tokens)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "gemma3" if window else "llama")
     writer.add_name(f"tiny {mode}")
     writer.add_context_length(ctx)
     writer.add_embedding_length(embd)
@@ -75,10 +77,17 @@ def make(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     _add_tokenizer(writer, tokens, types, chat_template)
+    if window:
+        writer.add_sliding_window(window)
+        writer.add_key_length(embd // heads)
+        writer.add_value_length(embd // heads)
     for name, weights in _tensors(
         mode, tokens, types, (embd, layers, kv_heads * embd // heads, ff), seed
     ):
         writer.add_tensor(name, weights)
+    if window:
+        for name, weights in _gemma_norms(layers, embd, embd // heads):
+            writer.add_tensor(name, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -152,6 +161,16 @@ def _tensors(
         }
         found += [(f"blk.{layer}.{name}.weight", weights) for name, weights in block.items()]
     return found
+
+
+def _gemma_norms(layers: int, embd: int, head: int) -> list[tuple[str, Array]]:
+    sizes = {"attn_q_norm": head, "attn_k_norm": head, "post_attention_norm": embd}
+    sizes["post_ffw_norm"] = embd
+    return [
+        (f"blk.{layer}.{name}.weight", np.ones(size, np.float32))
+        for layer in range(layers)
+        for name, size in sizes.items()
+    ]
 
 
 def _output(

@@ -1,7 +1,8 @@
 """Finds out what guessing tokens ahead costs an engine, by some short answers to nobody.
 
-The text repeats itself, so that every way of guessing has something to go by. What counts is the
-quickest of each kind: whatever else the machine does only makes answers slower.
+The text repeats itself, so that every way of guessing has something to go by. Answers of both kinds
+take turns, and the median of each counts: of a busy machine the quickest would be luck, which short
+answers have more often than long ones.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from statistics import median
 from typing import Any, Final
 
 from supervisor.life import slots
@@ -54,7 +56,7 @@ async def measure(llama: Llama, drafting: Drafting, count: Count) -> Costs | Non
 
 
 def costs(plain: list[Answer], guessed: list[Answer]) -> Costs | None:
-    """Return what the quickest answers tell; None where nothing, or too much, was guessed.
+    """Return what answers tell; None where nothing, or too much, was guessed.
 
     Args:
         plain: Answers without guesses: their tokens, and the milliseconds from the first to the
@@ -64,13 +66,13 @@ def costs(plain: list[Answer], guessed: list[Answer]) -> Costs | None:
     steps = [ms / (tokens.decoded - 1) for tokens, ms in plain if tokens.decoded > 1]
     if not steps or any(tokens.drafted for tokens, _ in plain):
         return None
-    step_ms = min(steps)
+    step_ms = median(steps)
     added = [
         (ms - (tokens.decoded - 1 - tokens.accepted) * step_ms) / tokens.drafted
         for tokens, ms in guessed
         if tokens.drafted
     ]
-    return Costs(step_ms, max(0.0, min(added))) if added and step_ms > 0 else None
+    return Costs(step_ms, max(0.0, median(added))) if added and step_ms > 0 else None
 
 
 async def _answer(llama: Llama, limit: int, slot: int | None, count: Count) -> Answer:

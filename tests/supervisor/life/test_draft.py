@@ -48,11 +48,11 @@ def test_a_draft_that_reads_along_is_no_part_of_what_the_model_takes_alone() -> 
     assert verdict.is_slower
 
 
-def test_what_a_guess_costs_is_what_the_steps_leave_of_the_quickest_answer() -> None:
-    plain = [(Tokens(2), 12.0), (Tokens(2), 10.0)]
-    quick = (Tokens(65, 60, 44), 20 * 10 + 60 * 3.0)
-    slow = (Tokens(65, 60, 44), 1000.0)
-    assert costs(plain, [slow, quick]) == Costs(10, 3)
+def test_what_a_guess_costs_is_what_the_steps_leave_of_an_ordinary_answer() -> None:
+    plain = [(Tokens(2), 90.0), (Tokens(2), 10.0), (Tokens(2), 8.0)]
+    usual = (Tokens(65, 60, 44), 20 * 10 + 60 * 3.0)
+    odd = [(Tokens(65, 60, 44), 1000.0), (Tokens(65, 60, 44), 100.0)]
+    assert costs(plain, [*odd, usual]) == Costs(10, 3)
 
 
 def test_an_answer_quicker_than_its_steps_makes_guesses_free() -> None:

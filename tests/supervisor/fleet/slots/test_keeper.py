@@ -11,7 +11,7 @@ import tiny_gguf
 from fakes.barn import LONG, Barn
 from fakes.slot_files import NOON
 
-from supervisor.fleet.slots import saving
+from supervisor.fleet.slots import keeping, saving
 from supervisor.fleet.slots.manifest import Manifest, dump
 from supervisor.fleet.slots.restoring import Filled
 
@@ -227,6 +227,39 @@ async def test_a_stopped_engine_holds_up_a_stop_no_longer_than_its_time(
         assert asyncio.get_running_loop().time() - began_at_s < 3
         os.kill(pid, signal.SIGCONT)
     assert "save_timeout_s" in barn.told("slots.unsaved")[0]["why"]
+
+
+@pytest.fixture
+def windowed_model(tmp_path: Path) -> Path:
+    """Return a model most of whose layers look back 64 tokens."""
+    return tiny_gguf.make(tmp_path / "window.gguf", layers=6, window=64)
+
+
+async def test_a_window_that_is_whole_goes_on_after_a_restart(
+    windowed_model: Path, runtime: Path
+) -> None:
+    barn = Barn(runtime, windowed_model, {"swa-full": True})
+    messages, kept = await barn.saved_one()
+    async with barn.up():
+        _, timings = await barn.ask(messages)
+    assert timings["cache_n"] >= kept.tokens - 20
+
+
+async def test_one_that_slides_is_not_kept_and_would_be_read_anew(
+    windowed_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barn = Barn(runtime, windowed_model)
+    async with barn.up():
+        await barn.converse()
+    assert "its sliding window is not saved" in (barn.replica.keeper.reason or "")
+    assert not barn.shelf.kept()
+    monkeypatch.setattr(keeping, "reason_against", lambda _plan: None)
+    again = Barn(runtime, windowed_model)
+    messages, _ = await again.saved_one()
+    async with again.up():
+        _, timings = await again.ask(messages)
+    assert len(again.told("slots.restored")) == 1
+    assert timings["cache_n"] == 0
 
 
 async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None:
