@@ -49,7 +49,8 @@ from supervisor.life.facts import Limits
 from supervisor.life.liveness import Rules
 from supervisor.life.prompts import WarmPrompt
 from supervisor.life.reaper import reap
-from supervisor.settings import Loaded, SupervisorTable
+from supervisor.settings.load import Loaded
+from supervisor.settings.tables import SupervisorTable
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # What still runs after the second and after the third word to end has this long, in seconds.

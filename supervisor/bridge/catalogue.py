@@ -13,7 +13,7 @@ from supervisor.fleet.presence import availability
 from supervisor.fleet.replica import Model
 from supervisor.fleet.steward import Steward
 from supervisor.fleet.workshop import Workshop
-from supervisor.settings import VariantTable
+from supervisor.settings.model import VariantTable
 
 
 class Catalogue:

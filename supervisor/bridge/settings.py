@@ -14,7 +14,7 @@ from proxy.nodes.secret import read_key
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from supervisor.errors import SettingsInvalid
-from supervisor.settings import NodeTable, ProxyTable
+from supervisor.settings.tables import NodeTable, ProxyTable
 
 
 def node_settings(tables: Mapping[str, NodeTable]) -> list[NodeSettings]:

@@ -16,7 +16,7 @@ from supervisor.control.wire import DaemonStatus
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host.paths import Directories
 from supervisor.profile import models
-from supervisor.settings import Loaded, load
+from supervisor.settings.load import Loaded, load
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from supervisor.bridge.settings import node_settings, proxy_settings
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import directories
-from supervisor.settings import flatten, load, search_path
+from supervisor.settings.load import flatten, load, search_path
 from supervisor.show import Outcome, table
 
 

@@ -10,7 +10,7 @@ from supervisor.host.paths import directories
 from supervisor.profile import engine as engines
 from supervisor.profile.engine import Engine, Listed
 from supervisor.profile.help import Flag
-from supervisor.settings import load
+from supervisor.settings.load import load
 from supervisor.show import Outcome, size, table
 
 

@@ -19,7 +19,7 @@ from proxy.gate.keyfile import Key, parse_keys, render_keys
 from supervisor.bridge.settings import api_keys, explained
 from supervisor.errors import SettingsInvalid, StateDenied
 from supervisor.host.paths import directories
-from supervisor.settings import Loaded, load
+from supervisor.settings.load import Loaded, load
 from supervisor.show import Outcome, table
 
 _FILE_NAME: Final = "keys.toml"

@@ -9,7 +9,7 @@ from supervisor.host.paths import directories
 from supervisor.profile import profile as profiles
 from supervisor.profile.plan import check as check_profile
 from supervisor.profile.profile import Profile
-from supervisor.settings import load
+from supervisor.settings.load import load
 from supervisor.show import Outcome, table
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from supervisor.bridge.settings import api_keys, is_open_to_all, proxy_settings
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import SettingsInvalid
-from supervisor.settings import ProxyTable
+from supervisor.settings.tables import ProxyTable
 
 _NAME: Final = "clients"
 _ASK_FOR_KEYS: Final = "corral key add NAME makes a key; then set keys_file under [proxy]"

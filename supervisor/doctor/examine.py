@@ -27,7 +27,8 @@ from supervisor.host.paths import Directories
 from supervisor.profile import machine
 from supervisor.profile.engine import Engine
 from supervisor.profile.machine import Machine
-from supervisor.settings import Loaded, Settings, load
+from supervisor.settings.load import Loaded, load
+from supervisor.settings.root import Settings
 from supervisor.show import size
 
 

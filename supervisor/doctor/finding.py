@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.errors import CorralError
-from supervisor.settings import Settings, flatten
+from supervisor.settings.load import flatten
+from supervisor.settings.root import Settings
 
 Level = Literal["ok", "warn", "fail"]
 

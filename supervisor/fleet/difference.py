@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.profile.profile import FlagValue
-from supervisor.settings import NodeTable, Settings
+from supervisor.settings.root import Settings
+from supervisor.settings.tables import NodeTable
 
 
 @dataclass(frozen=True, slots=True, order=True)

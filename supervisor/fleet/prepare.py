@@ -14,7 +14,7 @@ from supervisor.fleet.difference import Difference, Place, Recipe, compare
 from supervisor.fleet.replica import Replica
 from supervisor.fleet.workshop import Workshop
 from supervisor.profile.plan import Plan
-from supervisor.settings import Loaded
+from supervisor.settings.load import Loaded
 
 # Raises CorralError where settings are wrong; what it returns takes them in.
 Beside = Callable[[Loaded], Callable[[], None]]

@@ -37,7 +37,8 @@ from supervisor.life.lifecycle import State
 from supervisor.profile import machine
 from supervisor.profile.machine import Machine
 from supervisor.profile.plan import Plan
-from supervisor.settings import Loaded, SupervisorTable
+from supervisor.settings.load import Loaded
+from supervisor.settings.tables import SupervisorTable
 
 _BEGUN: Final = frozenset(State) - {State.STOPPED}
 # Causes that a successor meets only because who it follows still holds its memory.

@@ -32,7 +32,8 @@ from supervisor.profile.fit import Room, refuse, room
 from supervisor.profile.machine import Machine
 from supervisor.profile.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.profile.replicas import Replicas, decide
-from supervisor.settings import ModelTable, Settings, VariantTable
+from supervisor.settings.model import ModelTable, VariantTable
+from supervisor.settings.root import Settings
 
 _LOOPBACK: Final = "127.0.0.1"
 

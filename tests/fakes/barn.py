@@ -18,7 +18,9 @@ from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import Directories
 from supervisor.life.lifecycle import State
 from supervisor.life.llama import Llama
-from supervisor.settings import ModelTable, Settings, SupervisorTable
+from supervisor.settings.model import ModelTable
+from supervisor.settings.root import Settings
+from supervisor.settings.tables import SupervisorTable
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import SettingsInvalid
-from supervisor.settings import Loaded, load
+from supervisor.settings.load import Loaded, load
 
 CHAT = '[models.chat]\npath = "chat.gguf"\n'
 

@@ -14,7 +14,7 @@ from supervisor.fleet.slots.shelf import Shelf
 from supervisor.fleet.slots.worth import Budget
 from supervisor.host.paths import Directories
 from supervisor.profile.plan import Plan
-from supervisor.settings import SupervisorTable
+from supervisor.settings.tables import SupervisorTable
 
 _DISPROVED: Final = (
     "this engine did not use what it was given back; other settings have it tried again, "

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.doctor.clients import check_clients
-from supervisor.settings import ProxyTable
+from supervisor.settings.tables import ProxyTable
 
 KEY = '[keys.a]\nkey = "corral-secret"\n'
 

@@ -5,7 +5,8 @@ import pytest
 
 from supervisor.doctor.finding import Finding, failed, hide, secrets_of
 from supervisor.errors import EngineMissing
-from supervisor.settings import ModelTable, Settings
+from supervisor.settings.model import ModelTable
+from supervisor.settings.root import Settings
 
 
 def settings(**model: Any) -> Settings:

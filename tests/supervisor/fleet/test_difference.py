@@ -8,14 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.fleet.difference import Place, Recipe, Stamp, compare, remarks
-from supervisor.settings import (
-    ModelTable,
-    NodeTable,
-    ProxyTable,
-    Settings,
-    SupervisorTable,
-    VariantTable,
-)
+from supervisor.settings.model import ModelTable, VariantTable
+from supervisor.settings.root import Settings
+from supervisor.settings.tables import NodeTable, ProxyTable, SupervisorTable
 
 RECIPE = Recipe(
     engine=Stamp(Path("/opt/llama-server"), 1, 1),

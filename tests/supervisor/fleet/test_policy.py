@@ -8,7 +8,7 @@ from supervisor.errors import NoSuchModel
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import Directories
 from supervisor.life.restart import Policy
-from supervisor.settings import Settings
+from supervisor.settings.root import Settings
 
 MODELS = {
     "plain": {"path": "a.gguf"},

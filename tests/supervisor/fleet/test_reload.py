@@ -27,7 +27,10 @@ from supervisor.life.traffic import Pulse
 from supervisor.profile.engine import Engine
 from supervisor.profile.memory import Burden
 from supervisor.profile.plan import Plan
-from supervisor.settings import Loaded, ModelTable, NodeTable, Settings
+from supervisor.settings.load import Loaded
+from supervisor.settings.model import ModelTable
+from supervisor.settings.root import Settings
+from supervisor.settings.tables import NodeTable
 
 READY = frozenset({State.READY})
 GOOD = (sys.executable, str(FAKE))

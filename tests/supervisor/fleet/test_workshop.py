@@ -14,7 +14,7 @@ from supervisor.fleet.difference import Place
 from supervisor.fleet.workshop import Workshop
 from supervisor.host.paths import Directories
 from supervisor.profile.engine import Device, Engine
-from supervisor.settings import Settings
+from supervisor.settings.root import Settings
 
 SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
 

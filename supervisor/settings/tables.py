@@ -1,0 +1,187 @@
+"""The tables of `corral.toml` but those of models: the proxy, the supervisor, other machines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from supervisor.settings.values import Address, Bytes, ExpandedPath, NodeAddress
+
+
+class Table(BaseModel):
+    """A table of which every key is known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProxyTable(Table):
+    """`[proxy]`: where clients connect, and what they may send."""
+
+    listen: Address = Field(
+        "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
+    )
+    max_body_bytes: int = Field(
+        64 * 1024**2, ge=1024, le=4 * 1024**3, description="largest request body taken, in bytes"
+    )
+    connect_timeout_s: float = Field(
+        5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"
+    )
+    silence_timeout_s: float = Field(
+        3600,
+        gt=0,
+        le=86_400,
+        description="seconds an engine may send nothing before its answer is given up",
+    )
+    head_timeout_s: float = Field(
+        20, gt=0, le=3600, description="seconds a client may take to send a request's header"
+    )
+    body_timeout_s: float = Field(
+        300, gt=0, le=86_400, description="seconds a client may take to send a request's body"
+    )
+    unread_timeout_s: float = Field(
+        120,
+        ge=1,
+        le=86_400,
+        description="seconds a client may take nothing of what is sent to it before it is cut",
+    )
+    line_max: int = Field(
+        128, ge=0, le=100_000, description="requests that may wait for one model; more get 429"
+    )
+    patience_s: float = Field(
+        120,
+        ge=0,
+        le=86_400,
+        description="seconds a request may wait for its turn or for its model to load",
+    )
+    policy: Literal["affinity", "least-busy", "round-robin"] = Field(
+        "affinity",
+        description="which engine is asked: affinity (the one that holds the conversation), "
+        "least-busy or round-robin",
+    )
+    index_max: int = Field(
+        200_000, ge=1, le=100_000_000, description="blocks of prompts remembered for affinity"
+    )
+    keys_file: ExpandedPath | None = Field(
+        None, description="TOML file of API keys that are taken; unset: anybody may ask"
+    )
+    origins: tuple[str, ...] = Field(
+        (),
+        description="origins whose web pages may ask, besides the local ones; "
+        "one * may stand in the host, as in https://*.example.com",
+    )
+    hosts: tuple[str, ...] = Field(
+        (),
+        description="names of this machine taken in Host, besides localhost; "
+        "where set, Host is checked on any address",
+    )
+
+
+class RestartTable(Table):
+    """`[supervisor.restart]`: how patiently instances are tried again after a fault."""
+
+    base_s: float = Field(
+        0.5, gt=0, le=3600, description="longest wait after the first fault; doubles with each"
+    )
+    cap_s: float = Field(60, gt=0, le=86_400, description="longest wait ever")
+    breaker: int = Field(
+        5, ge=1, le=1000, description="faults close together after which it is given up"
+    )
+    half_life_s: float = Field(
+        300, gt=0, le=604_800, description="time in which the memory of faults halves"
+    )
+
+
+class SupervisorTable(Table):
+    """`[supervisor]`: how long each phase of an instance's life may take, in seconds."""
+
+    watch_settings: bool = Field(
+        default=False, description="reload when this file changes; it is looked at every 2 s"
+    )
+
+    load_timeout_s: float = Field(
+        300,
+        gt=0,
+        le=86_400,
+        description="silence allowed while loading, since the engine's last sign of life",
+    )
+    warm_timeout_s: float = Field(
+        30, gt=0, le=3600, description="time allowed for the warm-up request"
+    )
+    unwell_timeout_s: float = Field(
+        60,
+        gt=0,
+        le=3600,
+        description="time to answer again before it is restarted; less while clients wait for it",
+    )
+    drain_timeout_s: float = Field(
+        300, ge=0, le=86_400, description="time for running requests to finish before they are cut"
+    )
+    stop_timeout_s: float = Field(
+        5, gt=0, le=600, description="time to exit when asked, before SIGKILL"
+    )
+    liveness_interval_s: float = Field(
+        5,
+        ge=1,
+        le=3600,
+        description="an engine with work in which nothing moves for two of these is replaced",
+    )
+    memory_budget: Annotated[Bytes, Field(ge=1024**2)] | None = Field(
+        None,
+        description="main memory that all models together may take, in bytes or as in 12 GiB; "
+        "unset: all but a twentieth",
+    )
+    idle_probe_s: float = Field(
+        60, ge=0, le=86_400, description="an idle engine makes one token this often; 0 for never"
+    )
+    swap_wait_s: float = Field(
+        20,
+        ge=0,
+        le=86_400,
+        description="how long requests for a model that is not loaded wait for others to fall idle "
+        "before those are given nothing new",
+    )
+    give_up_below: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of a load below which it is given up when nobody waits for it any more "
+        "and another model needs the memory",
+    )
+    batch_timeout_s: float = Field(
+        300, gt=0, le=86_400, description="time an engine may compute on one batch"
+    )
+    keep_slots: bool = Field(
+        default=True,
+        description="keep conversations on the disk while their model is away, for this user only",
+    )
+    slots_budget: Annotated[Bytes, Field(ge=1024**2)] = Field(
+        8 * 1024**3, description="disk that kept conversations may take, in bytes or as in 8 GiB"
+    )
+    save_timeout_s: float = Field(
+        10, gt=0, le=3600, description="time an instance may take to save its conversations"
+    )
+    restart: RestartTable = RestartTable()
+
+
+class NodeTable(Table):
+    """`[nodes.NAME]`: another machine whose models are served here too."""
+
+    url: NodeAddress = Field(
+        description="where it listens, as http://192.168.1.7:8080: another llama-corral, a "
+        "llama-server, or anything with OpenAI's API"
+    )
+    key_file: ExpandedPath | None = Field(
+        None, description="file with the API key it asks for, readable by this user alone"
+    )
+    models: tuple[str, ...] = Field(
+        (), description="those of its models that are served here; unset: all"
+    )
+    slots: int = Field(
+        4, ge=1, le=1024, description="requests it gets at once, where it does not say itself"
+    )
+    local_first: bool = Field(
+        default=True,
+        description="whether it is asked only when nothing here has a slot free; "
+        "a conversation that began there stays there",
+    )
