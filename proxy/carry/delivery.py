@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from proxy.carry.answer import Answer
 from proxy.carry.gist import Gist
 from proxy.carry.progress import Prelude, Progress, is_said, progress_of
-from proxy.carry.refusal import error_of, is_loading, refusal
+from proxy.carry.refusal import error_of, is_loading, judged, refusal
 from proxy.carry.shape import Shape
 from proxy.carry.sse import DONE, Garbled, Splitter, data_of, members_of
 from proxy.carry.whole import Whole, whole_of
@@ -222,6 +222,7 @@ class Delivery:
         if self._answer.has_begun and error_of(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
         self._lease.complete()
+        status, body = judged(status, body)
         said = refusal(self._ask.kind, self._ask.path, status, body)
         headers["Content-Length"] = str(len(said))
         await self._answer.refuse(status, headers, said)

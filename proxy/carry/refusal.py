@@ -3,7 +3,8 @@
 llama-server gives `code` as a number and says the same on every page. OpenAI's clients take `code`
 for a string or null, and know one for a prompt that is too long; Anthropic's have a shape of their
 own. Message, type and figures stay as the instance gave them. Its own pages are for its own
-clients: there, nothing is changed.
+clients: there, nothing is changed. It takes some mistakes of clients for faults of its own, for
+which a client's library would ask twice more.
 
 Source: llama-server, build 10434; openai-python and anthropic-python, their exceptions.
 """
@@ -25,6 +26,22 @@ _ANTHROPIC_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# How it begins to tell of a mistake that it takes for a fault.
+_MISTAKES: Final = (
+    "image input is not supported",
+    "audio input is not supported",
+    "Failed to parse messages",
+    "Failed to parse tools",
+)
+
+
+def judged(status: int, body: bytes) -> tuple[int, bytes]:
+    """Return the status and the body of an error, a client's mistake called what it is."""
+    error = error_of(body) or {}
+    if status == 500 and str(error.get("message")).startswith(_MISTAKES):
+        mistake = {**error, "code": 400, "type": "invalid_request_error"}
+        return 400, orjson.dumps({"error": mistake})
+    return status, body
 
 
 def refusal(kind: Kind, path: str, status: int, body: bytes) -> bytes:

@@ -112,3 +112,12 @@ def test_a_model_that_nobody_has_is_not_found_in_anthropics_shape(
     with pytest.raises(anthropic.NotFoundError, match="did you mean smollm2") as failure:
         client.messages.create(model="smollm3", max_tokens=2, messages=CAPITAL)
     assert failure.value.type == "not_found_error"
+
+
+def test_a_picture_for_a_model_that_sees_none_is_the_clients_mistake(
+    client: anthropic.Anthropic,
+) -> None:
+    source: Any = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    picture: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    with pytest.raises(anthropic.BadRequestError, match="image input is not supported"):
+        client.messages.create(model="smollm2", max_tokens=2, messages=picture)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.carry.refusal import error_of, is_loading, refusal
+from proxy.carry.refusal import error_of, is_loading, judged, refusal
 from proxy.pages import Kind
 
 BAD = {"code": 400, "message": "no", "type": "invalid_request_error"}
@@ -27,6 +27,20 @@ def test_openais_clients_get_a_string_for_a_code(kind: Kind) -> None:
 def test_anthropics_clients_get_their_own_shape(path: str, status: int, name: str) -> None:
     told = json.loads(refusal(Kind.MESSAGES, path, status, body(BAD)))
     assert told == {"type": "error", "error": {"type": name, "message": "no"}}
+
+
+def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
+    said = {"code": 500, "message": "image input is not supported - hint", "type": "server_error"}
+    status, told = judged(500, body(said))
+    assert (status, json.loads(told)) == (
+        400,
+        {"error": {**said, "code": 400, "type": "invalid_request_error"}},
+    )
+
+
+@pytest.mark.parametrize("said", [body({**BAD, "message": "compute error"}), b"", body([])])
+def test_a_fault_of_the_engine_stays_one(said: bytes) -> None:
+    assert judged(500, said) == (500, said)
 
 
 @pytest.mark.parametrize("said", [b"", b"<html>", b"[]", b"{}", b'{"error":"no"}', body([])])
