@@ -129,7 +129,7 @@ def _anthropic(members: Mapping[str, Any]) -> _Begun | None:
         return None
     if not isinstance(chooses, dict) or chooses.get("type") != "auto":
         return None
-    shaping = {"tools": tools, _KWARGS: members.get(_KWARGS)}
+    shaping = {"tools": tools or None, _KWARGS: members.get(_KWARGS)}
     return _begun([{"role": "system", "content": system}, *messages], shaping)
 
 
@@ -155,7 +155,7 @@ def _begun(messages: object, shaping: Mapping[str, Any]) -> _Begun | None:
     leading = list(takewhile(_leads, messages))
     if len(leading) == len(messages) or not all(map(_is_text, leading)):
         return None
-    shaped = {name: said for name, said in shaping.items() if said}
+    shaped = {name: said for name, said in shaping.items() if said is not None}
     return {"messages": leading, **shaped}, messages[len(leading)]
 
 

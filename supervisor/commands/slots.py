@@ -49,7 +49,7 @@ def forget(model: str | None, *, everything: bool) -> Outcome:
     found = [saved_slot(one) for one in shelf_in(where).forget(model)]
     whole = sum(one["size_bytes"] for one in found)
     learned = Learned(where.prompts).forget(model)
-    notes = (f"forgotten: {learned} learned prompts",) if learned else ()
+    notes = (f"learned prompts forgotten: {learned}",) if learned else ()
     return Outcome(found, f"forgotten: {len(found)} conversations, {size(whole)}", notes)
 
 
@@ -64,7 +64,7 @@ def _unkept() -> tuple[str, ...]:
 def _learned() -> tuple[str, ...]:
     """Return a line for each model of which prompts were learned."""
     counts = Learned(directories().prompts).counts()
-    return tuple(f"{model}: {count} learned prompts" for model, count in counts.items())
+    return tuple(f"learned prompts of {model}: {count}" for model, count in counts.items())
 
 
 def last_of(lines: Iterable[Line]) -> Line:

@@ -86,6 +86,6 @@ def test_a_new_conversation_finds_what_others_began_with_before_a_restart(
     url = corral.url
     for page in PAGES:
         assert cached_share(url, page, "four") > 0.9, page
-    assert "chat: 3 learned prompts" in corral("slots", "list").stderr
-    assert "3 learned prompts" in corral("slots", "forget", "chat").stderr
+    assert "learned prompts of chat: 3" in corral("slots", "list").stderr
+    assert "learned prompts forgotten: 3" in corral("slots", "forget", "chat").stderr
     assert not list((corral.home / "data").rglob("*.json"))

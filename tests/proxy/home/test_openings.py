@@ -65,7 +65,8 @@ def test_models_are_counted_apart() -> None:
 
 
 def test_all_that_shapes_a_prompt_is_part_of_it() -> None:
-    shaping = {"tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}}
+    kwargs = {"enable_thinking": False}
+    shaping = {"tools": [TOOL], "parallel_tool_calls": False, "chat_template_kwargs": kwargs}
     developer = {"role": "developer", "content": [{"type": "text", "text": "so"}]}
     opening = learned(Kind.CHAT, messages=[SYSTEM, developer], temperature=1, **shaping)
     assert opening
