@@ -62,12 +62,14 @@ class Answer:
     Attributes:
         question: What was asked.
         took_s: From asking to the end.
+        request: Its name in the daemon's events; empty where the daemon gave none.
         flaw: What was wrong with it, or None.
         is_cut: Whether it began and did not come to its end.
     """
 
     question: Question
     took_s: float
+    request: str = ""
     flaw: str | None = None
     is_cut: bool = False
 
@@ -91,13 +93,11 @@ def _question(chance: random.Random, models: Sequence[str]) -> Question:
     )
 
 
-async def ask_all(url: str, lists: Sequence[Sequence[Question]]) -> list[Answer]:
-    """Have each client ask its questions one after another; return all answers as they ended."""
-    answers: list[Answer] = []
+async def ask_all(url: str, lists: Sequence[Sequence[Question]]) -> list[list[Answer]]:
+    """Have each client ask its questions one after another; return the answers of each."""
     async with session(url) as http, asyncio.TaskGroup() as group:
-        for questions in lists:
-            group.create_task(_ask_each(http, questions, answers))
-    return answers
+        clients = [group.create_task(_ask_each(http, questions)) for questions in lists]
+    return [client.result() for client in clients]
 
 
 def session(url: str) -> aiohttp.ClientSession:
@@ -105,26 +105,23 @@ def session(url: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
 
 
-async def _ask_each(
-    http: aiohttp.ClientSession, questions: Sequence[Question], answers: list[Answer]
-) -> None:
-    for question in questions:
-        answer = await ask(http, question)
-        answers.append(answer)
+async def _ask_each(http: aiohttp.ClientSession, questions: Sequence[Question]) -> list[Answer]:
+    return [await ask(http, question) for question in questions]
 
 
 async def ask(http: aiohttp.ClientSession, question: Question) -> Answer:
     """Ask once, and look whether the answer is whole."""
-    began_at_s, has_begun = time.monotonic(), False
+    began_at_s, has_begun, request = time.monotonic(), False, ""
     try:
         async with http.post(question.path, json=question.body) as response:
             has_begun = response.status == 200
+            request = response.headers["X-Request-Id"]
             text = await response.text()
         flaw = _flaw(question, text) if has_begun else f"{response.status}: {text[:300]}"
     except (aiohttp.ClientError, TimeoutError) as error:
         flaw = repr(error)
     took_s = time.monotonic() - began_at_s
-    return Answer(question, took_s, flaw, is_cut=has_begun and flaw is not None)
+    return Answer(question, took_s, request, flaw, is_cut=has_begun and flaw is not None)
 
 
 def _flaw(question: Question, text: str) -> str | None:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import aiohttp
@@ -29,7 +30,7 @@ import tiny_gguf
 
 from scripts.bench import grouped
 from scripts.bench.budget import SLOTS, serving
-from scripts.bench.grouped import Costs
+from scripts.bench.grouped import Memory
 from scripts.bench.mix import Answer, Question, ask, ask_all, make_questions, session
 from scripts.bench.told import Told, told
 from supervisor.host.paths import directories
@@ -104,11 +105,12 @@ def _mixed(paths: Mapping[str, Path], limits: Limits, options: argparse.Namespac
         list(paths), options.seed, clients=options.clients, count=options.requests
     )
     with serving(paths, places=2, **asdict(limits)) as corral:
-        answers = asyncio.run(ask_all(corral.url, lists))
+        clients = asyncio.run(ask_all(corral.url, lists))
         found = told(corral)
-    costs = Costs(found.answer_s(), found.load_s(), SLOTS)
-    asked = [[question.model for question in questions] for questions in lists]
-    needed = grouped.count(asked, costs, places=2, wait_max_s=limits.swap_wait_s)
+    answers, answer_s = [*chain.from_iterable(clients)], found.answer_s()
+    asked = [[(one.question.model, answer_s.get(one.request, 0)) for one in of] for of in clients]
+    memory = Memory(places=2, load_s=found.load_s(), slots=SLOTS)
+    needed = grouped.count(asked, memory, limits.swap_wait_s)
     print(f"\n{len(answers)} requests of {options.clients} clients, seed {options.seed}")
     _show(answers, found)
     loads, longest_s = sum(found.loads().values()), max(found.waits_s())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,11 +48,11 @@ class Told:
         return [one["waited_ms"] / 1000 for one in finished if model in {"", one["model"]}]
 
     def answer_s(self) -> dict[str, float]:
-        """Return how long each model's answers took once their turn had come, the mean."""
-        took_s: dict[str, list[float]] = defaultdict(list)
-        for one in self.of("request.finished"):
-            took_s[one["model"]].append((one["took_ms"] - one["waited_ms"]) / 1000)
-        return {model: statistics.mean(all_s) for model, all_s in took_s.items()}
+        """Return how long each answer took once its turn had come, by the request's name."""
+        return {
+            one["request"]: (one["took_ms"] - one["waited_ms"]) / 1000
+            for one in self.of("request.finished")
+        }
 
 
 def told(corral: Corral) -> Told:

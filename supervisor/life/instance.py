@@ -143,7 +143,7 @@ class Instance:
             retry_in_s=max(0.0, retry_at_s - self._clock()) if waits else None,
             cause=self._cause,
             warnings=self._warnings,
-            load_progress=run.progress.value if run and run.progress else None,
+            load_progress=self._load_progress(),
             endpoint=run.endpoint if run else Endpoint(),
             api_key=run.launch.api_key if run else "",
             log_path=run.launch.log_path if run else None,
@@ -356,6 +356,12 @@ class Instance:
         if hopeless:
             log_path = self._run.launch.log_path if self._run else None
             self._voice.failed(cause, self._memory.faults, log_path)
+
+    def _load_progress(self) -> float | None:
+        """Return how far this run has loaded; that of the last one is none of the next one's."""
+        run = self._run if STATES[self._life.state].process else None
+        is_this = run is not None and run.number == self._life.run
+        return run.progress.value if run and is_this and run.progress else None
 
     def _up_s(self) -> float:
         return 0.0 if self._ready_at_s is None else self._clock() - self._ready_at_s

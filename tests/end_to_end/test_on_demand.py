@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import aiohttp
@@ -91,7 +92,7 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
 ) -> None:
     configured(corral, tiny_model).ok("start")
     lists = mix.make_questions("abc", seed=7, clients=8, count=48)
-    answers = asyncio.run(mix.ask_all(corral.url, lists))
+    answers = [*chain.from_iterable(asyncio.run(mix.ask_all(corral.url, lists)))]
     assert [answer.flaw for answer in answers] == [None] * 48
     runs = [one["run"] for model in corral.data("status")["models"] for one in model["instances"]]
     assert sum(runs) < len(answers) / 2
@@ -108,7 +109,7 @@ def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
         asked = threads.submit(asyncio.run, mix.ask_all(corral.url, [[call]]))
         until(lambda: "c: 1 waiting for memory" in corral.ok("status"))
         corral.ok("stop", "c")
-        (answer,) = asked.result(PATIENCE_S)
+        ((answer,),) = asked.result(PATIENCE_S)
     assert "it is stopped (corral start c)" in str(answer.flaw)
 
 

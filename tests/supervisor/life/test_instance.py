@@ -57,6 +57,18 @@ async def test_load_progress_is_told(runtime: Path) -> None:
     assert told == [0, 0.25, 0.5, 0.75]
 
 
+async def test_what_the_last_process_had_loaded_is_none_of_the_next_ones(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime, "slow-load=0.4"))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        assert facts.load_progress
+        os.kill(facts.pid, signal.SIGKILL)
+        assert (await instance.wait(WAITING)).load_progress is None
+        assert (await instance.wait(frozenset({State.STARTING}))).load_progress is None
+
+
 async def test_an_old_build_without_child_mode_is_found_ready_and_stopped(runtime: Path) -> None:
     ranch = Ranch(fake_launch(runtime, "no-child-mode"))
     async with asyncio.timeout(20), ranch.served() as instance:
