@@ -20,7 +20,7 @@ class ErrorFields(TypedDict):
 
 
 class DraftStatus(TypedDict):
-    """What guessing tokens ahead brings in the present run; see supervisor.life.draft.
+    """What guessing tokens ahead has brought in the latest run; see supervisor.life.draft.
 
     `acceptance` is 0 to 1. Rates are tokens per second of one sequence alone, with and without; the
     latter is an `estimate` with a draft model. `trouble` and `cure` are there where it makes things
