@@ -190,7 +190,11 @@ def last_of(lines: Iterable[Line]) -> Line:
 def _failure(instance: InstanceStatus) -> CorralError:
     error = instance["error"]
     if error is None:
-        return StartFailed(f"{instance['name']} is {instance['state']}", log=instance["log"])
+        return StartFailed(
+            f"{instance['name']} is {instance['state']}",
+            hint="it was stopped or unloaded meanwhile" if instance["state"] == "stopped" else None,
+            log=instance["log"],
+        )
     told = from_json({**error, "message": f"{instance['name']} did not start: {error['message']}"})
     if error["code"] in _OWN_CODES:
         return told

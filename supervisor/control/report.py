@@ -77,7 +77,8 @@ def instance_status(
         "memory_bytes": vital.memory_bytes if facts.pid else None,
         "address": str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
         "log": str(facts.log_path) if facts.log_path else None,
-        "error": _error(facts, facts.cause) if facts.cause else None,
+        # Why one that is meant to be down once fell is no trouble any more.
+        "error": _error(facts, facts.cause) if facts.cause and facts.wanted else None,
         "warnings": [f"{warning.sentence}: {warning.hint}" for warning in facts.warnings],
         "draft": _draft(plan, facts.drafts) if plan and facts.drafts else None,
     }
