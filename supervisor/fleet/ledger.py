@@ -26,14 +26,20 @@ class Ledger:
     Args:
         fleet: Every model.
         read_machine: Tells how much memory there is.
+        measured: What instances were seen to take; nothing yet where None.
     """
 
-    def __init__(self, fleet: Fleet, read_machine: Callable[[], Machine] = machine.read) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        read_machine: Callable[[], Machine] = machine.read,
+        measured: Measured | None = None,
+    ) -> None:
         self._fleet = fleet
         self._read_machine = read_machine
         self._workshop = fleet.workshop
         self._estimates: dict[str, Estimate | None] = {}
-        self._measured = Measured()
+        self._measured = measured or Measured()
 
     def room(self) -> Bytes:
         """Return what models may take of each memory when none is up."""
