@@ -122,7 +122,7 @@ class Berths:
         idle = [berth for berth in self._berths if berth.holder is None]
         berth = next((one for one in idle if talk is not None and one.talk is talk), None)
         if berth is None and idle:
-            berth = min(idle, key=lambda one: (one.used, -one.slot))
+            berth = min(idle, key=_age)
             berth.empty()
             berth.is_sure = False
         if berth:
@@ -133,6 +133,27 @@ class Berths:
         """Give a request another slot, for the one it has does not hold its conversation."""
         holder, berth.holder = berth.holder, None
         return self.board(holder, talk, now_s)
+
+    def lead(self, berth: Berth) -> Berth:
+        """Give a request the slot used longest ago of those whose number is sure, if there is one.
+
+        That is for a request that is led, and comes for no conversation.
+        """
+        holder, berth.holder = berth.holder, None
+        sure = (one for one in self._berths if one.is_sure and one.holder is None)
+        led = min(sure, key=_age, default=berth)
+        led.empty()
+        led.holder = holder
+        return led
+
+    def is_unsaved(self, berth: Berth) -> bool:
+        """Return whether another idle slot holds what came after the engine's last task began.
+
+        Of that the engine makes nothing for other slots: it looks among what it saved then.
+        """
+        begun = max(one.asked for one in self._berths)
+        idle = (one for one in self._berths if one.holder is None and one is not berth)
+        return any(one.used > begun for one in idle)
 
     def pass_by(self, berth: Berth) -> list[int]:
         """Note that all other idle slots are used at once, for nothing; return their numbers."""
@@ -197,6 +218,11 @@ class Berths:
         for berth, slot in zip((*lost, *rest), strange, strict=False):
             berth.empty()
             berth.slot, berth.is_sure = slot, False
+
+
+def _age(berth: Berth) -> tuple[int, int]:
+    """Return what sorts slots as engines take them: used longest ago, of unused ones the last."""
+    return berth.used, -berth.slot
 
 
 def _place(berths: Sequence[Berth], seen: Seen, boarding: Berth | None) -> int | None:

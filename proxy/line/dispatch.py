@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from proxy.engine.slots import Reach, Seen, look, touch
+from proxy.engine.slots import Reach, Seen
 from proxy.engine.upstream import Upstream
-from proxy.errors import UpstreamStopped, UpstreamTimeout, UpstreamUnreached
+from proxy.errors import UpstreamStopped, UpstreamUnreached
 from proxy.home.affinity import Affinity, CacheTotals
 from proxy.home.chain import Chain, Filled
+from proxy.line.boarding import Boarding
 from proxy.line.flight import Flight
 from proxy.line.lease import Clock, Lease
 from proxy.line.pool import LineFacts, Pool
+from proxy.line.rates import Timings
 from proxy.line.reclaim import Count, Reclaim, slots_in_use
 from proxy.line.seats import Pulse, Seat, SeatFacts, Seats
 from proxy.line.turn import served, turn
@@ -64,8 +66,8 @@ class Dispatch:
         tell: Hears of slots that an engine does not give back.
         idled: Called when a model holds no request any more.
         unreached: Called when an instance did not begin to answer a request.
-        proved: Called with an instance, a slot that it began with, and the tokens that it had of
-            the prompt that went on there first.
+        proved: Called with an instance, a slot that it began with, and what the prompt cost that
+            went on there first.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Dispatch:
         self.tell: Tell | None = None
         self.idled: Callable[[], None] = lambda: None
         self.unreached: Callable[[Upstream, UpstreamUnreached], None] = lambda *_: None
-        self.proved: Callable[[str, int, int], None] = lambda *_: None
+        self.proved: Callable[[str, int, Timings], None] = lambda *_: None
         self._settings = settings
         self._clock = clock
         self._seats = Seats()
@@ -221,8 +223,7 @@ class Dispatch:
     async def slot(self, lease: Lease, reach: Reach) -> int | None:
         """Return the slot that a request should name, or None for whichever the engine takes.
 
-        To be asked once for each lease, right before the request goes out: the order in which
-        requests come decides which slots the engine gives them.
+        To be asked once for each lease, right before the request goes out.
 
         Args:
             lease: Its lease.
@@ -232,23 +233,8 @@ class Dispatch:
         is_followed = self._settings.policy == "affinity" and upstream.can_name_slots
         if not is_followed or not lease.ask.kind.takes_slot:
             return None
-        berths, now_s = self._affinity.berths(upstream.name), self._clock()
-        talk = lease.talk if reach is not Reach.NONE else None
-        berth = berths.board(lease, talk, now_s)
-        if berth and berth.talk is not None and not berth.is_sure:
-            with suppress(UpstreamTimeout):
-                berths.confirm(await look(upstream, self._settings) or (), berth, now_s)
-            if not berth.is_sure:
-                berth = berths.change(berth, talk, now_s)
-        lease.berth = berth
-        if berth is None:
-            return None
-        if berth.is_sure and reach is Reach.LED:
-            await touch(upstream, berths.pass_by(berth), self._settings)
-        is_named = berth.is_sure and reach is Reach.NAMED
-        lease.is_proof = is_named and _looks_in_cache(lease.ask) and berth.proves(lease.ask.prompt)
-        berths.depart(berth)
-        return berth.slot if is_named else None
+        berths = self._affinity.berths(upstream.name)
+        return await Boarding(lease, berths, self._settings, self._clock).board(reach)
 
     async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
         """Return the right to ask what takes no slot, of whoever is least busy."""
@@ -269,8 +255,8 @@ class Dispatch:
     def _idled(self) -> None:
         self.idled()  # whoever is told may be known later than the pool is made
 
-    def _proved(self, name: str, slot: int, cached: int) -> None:
-        self.proved(name, slot, cached)
+    def _proved(self, name: str, slot: int, timings: Timings) -> None:
+        self.proved(name, slot, timings)
 
     def _tell_overdue(self, lease: Lease) -> None:
         if self.tell:
@@ -282,10 +268,6 @@ class Dispatch:
                 phase="end",
                 error=f"{lease.upstream.name} did not stop computing for a request that is over",
             )
-
-
-def _looks_in_cache(ask: Ask) -> bool:
-    return ask.members.get("cache_prompt") is not False
 
 
 def _calm(seat: Seat) -> tuple[bool, float, int]:

@@ -74,7 +74,7 @@ class Pool:
         self.is_held = False
         self.ended_at_s = -math.inf
         self.idled: Callable[[], None] = lambda: None
-        self.proved: Callable[[str, int, int], None] = lambda *_: None
+        self.proved: Callable[[str, int, Timings], None] = lambda *_: None
         self._seats = seats
         self._affinity = affinity
         self._settings = settings
@@ -188,7 +188,7 @@ class Pool:
             self._affinity.correct(name, lease.expected_cached, timings.cached_tokens)
             self._affinity.holds(name, prompt.blocks)
             if lease.berth and lease.is_proof:
-                self.proved(name, lease.berth.slot, timings.cached_tokens)
+                self.proved(name, lease.berth.slot, timings)
             if lease.berth and lease.talk:
                 held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
                 self._affinity.berths(name).know(lease.berth, lease.talk, held, prompt.blocks)

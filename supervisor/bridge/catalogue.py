@@ -44,15 +44,21 @@ class Catalogue:
             Unavailable: It will not: stopped, failed, or without memory for it.
             UnknownModel: It is configured no more.
         """
-        found = self._fleet.models.get(model)
-        if found is None or not found.is_configured:  # since the request was read
-            raise UnknownModel(model, [card.id for card in self.models()])
+        found = self._find(model)
         with self._steward.calling(found), self._events.listen() as changes:
             while availability(found)[0] in {"loading", "unloaded"}:
                 await changes.next()
+                found = self._find(model)
         state, reason = availability(found)
         if state != "loaded":
             raise Unavailable(f"{model} cannot answer: {reason}", retry_after_s=10)
+
+    def _find(self, name: str) -> Model:
+        """Return a model, which may have gone since the request was read."""
+        found = self._fleet.models.get(name)
+        if found is None or not found.is_configured:
+            raise UnknownModel(name, [card.id for card in self.models()])
+        return found
 
     def _card(self, model: Model) -> ModelCard:
         plan = model.plan

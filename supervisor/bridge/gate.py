@@ -11,9 +11,11 @@ from proxy.errors import ProxyError
 from proxy.home import chain
 from proxy.line.dispatch import Dispatch
 from proxy.line.loan import loan
+from proxy.line.rates import Timings
 from supervisor.errors import DaemonBusy
 from supervisor.fleet import caches
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.slots.proof import Had
 from supervisor.fleet.slots.restoring import Filled
 from supervisor.fleet.steward import Demand
 from supervisor.life.facts import InstanceFacts
@@ -83,12 +85,14 @@ class Gate:
         found = self._dispatch.chains(name, [_seen(slot) for slot in slots])
         return {slot: one.word for slot, one in found.items()}
 
-    def prove(self, name: str, slot: int, cached: int) -> None:
+    def prove(self, name: str, slot: int, timings: Timings) -> None:
         """Take in what the first answer in a slot that was filled says of its cache."""
         replica = next((one for one in self.fleet.everyone() if one.name == name), None)
-        if replica and replica.keeper.doubts(slot, cached):
+        cached = timings.cached_tokens
+        had = Had(cached + timings.prompt_tokens, cached)
+        if replica and replica.keeper.doubts(slot, had):
             with suppress(DaemonBusy):  # at the end nothing is looked into any more
-                self.fleet.errand(caches.prove(replica, slot, cached))
+                self.fleet.errand(caches.prove(replica, slot, had))
 
 
 class Callers:

@@ -12,6 +12,7 @@ from supervisor.fleet.replica import Model, Replica
 from supervisor.fleet.slots.job import Owner
 from supervisor.fleet.slots.keeping import Keeping
 from supervisor.fleet.slots.manifest import Manifest, identify
+from supervisor.fleet.slots.proof import Had
 from supervisor.life.facts import InstanceFacts
 from supervisor.life.lifecycle import State
 from supervisor.life.llama import Llama, Refused
@@ -68,11 +69,11 @@ async def save(replicas: Iterable[Replica], keeping: Keeping) -> list[Manifest]:
     ]
 
 
-async def prove(replica: Replica, id_slot: int, cached: int) -> None:
+async def prove(replica: Replica, id_slot: int, had: Had) -> None:
     """Have a replica look into what the first answer in a slot that was filled says."""
     if facts := _serving(replica):
         async with Llama(facts.endpoint, facts.api_key) as llama:
-            await replica.keeper.prove(llama, facts.run, id_slot, cached)
+            await replica.keeper.prove(llama, facts.run, id_slot, had)
 
 
 async def warm(

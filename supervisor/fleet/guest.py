@@ -33,7 +33,7 @@ class Stay:
     preload: bool = True
     is_pinned: bool = False
     ttl_s: float = 0.0
-    min_residency_s: float = 10.0
+    min_residency_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

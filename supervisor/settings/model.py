@@ -76,7 +76,7 @@ class ModelTable(Table):
         0, ge=0, le=31_536_000, description="unload after this long without a request; 0 for never"
     )
     min_residency_s: float = Field(
-        10, ge=0, le=86_400, description="how long it stays at least before it leaves for another"
+        2, ge=0, le=86_400, description="how long it stays at least before it leaves for another"
     )
     flags: dict[str, FlagSetting] = Field(
         default_factory=dict, description="llama-server's own long names; they win over the profile"

@@ -79,3 +79,13 @@ def test_others_between_two_turns_do_not_cost_them_their_cache(url: str) -> None
     for _ in range(3):
         for page, talk in talks.items():
             assert turn(page, url, talk, "and then?")[1] >= firsts[page], page
+
+
+def test_who_begins_as_somebody_else_did_just_now_computes_only_what_differs(url: str) -> None:
+    for number, page in enumerate(PAGES):
+        alike = f"{number} {LONG}"
+        first, _ = turn(page, url, [], f"{alike} what is the cat called?")
+        for question in ("is it a cat?", "where is the moon?"):
+            computed, cached = turn(page, url, [], f"{alike} {question}")
+            assert cached > first / 2, page
+            assert computed < first / 2, page

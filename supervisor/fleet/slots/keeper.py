@@ -19,7 +19,7 @@ from supervisor.fleet.slots.header import NoSlotFile
 from supervisor.fleet.slots.job import Chains, Job, Owner, Tally
 from supervisor.fleet.slots.keeping import Keeping
 from supervisor.fleet.slots.manifest import Manifest, identify
-from supervisor.fleet.slots.proof import held, is_disproved, is_doubtful
+from supervisor.fleet.slots.proof import Had, held, is_disproved, is_doubtful
 from supervisor.fleet.slots.restoring import Filled, restore
 from supervisor.fleet.slots.saving import save
 from supervisor.life.llama import EngineSilent, Llama
@@ -72,24 +72,24 @@ class SlotKeeper:
         """Return the slots as a run began with them; none where nothing was put into them."""
         return self._begun if run == self._run else ()
 
-    def doubts(self, id_slot: int, cached: int) -> bool:
+    def doubts(self, id_slot: int, had: Had) -> bool:
         """Return whether the first answer in a slot leaves a doubt that it was worth filling.
 
         Args:
             id_slot: Which.
-            cached: Tokens of the prompt that the engine had.
+            had: What that answer says.
         """
         one = self._in(id_slot)
-        return one is not None and is_doubtful(one.tokens, cached)
+        return one is not None and is_doubtful(one.tokens, had)
 
-    async def prove(self, llama: Llama, run: int, id_slot: int, cached: int) -> None:
+    async def prove(self, llama: Llama, run: int, id_slot: int, had: Had) -> None:
         """Look whether an engine computed anew what a slot was filled with; then nothing is kept.
 
         Args:
             llama: The engine.
             run: Its run.
             id_slot: Which.
-            cached: Tokens of the first prompt there that the engine had.
+            had: What the first answer there says.
         """
         job, one = self._job(run), self._in(id_slot)
         if job is None or one is None or run != self._run:
@@ -100,8 +100,8 @@ class SlotKeeper:
                 before = await asyncio.to_thread(job.shelf.head, one)
                 now = await held(job, llama, id_slot)
                 shared = before.shared_with(now) if now else 0
-                if is_disproved(shared, cached, job.budget.tokens_min):
-                    job.disproved(shared, cached)
+                if is_disproved(shared, had, job.budget.tokens_min):
+                    job.disproved(min(shared, had.prompt_tokens), had.cached_tokens)
 
     async def save(self, llama: Llama, run: int) -> None:
         """Save what idle slots hold and is not saved yet, within the budgets."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 
 from supervisor.fleet.slots import header
 from supervisor.fleet.slots.header import Head
@@ -17,20 +18,34 @@ from supervisor.life import slots
 from supervisor.life.llama import Llama, Refused
 
 
-def is_doubtful(filled: int, cached: int) -> bool:
-    """Return whether an engine had few of the tokens that it was filled with."""
-    return 2 * cached < filled
+@dataclass(frozen=True, slots=True)
+class Had:
+    """What the first answer in a slot that was filled says.
+
+    Attributes:
+        prompt_tokens: Tokens of its prompt.
+        cached_tokens: Those of them that the engine had.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
 
 
-def is_disproved(shared: int, cached: int, tokens_min: int) -> bool:
+def is_doubtful(filled: int, had: Had) -> bool:
+    """Return whether an engine had few of the tokens of a prompt that it was filled with."""
+    return 2 * had.cached_tokens < min(filled, had.prompt_tokens)
+
+
+def is_disproved(shared: int, had: Had, tokens_min: int) -> bool:
     """Return whether an engine computed anew what it was filled with.
 
     Args:
-        shared: Tokens that the prompt had in common with what was restored.
-        cached: Tokens of it that the engine had.
+        shared: Tokens that what the slot holds has in common with what it was filled with; an
+            answer that is given again is among them.
+        had: What the answer says.
         tokens_min: Fewer tell nothing.
     """
-    return shared >= tokens_min and is_doubtful(shared, cached)
+    return min(shared, had.prompt_tokens) >= tokens_min and is_doubtful(shared, had)
 
 
 async def held(job: Job, llama: Llama, id_slot: int) -> Head | None:

@@ -179,6 +179,32 @@ def test_slots_in_use_are_not_passed_by() -> None:
     assert berths.pass_by(berth) == [0]
 
 
+def test_what_came_after_the_last_task_began_is_not_put_aside_yet() -> None:
+    berths = Berths(3)
+    first = talk_in(berths, "a", 10)
+    new = berths.board("new", None, NOW_S)
+    assert new
+    assert berths.is_unsaved(new)
+    assert not berths.is_unsaved(first)
+    berths.depart(new)
+    assert not berths.is_unsaved(new)
+
+
+def test_who_is_led_gets_the_oldest_slot_whose_number_is_sure() -> None:
+    berths = Berths(3)
+    talk_in(berths, "a", 10)
+    new = berths.board("new", None, NOW_S)
+    assert new
+    assert berths.lead(new) is new  # none is sure
+    # Somebody else was in slot 2, of which we thought that it was never used.
+    berths.confirm([seen(0, -1, 0), seen(1, 7, 9), seen(2, 3, 5)], new, NOW_S)
+    led = berths.lead(new)
+    assert (led.slot, led.is_sure, led.holder, led.talk) == (0, True, "new", None)
+    assert new.holder is None
+    assert berths.pass_by(led) == [2, 1]
+    assert not berths.is_unsaved(led)
+
+
 # What was filled from a disk.
 
 

@@ -28,11 +28,11 @@ class Told(list[tuple[str, int, int]]):
     """Hears what was proved."""
 
     def __call__(self, *what: object) -> None:
-        name, slot, cached = what
+        name, slot, timings = what
         assert isinstance(name, str)
         assert isinstance(slot, int)
-        assert isinstance(cached, int)
-        self.append((name, slot, cached))
+        assert isinstance(timings, Timings)
+        self.append((name, slot, timings.cached_tokens))
 
 
 class Engine(Fake):

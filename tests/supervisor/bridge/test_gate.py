@@ -43,10 +43,15 @@ class Proxy:
             said, figures = await self._barn.ask(asked.members["messages"], slot)
             cost = Timings.read(figures)
             assert cost
-            told = cost if lie is None else replace(cost, cached_tokens=lie)
+            told = cost if lie is None else _without_cache(cost, lie)
             lease.complete()
             lease.learn(told, {"content": said})
         return said, slot, cost
+
+
+def _without_cache(cost: Timings, cached: int) -> Timings:
+    whole = cost.prompt_tokens + cost.cached_tokens
+    return replace(cost, cached_tokens=cached, prompt_tokens=whole - cached)
 
 
 async def saved(barn: Barn) -> tuple[str, str, str]:

@@ -104,8 +104,8 @@ def test_a_command_does_not_wait_for_that() -> None:
 
 
 def test_who_came_just_now_may_stay_a_while() -> None:
-    found = moves(up("a", resident_s=4.0), up("b", resident_s=7.0), called("c", waited_s=60.0))
-    assert found == Moves(look_again_s=3.0)
+    found = moves(up("a", resident_s=0.5), up("b", resident_s=1.5), called("c", waited_s=60.0))
+    assert found == Moves(look_again_s=0.5)
 
 
 def test_the_pinned_never_leave() -> None:

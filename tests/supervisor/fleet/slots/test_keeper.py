@@ -13,6 +13,7 @@ from fakes.slot_files import NOON
 
 from supervisor.fleet.slots import keeping, saving
 from supervisor.fleet.slots.manifest import Manifest, dump
+from supervisor.fleet.slots.proof import Had
 from supervisor.fleet.slots.restoring import Filled
 
 Harm = Callable[[Barn, Manifest], None]
@@ -274,7 +275,7 @@ async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None
 async def prove(barn: Barn, id_slot: int, cached: int) -> None:
     async with barn.llama() as llama:
         await barn.replica.keeper.prove(
-            llama, barn.replica.instance.snapshot().run, id_slot, cached
+            llama, barn.replica.instance.snapshot().run, id_slot, Had(10_000, cached)
         )
 
 
@@ -294,9 +295,9 @@ async def test_what_was_not_used_is_told_and_not_tried_again(
     async with barn.up():
         slot = (await begun(barn)).id_slot
         await barn.ask(messages, slot)
-        assert not barn.replica.keeper.doubts(slot, kept.tokens)
-        assert not barn.replica.keeper.doubts(slot + 1, 0)
-        assert barn.replica.keeper.doubts(slot, 3)
+        assert not barn.replica.keeper.doubts(slot, Had(10_000, kept.tokens))
+        assert not barn.replica.keeper.doubts(slot + 1, Had(10_000, 0))
+        assert barn.replica.keeper.doubts(slot, Had(10_000, 3))
         await prove(barn, slot, kept.tokens)
         assert barn.replica.keeper.reason is None
         await prove(barn, slot, 3)
