@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supervisor.control.wire import ModelStatus
 from supervisor.doctor.finding import Finding, failed
@@ -25,12 +25,14 @@ class Need:
         weights_bytes: Of its file; processes that serve the same file share it.
         cache_bytes: KV cache of all its processes.
         locked_bytes: What it wants held in main memory; 0 where it does not ask for that.
+        is_preloaded: Whether it comes up with the daemon.
     """
 
     model: str
     weights_bytes: int
     cache_bytes: int
     locked_bytes: int = 0
+    is_preloaded: bool = True
 
     @property
     def bytes(self) -> int:
@@ -53,7 +55,8 @@ def check_models(workshop: Workshop) -> Iterator[Finding | Need]:
         if reason := workshop.keeping.reason(plan):
             text = f"its conversations are not kept over restarts: {reason}"
             yield Finding(f"model {name}", "ok", text)
-        yield need(plan, workshop.replicas(entry.name).count)
+        found = need(plan, workshop.replicas(entry.name).count)
+        yield replace(found, is_preloaded=workshop.stay(entry.name).preload)
 
 
 def check_plan(plan: Plan) -> Iterator[Finding]:
@@ -98,24 +101,31 @@ def _locks(plan: Plan) -> bool:
 def check_memory(needs: Sequence[Need], machine: Machine, device_bytes: int) -> Finding:
     """Compare what the models need with what there is.
 
+    One that can never fit is a fault; several that do not fit together take turns.
+
     Args:
         needs: Of the models that are not up yet; those that are have taken their memory already.
         machine: This machine.
         device_bytes: Memory of all devices; 0 where the models run on the CPU.
     """
-    wanted = sum(one.bytes for one in needs)
-    parts = ", ".join(f"{one.model} {size(one.bytes)}" for one in needs)
-    cure = "use a smaller model, ctx-size or replicas, or the profile low-memory"
-    about = f"weights and caches take {size(wanted)}" + (f" ({parts})" if parts else "")
+    whole, free = machine.memory_bytes, machine.memory_available_bytes
+    there = f"{size(free)} of {size(whole)} are free"
     if device_bytes:
-        text = f"{about}; the devices have {size(device_bytes)}"
-        return _fits(wanted <= device_bytes, text, cure)
-    free = machine.memory_available_bytes
-    text = f"{about}; {size(free)} of {size(machine.memory_bytes)} are free"
-    if wanted > machine.memory_bytes:
+        whole = free = device_bytes
+        there = f"the devices have {size(whole)}"
+    if not needs:
+        return Finding("memory", "ok", f"every model is up or none is configured; {there}")
+    cure = "use a smaller model, ctx-size or replicas, or the profile low-memory"
+    largest = max(needs, key=lambda one: one.bytes)
+    if largest.bytes > whole and not device_bytes:  # what a device cannot hold, the CPU runs
+        text = f"weights and caches of {largest.model} take {size(largest.bytes)}; {there}"
         return Finding("memory", "fail", text, cure)
-    return _fits(wanted <= free, text, cure)
-
-
-def _fits(does: bool, text: str, cure: str) -> Finding:  # noqa: FBT001 (reads as a claim)
-    return Finding("memory", "ok", text) if does else Finding("memory", "warn", text, cure)
+    at_once = [one for one in needs if one.is_preloaded]
+    wanted = sum(one.bytes for one in at_once)
+    parts = ", ".join(f"{one.model} {size(one.bytes)}" for one in at_once)
+    about = f"weights and caches take {size(wanted)} ({parts})" if parts else "none is preloaded"
+    called = len(needs) - len(at_once)
+    more = f"; {called} more come when they are called" if called and parts else ""
+    if wanted > free:
+        return Finding("memory", "warn", f"{about}{more}; {there}", f"{cure}, or preload = false")
+    return Finding("memory", "ok", f"{about}{more}; {there}")

@@ -94,3 +94,21 @@ def test_memory_must_suffice_for_all_models(wanted: int, device: int, level: str
     assert finding.level == level
     assert "m " in finding.text
     assert (finding.cure is None) is (level == "ok")
+
+
+def called(name: str, gib: int) -> Need:
+    return Need(name, gib * GIB, 0, is_preloaded=False)
+
+
+def test_models_that_are_called_take_turns() -> None:
+    finding = check_memory([Need("m", 3 * GIB, 0), called("a", 6), called("b", 7)], HERE, 0)
+    assert finding.level == "ok"
+    assert "2 more come when they are called" in finding.text
+    assert check_memory([called("a", 6), called("b", 7)], HERE, 0).level == "ok"
+    never = check_memory([Need("m", GIB, 0), called("huge", 9)], HERE, 0)
+    assert (never.level, "huge" in never.text) == ("fail", True)
+
+
+def test_when_all_are_up_there_is_nothing_to_add() -> None:
+    finding = check_memory([], HERE, 0)
+    assert (finding.level, "0 B" in finding.text) == ("ok", False)
