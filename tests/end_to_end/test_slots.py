@@ -16,7 +16,7 @@ from end_to_end.home import Corral, until
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
 SMALL = "[models.chat.flags]\nthreads = 1\nctx-size = 8192\nparallel = 2\n"
-LONG = 2900
+LONG = 1000
 
 
 def configure(corral: Corral, model: Path, more: str = "") -> None:

@@ -106,8 +106,8 @@ def _(place: Place) -> Seen:
     yield "the log grows by 0 bytes", f"the log grows by {grown} bytes"
     daemon.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     place.ask("m")
-    told = "the disk refused" in log.read_text("utf-8")
-    yield "what was lost is told", "what was lost is told" if told else "lost in silence"
+    until(lambda: "the disk refused" in log.read_text("utf-8"))  # with the engine's next line
+    yield "what was lost is told", "what was lost is told"
 
 
 @RESOURCES.add(22, "no room for a saved conversation")
