@@ -1,6 +1,6 @@
 """Where things are kept: directories by the platform's rules, and the data that ships with us.
 
-Names from outside never become paths here: callers pass only names that settings.py has checked.
+Names from outside never become paths here: callers pass only names that the settings have checked.
 """
 
 from __future__ import annotations
