@@ -28,19 +28,6 @@ from proxy.line.rates import average
 _BLOCKS_PER_MARK: Final = 8
 
 
-@dataclass(slots=True)
-class CacheTotals:
-    """Tokens of prompts that an instance's cache held, over its answers.
-
-    Attributes:
-        predicted: What was believed when the requests were given to it.
-        actual: What its answers said.
-    """
-
-    predicted: int = 0
-    actual: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     """One process of an instance, told from the next by its number.
@@ -69,7 +56,6 @@ class Affinity:
         self._blocks_max = index_max
         self._runs: dict[str, _Run] = {}
         self._numbers = count(1)
-        self._totals: dict[str, CacheTotals] = {}
 
     def __len__(self) -> int:
         return len(self._blocks) + len(self._talks)
@@ -128,10 +114,6 @@ class Affinity:
         held = run.berths.held(page, now_s)
         return {slot: self._chain(name, run, berth) for slot, berth in held.items()}
 
-    def totals(self) -> Mapping[str, CacheTotals]:
-        """Return predicted and actual cached tokens of every instance there ever was."""
-        return dict(self._totals)
-
     # What happens.
 
     def settle(self, upstream: Upstream, prompt: Prompt, session: int | None) -> object:
@@ -161,9 +143,6 @@ class Affinity:
         What the instance has computed since, it holds all the same. But if it keeps falling short,
         it has little room or does not cache at all, and less is expected of it from then on.
         """
-        totals = self._totals.setdefault(name, CacheTotals())
-        totals.predicted += predicted
-        totals.actual += actual
         if run := self._runs.get(name):
             # With nothing predicted, there is nothing to doubt.
             run.trust = average(run.trust, min(1.0, actual / predicted) if predicted else 1.0)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from proxy.engine.slots import Reach, Seen
 from proxy.engine.upstream import Upstream
 from proxy.errors import UpstreamStopped, UpstreamUnreached
-from proxy.home.affinity import Affinity, CacheTotals
+from proxy.home.affinity import Affinity
 from proxy.home.chain import Chain, Filled
 from proxy.line.boarding import Boarding
 from proxy.line.flight import Flight
@@ -176,10 +176,6 @@ class Dispatch:
     def lines(self) -> Mapping[str, LineFacts]:
         """Return the line of every model that was asked for."""
         return {model: pool.facts() for model, pool in self._pools.items()}
-
-    def cache_totals(self) -> Mapping[str, CacheTotals]:
-        """Return predicted and actual cached tokens by instance, since the beginning."""
-        return self._affinity.totals()
 
     # A request.
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.engine.slots import Seen
-from proxy.home.affinity import Affinity, CacheTotals
+from proxy.home.affinity import Affinity
 from proxy.home.chain import Chain, Filled
 from proxy.home.prefix import Prompt
 
@@ -159,12 +159,15 @@ def test_of_an_instance_that_falls_short_less_is_expected() -> None:
     assert affinity.cached_tokens("a", first) > all_of_it * 0.9
 
 
-def test_what_was_expected_and_what_was_true_are_counted() -> None:
+def test_who_was_expected_to_have_nothing_or_is_gone_is_trusted_no_less() -> None:
     affinity = belief("a")
-    affinity.correct("a", 100, 90)
+    first = prompt(SYSTEM)
+    affinity.holds("a", first.blocks)
+    before = affinity.cached_tokens("a", first)
     affinity.correct("a", 0, 32)
-    affinity.correct("gone", 5, 5)
-    assert affinity.totals() == {"a": CacheTotals(100, 122), "gone": CacheTotals(5, 5)}
+    affinity.correct("gone", 5, 0)
+    assert affinity.cached_tokens("a", first) == before
+    assert affinity.cached_tokens("gone", first) == 0
 
 
 def test_only_the_latest_conversations_count_as_homes() -> None:
