@@ -19,9 +19,11 @@ from typing import Final
 import orjson
 from aiohttp import web
 
+from proxy.carry import props
 from proxy.carry.answer import Answer, error_response
 from proxy.carry.forward import Forward
-from proxy.errors import ProxyError, Unavailable
+from proxy.carry.props import PropsAnswer, Remembered
+from proxy.errors import NotLoaded, ProxyError, Unavailable
 from proxy.gate.door import RECORD, Door
 from proxy.gate.keys import KEY, visible
 from proxy.headers import HOP
@@ -66,7 +68,7 @@ def build_app(
     dispatch.loader, dispatch.tell = loader, metrics.tell
     floor = Floor()
     forward = Forward(dispatch, settings, metrics.tell)
-    pages = _Pages(dispatch, loader, metrics)
+    pages = _Pages(dispatch, loader, metrics, has_keys=settings.keys_file is not None)
     passed = _Passed(loader, settings, forward, floor, metrics, reader)
     door = Door(settings, floor, metrics.tell)
     app = web.Application(middlewares=[door.pass_through])
@@ -83,15 +85,17 @@ def build_app(
     if reader:
         warm = WarmPage(loader, reader, settings, floor)
         app.router.add_post("/corral/v1/models/{id:.+}/warm", warm.answer)
-    for path in PASSED["GET"]:
-        app.router.add_get(path, passed.answer)
+    app.router.add_get(props.PATH, passed.props)
     for path in PASSED["POST"]:
         app.router.add_post(path, passed.answer)
     return app
 
 
 class _Pages:
-    def __init__(self, dispatch: Dispatch, loader: Loader, metrics: Metrics) -> None:
+    def __init__(
+        self, dispatch: Dispatch, loader: Loader, metrics: Metrics, *, has_keys: bool
+    ) -> None:
+        self._has_keys = has_keys
         self._dispatch = dispatch
         self._loader = loader
         self._metrics = metrics
@@ -100,6 +104,8 @@ class _Pages:
         cards = self._loader.models()
         if sick := aggregate.sickness(cards):
             return error_response(request.path, sick)
+        if self._has_keys and KEY not in request:
+            return _json(dict(aggregate.HEALTHY))
         return _json(aggregate.health(cards, self._dispatch.seats()))
 
     async def models(self, request: web.Request) -> web.Response:
@@ -153,9 +159,29 @@ class _Passed:
         self._metrics = metrics
         self._reader = reader
         self._openings = Openings()
+        self._remembered = Remembered()
+
+    async def props(self, request: web.Request) -> web.StreamResponse:
+        """Answer `/props`, from memory where its model is not loaded."""
+        cards = _cards(self._loader, request)
+        answer = PropsAnswer(request, request[RECORD])
+        try:
+            response = await self._answered(request, answer)
+        except NotLoaded:
+            found = self._remembered.page(find(request.query.get("model"), cards).card)
+            if found is None:
+                raise
+            answer.record.model = None  # a page of our own is not counted
+            return found
+        if answer.page:
+            card = find(request.query.get("model"), cards).card
+            self._remembered.keep(card, answer.page, [one.id for one in self._loader.models()])
+        return response
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        answer = Answer(request, request[RECORD])
+        return await self._answered(request, Answer(request, request[RECORD]))
+
+    async def _answered(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         try:
             async with Flight(self._floor.flights):
                 with self._metrics.counting(answer.record):

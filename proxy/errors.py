@@ -22,6 +22,7 @@
     │   └── UpstreamStopped          502    it was stopped: one more try is safe before a first byte
     ├── Unavailable                  503    no instance can take the request now
     │   ├── Loading                  503    one is on its way
+    │   ├── NotLoaded                503    the model is not loaded, and looking does not load it
     │   ├── WaitedLong               503    the request's patience ended before its turn came
     │   └── Draining                 503    the proxy is about to end
     └── UpstreamTimeout              504    an instance said nothing for too long
@@ -307,6 +308,22 @@ class Loading(Unavailable):
     """An instance is being loaded."""
 
     code = "loading"
+
+
+class NotLoaded(Unavailable):
+    """The model is not loaded, and the request is not one that loads it."""
+
+    code = "not_loaded"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"{model} is not loaded, and a GET does not load it; a request for an answer does, "
+            f"as does corral load {model}"
+        )
+
+    def headers(self) -> Mapping[str, str]:
+        """Return nothing: to ask again changes nothing."""
+        return {}
 
 
 class WaitedLong(Unavailable):

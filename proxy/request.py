@@ -74,6 +74,11 @@ class Ask:
     is_ours: bool = False
 
     @property
+    def may_load(self) -> bool:
+        """Return whether its model is loaded for it: what only looks at a model loads none."""
+        return self.method not in {"GET", "HEAD"}
+
+    @property
     def is_stream(self) -> bool:
         """Return whether the client asked for server-sent events."""
         return self.members.get("stream") is True

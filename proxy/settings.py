@@ -14,7 +14,8 @@ class ProxySettings:
     """Where the proxy listens, and the limits it keeps.
 
     Attributes:
-        host: Address to listen on. A loopback address also turns on the check of the Host header.
+        host: Address to listen on. On a loopback address only loopback names and `hosts` are taken
+            in the Host header.
         port: TCP port to listen on, 0 to 65535; 0 takes any free one.
         max_body_bytes: Largest request body taken, at least 1; counted after decompression.
         max_header_bytes: Longest request line and longest header field taken, at least 256.
@@ -33,8 +34,8 @@ class ProxySettings:
         index_max: Blocks of prompts remembered over all instances, at least 1.
         keys_file: The API keys that are taken, or None: anybody may ask.
         origins: Origins whose pages may ask, besides the local ones; see `guard.origins_of`.
-        hosts: Names of this machine that are taken in Host, besides the loopback ones. Where they
-            are set, Host is checked on any address.
+        hosts: Names of this machine that are taken in Host, besides the loopback ones and, where
+            `host` is no loopback address, IP addresses and what the system calls this machine.
     """
 
     host: str = "127.0.0.1"

@@ -17,10 +17,18 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.carry.answer import error_response
-from proxy.errors import Draining, Internal, ProxyError, UnknownPath, Unmet, WrongMethod
+from proxy.errors import (
+    Draining,
+    Internal,
+    ProxyError,
+    Unauthorized,
+    UnknownPath,
+    Unmet,
+    WrongMethod,
+)
 from proxy.gate.guard import Guard, is_preflight, preflight_response
 from proxy.gate.keyfile import read_keys
-from proxy.gate.keys import KEY, Keyring
+from proxy.gate.keys import KEY, OPEN_PAGES, Keyring
 from proxy.gate.limits import Limits
 from proxy.line.flight import Floor
 from proxy.record import CLIENT_GONE, Record, Tell
@@ -98,11 +106,17 @@ class Door:
 
     def _entered(self, request: web.Request) -> AbstractContextManager[None]:
         """Find out who asks, and count it for as long as it is served."""
-        key = self._keyring.key_of(request)
+        is_open = request.path in OPEN_PAGES
+        try:
+            key = self._keyring.key_of(request)
+        except Unauthorized:
+            if not is_open:
+                raise
+            return nullcontext()
         if key is None:
             return nullcontext()
         request[KEY] = key
-        return self._limits.holding(key)
+        return nullcontext() if is_open else self._limits.holding(key)
 
 
 def new_request_id() -> str:

@@ -2,15 +2,20 @@
 
 A web page anywhere can make a browser send requests to 127.0.0.1, by an address that changes its
 mind (DNS rebinding) or plainly. So on a loopback address the Host must be a loopback name or one
-that is set, and an Origin, which only browsers send, must be local or set: localhost itself, or a
-desktop application's own scheme. Programs send no Origin and are not touched. No page changes
-anything by GET.
+that is set; on any other it may also be an IP address or a name of this machine, never a name that
+somebody else could make lead here. An Origin, which only browsers send, must be local or set:
+localhost itself, or a desktop application's own scheme. Browsers send no Origin with a picture, a
+frame or a link, but they say that the page is of another site; that is refused too. Programs send
+neither and are not touched. No page changes anything by GET.
+
+Source: W3C Fetch Metadata Request Headers, section 2.4, for `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from typing import Final
 
 from aiohttp import web
@@ -44,6 +49,9 @@ class Guard:
     def __init__(self, settings: ProxySettings) -> None:
         self._is_loopback = is_loopback(settings.host)
         self._hosts = hosts_of(settings.hosts)
+        # On a loopback address no name but those is ours: nobody else can come by it.
+        names = () if self._is_loopback else machine_names(socket.gethostname())
+        self._machine = hosts_of(names)
         self._origins = origins_of(settings.origins)
 
     def check(self, request: web.Request) -> None:
@@ -51,7 +59,7 @@ class Guard:
 
         Raises:
             BadRequest: It is older than HTTP/1.0, which knows no header.
-            Forbidden: The Host or the Origin is foreign.
+            Forbidden: The Host, the Origin or the site of the page that asks is foreign.
         """
         if request.version.major < 1:
             raise BadRequest("HTTP/0.9 is not spoken here")
@@ -66,6 +74,11 @@ class Guard:
             raise Forbidden(
                 f"pages of the origin {quoted(origin)} may not ask here; "
                 "those that may are set by origins under [proxy]"
+            )
+        if origin is None and _is_cross_site(request):
+            raise Forbidden(
+                "a page of another site may not ask here without an Origin; type the address, "
+                "or let the page ask by fetch and add its origin to origins under [proxy]"
             )
 
     def cors_headers(self, request: web.Request) -> dict[str, str]:
@@ -85,7 +98,7 @@ class Guard:
         if self._is_loopback:
             return False
         # An address is no name that could be made to lead here.
-        return not self._hosts.pattern or _is_address(host)
+        return _is_address(host) or bool(self._machine.fullmatch(host))
 
 
 def is_preflight(request: web.Request) -> bool:
@@ -119,6 +132,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def machine_names(hostname: str) -> tuple[str, ...]:
+    """Return the names under which others reach this machine, as far as it knows them itself.
+
+    The resolver is not asked: without a network it may take seconds to say that there is none.
+
+    Args:
+        hostname: As the system has it, with or without a domain.
+    """
+    short = hostname.partition(".")[0]
+    names = dict.fromkeys((hostname, short, f"{short}.local"))
+    return tuple(name for name in names if _HOST.fullmatch(name))
 
 
 def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
@@ -157,6 +183,12 @@ def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
             )
     patterns = (re.escape(origin).replace(r"\*", r"[A-Za-z0-9._-]+") for origin in named)
     return re.compile("|".join((_LOCAL_ORIGIN, *patterns)), re.IGNORECASE)
+
+
+def _is_cross_site(request: web.Request) -> bool:
+    """Return whether a browser says that a page of another site asks."""
+    said = request.headers.getall("Sec-Fetch-Site", ())
+    return any(site.strip().lower() == "cross-site" for site in said)
 
 
 def _is_address(host: str) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from proxy.engine.slots import Reach, Seen
 from proxy.engine.upstream import Upstream
-from proxy.errors import UpstreamStopped, UpstreamUnreached
+from proxy.errors import NotLoaded, UpstreamStopped, UpstreamUnreached
 from proxy.home.affinity import Affinity
 from proxy.home.chain import Chain, Filled
 from proxy.line.boarding import Boarding
@@ -194,6 +194,7 @@ class Dispatch:
             LineFull: Too many wait already.
             WaitedLong: Its patience ended before its turn came.
             Loading: Its patience ended before an instance was up.
+            NotLoaded: No instance is up, and the request only looks.
             Unavailable: No instance is up, and none will be; so may the loader's own errors say.
             UpstreamStopped: `close` cut the block.
         """
@@ -234,7 +235,11 @@ class Dispatch:
 
     async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
         """Return the right to ask what takes no slot, of whoever is least busy."""
-        await served(self._pool(ask.model), ask, self.loader)
+        pool = self._pool(ask.model)
+        if ask.may_load:
+            await served(pool, ask, self.loader)
+        elif not pool.serves(ask):
+            raise NotLoaded(ask.model)
         seats = [seat for seat in self._seats.admitted(ask.model) if seat.may_take(ask)]
         fresh = [seat for seat in seats if seat.upstream.name not in avoid]
         return Lease(ask, min(fresh or seats, key=_calm), self._clock)

@@ -10,23 +10,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
 
 from proxy.errors import Loading, ProxyError, Unavailable
 from proxy.line.seats import SeatFacts
 from proxy.loader import ModelCard
 
-_STATES = ("loaded", "loading", "unloaded", "failed")
+HEALTHY: Final = MappingProxyType({"status": "ok"})
+_STATES: Final = ("loaded", "loading", "unloaded", "failed")
 
 
 def sickness(cards: Sequence[ModelCard]) -> ProxyError | None:
-    """Return why no model can be served, or None where at least one can."""
-    if any(card.state in {"loaded", "unloaded"} for card in cards):
+    """Return that no model can be served, or None where at least one can.
+
+    Anybody who reaches the port may ask for this, so it counts and gives no reason: reasons name
+    files, flags and what an engine said.
+    """
+    states = Counter[str](card.state for card in cards)
+    if states["loaded"] or states["unloaded"]:
         return None
-    loading = [card.id for card in cards if card.state == "loading"]
-    if loading:
-        return Loading(f"loading {', '.join(loading)}")
-    failed = [f"{card.id}: {card.reason or 'failed'}" for card in cards]
-    return Unavailable("; ".join(failed) or "no model is configured", retry_after_s=10)
+    if loading := states["loading"]:
+        return Loading(f"no model is loaded yet; {loading} of {len(cards)} loading")
+    if not cards:
+        return Unavailable("no model is configured", retry_after_s=10)
+    told = f"no model can be served, {states['failed']} of {len(cards)} failed; corral status"
+    return Unavailable(f"{told} on this machine tells why", retry_after_s=10)
 
 
 def health(cards: Sequence[ModelCard], seats: Sequence[SeatFacts]) -> dict[str, object]:
@@ -35,7 +44,7 @@ def health(cards: Sequence[ModelCard], seats: Sequence[SeatFacts]) -> dict[str, 
     admitted = [seat for seat in seats if seat.is_admitted]
     busy = sum(len(seat.leases) for seat in admitted)
     return {
-        "status": "ok",
+        **HEALTHY,
         "models": {state: states[state] for state in _STATES},
         "slots_idle": sum(seat.upstream.slots for seat in admitted) - busy,
         "slots_processing": busy,

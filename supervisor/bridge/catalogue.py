@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from proxy.carry.variant import Variant
 from proxy.errors import Unavailable, UnknownModel
 from proxy.loader import ModelCard
+from supervisor.bridge.redact import without_directories
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.presence import availability
@@ -51,7 +52,8 @@ class Catalogue:
                 found = self._find(model)
         state, reason = availability(found)
         if state != "loaded":
-            raise Unavailable(f"{model} cannot answer: {reason}", retry_after_s=10)
+            told = _told(found, reason)
+            raise Unavailable(f"{model} cannot answer: {told}", retry_after_s=10)
 
     def _find(self, name: str) -> Model:
         """Return a model, which may have gone since the request was read."""
@@ -70,7 +72,7 @@ class Catalogue:
             created=self.created,
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=plan.slots * len(model.replicas) if plan else 0,
-            reason=reason,
+            reason=_told(model, reason),
             variants=self._variants.get(model.entry.name, {}),
         )
 
@@ -82,6 +84,11 @@ class Catalogue:
                 model: {name: _variant(one) for name, one in workshop.variants(model).items()}
                 for model in workshop.entries
             }
+
+
+def _told(model: Model, reason: str | None) -> str | None:
+    """Return a reason as clients may know it."""
+    return reason and without_directories(reason, [model.entry.path])
 
 
 def _variant(table: VariantTable) -> Variant:

@@ -9,6 +9,7 @@ from typing import Any
 from proxy.errors import BadRequest, Unavailable
 from proxy.home.openings import Opening
 from proxy.loader import Warmed
+from supervisor.bridge.redact import without_directories
 from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import caches
@@ -50,9 +51,10 @@ class Reader:
         except SettingsInvalid as error:
             raise BadRequest(f"{error.message}; {error.hint}") from error
         if isinstance(found, SettingsInvalid):
-            raise BadRequest(found.message)
+            raise BadRequest(without_directories(found.message))
         if isinstance(found, CorralError):
-            raise Unavailable(f"{found.message}; {found.hint}", retry_after_s=10)
+            told = without_directories(f"{found.message}; {found.hint}")
+            raise Unavailable(told, retry_after_s=10)
         return [Warmed(one.instance, one.tokens, one.cached_tokens) for one in found]
 
     def _replicas(self, name: str) -> tuple[Replica, ...]:

@@ -72,8 +72,8 @@ class ProxyTable(Table):
     )
     hosts: tuple[str, ...] = Field(
         (),
-        description="names of this machine taken in Host, besides localhost; "
-        "where set, Host is checked on any address",
+        description="names of this machine taken in Host, besides localhost, IP addresses and its "
+        "hostname (the last two only where listen is no loopback address)",
     )
 
 

@@ -147,6 +147,24 @@ def test_a_model_nobody_asks_for_leaves_after_its_time(corral: Corral, tiny_mode
     assert states(corral)["a"] == "loaded"
 
 
+async def look(url: str, model: str, method: str = "GET") -> int:
+    page = f"/props?model={model}"
+    async with aiohttp.ClientSession(url) as http, http.request(method, page) as response:
+        return response.status
+
+
+def test_looking_at_a_model_does_not_load_it(corral: Corral, tiny_model: Path) -> None:
+    configured(corral, tiny_model).ok("start")
+    url = corral.url
+    assert [asyncio.run(look(url, "b", method)) for method in ("GET", "HEAD")] == [503, 503]
+    assert states(corral)["b"] == "unloaded"
+    asyncio.run(ask_all(url, ["b"]))
+    assert asyncio.run(look(url, "b")) == 200
+    corral.ok("unload", "b")
+    assert asyncio.run(look(url, "b")) == 200  # remembered
+    assert states(corral)["b"] == "unloaded"
+
+
 def test_one_that_never_leaves_has_the_others_refused_with_the_reason(
     corral: Corral, tiny_model: Path
 ) -> None:

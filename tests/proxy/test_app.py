@@ -120,12 +120,22 @@ async def test_it_is_well_while_one_model_can_be_served(house: House, path: str)
 @pytest.mark.parametrize(
     ("cards", "code", "why"),
     [
-        ([card("a", "loading"), card("b", "failed")], "loading", "loading a"),
-        ([card("a", "failed", "no such file")], "unavailable", "a: no such file"),
+        (
+            [card("a", "loading"), card("b", "failed")],
+            "loading",
+            "no model is loaded yet; 1 of 2 loading",
+        ),
+        (
+            [card("a", "failed", "no such file /home/me/a.gguf")],
+            "unavailable",
+            "no model can be served, 1 of 1 failed; corral status on this machine tells why",
+        ),
         ([], "unavailable", "no model is configured"),
     ],
 )
-async def test_it_is_not_well_and_says_why(house: House, cards: Any, code: str, why: str) -> None:
+async def test_it_is_not_well_and_names_no_cause(
+    house: House, cards: Any, code: str, why: str
+) -> None:
     house.loader.cards = cards
     async with house.http.get("/health") as response:
         error = (await response.json())["error"]

@@ -150,16 +150,6 @@ async def test_an_instance_on_tcp_is_reached_too_and_never_sees_the_clients_key(
             assert await response.read() == b"ok"
 
 
-async def test_head_passes_with_its_length_and_without_a_body(house: House) -> None:
-    async def speak(call: Call) -> None:
-        await call.head("Content-Length: 1234")
-
-    await house.fake(speak)
-    async with house.http.head("/props") as response:
-        assert response.headers["Content-Length"] == "1234"
-        assert await response.read() == b""
-
-
 async def test_no_content_stays_without_content(house: House) -> None:
     async def speak(call: Call) -> None:
         await call.head(status="204 No Content")

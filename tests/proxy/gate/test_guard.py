@@ -1,5 +1,7 @@
 """Which pages of a browser may ask, and which hosts are this machine."""
 
+import socket
+
 import pytest
 from fakes.house import House
 
@@ -23,10 +25,25 @@ async def test_a_name_that_merely_leads_here_is_refused(house: House, host: str)
         assert (await response.json())["error"]["code"] == "forbidden"
 
 
-async def test_on_a_public_address_any_host_passes(house: House) -> None:
+async def test_on_a_public_address_only_addresses_and_this_machines_names_pass(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box.home.lan")
     await house.open(host="0.0.0.0")  # noqa: S104 (what is tested)
-    async with house.http.get("/health", headers={"Host": "corral.lan"}) as response:
-        assert response.status == 200
+    for host, status in (
+        ("localhost:8080", 200),
+        ("192.168.0.7:8080", 200),
+        ("[fe80::1]:8080", 200),
+        ("box.home.lan:8080", 200),
+        ("BOX", 200),
+        ("box.local", 200),
+        ("box.evil.example", 403),
+        ("corral.lan", 403),
+        ("192.168.0.7.evil.example", 403),
+        ("evil.example:8080", 403),
+    ):
+        async with house.http.get("/health", headers={"Host": host}) as response:
+            assert response.status == status, host
 
 
 @pytest.mark.parametrize(
@@ -71,6 +88,38 @@ async def test_pages_from_elsewhere_may_not(house: House, origin: str) -> None:
         assert response.status == 403
         assert "Access-Control-Allow-Origin" not in response.headers
     assert fake.calls.empty()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+@pytest.mark.parametrize("page", ["/health", "/v1/models", "/props", "/tokenize", "/nothing"])
+async def test_a_page_of_another_site_that_names_no_origin_may_not_ask(
+    house: House, method: str, page: str
+) -> None:
+    """Browsers send no Origin with a picture, a script, a frame or a link."""
+    fake = await house.fake()
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    async with house.http.request(method, page, headers=headers) as response:
+        assert response.status == 403
+        if method != "HEAD":
+            assert "another site" in (await response.json())["error"]["message"]
+    assert fake.calls.empty()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},  # typed by a person
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "same-site"},  # another port of localhost
+        {"Sec-Fetch-Site": "cross-site", "Origin": "tauri://localhost"},
+    ],
+    ids=str,
+)
+async def test_what_a_person_or_a_page_of_ours_asks_for_is_answered(
+    house: House, headers: dict[str, str]
+) -> None:
+    async with house.http.get("/health", headers=headers) as response:
+        assert response.status == 200
 
 
 async def test_a_preflight_is_answered_by_us(house: House) -> None:

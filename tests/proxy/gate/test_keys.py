@@ -98,6 +98,24 @@ async def test_health_is_for_everybody(locked: House, page: str) -> None:
         assert response.status == 200
 
 
+async def test_health_tells_figures_only_to_who_has_a_key(locked: House) -> None:
+    for headers, names in (
+        ({}, {"status"}),
+        (bearer("corral-nobody"), {"status"}),
+        (bearer(ME), {"status", "models", "slots_idle", "slots_processing"}),
+    ):
+        async with locked.http.get("/health", headers=headers) as response:
+            assert set(await response.json()) == names
+
+
+async def test_health_counts_against_no_limit(locked: House, path: Path) -> None:
+    write(path, f'[keys.me]\nkey = "{ME}"\nrequests_per_minute = 1\n')
+    await locked.open()
+    for _ in range(3):
+        async with locked.http.get("/health", headers=bearer(ME)) as response:
+            assert response.status == 200
+
+
 @pytest.mark.parametrize("page", ["/v1/models", "/nothing", "/slots", "/props", "/metrics"])
 async def test_no_other_page_is(locked: House, page: str) -> None:
     async with locked.http.get(page) as response:
