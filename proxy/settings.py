@@ -24,6 +24,8 @@ class ProxySettings:
         connect_timeout_s: Seconds to wait for an instance to accept a connection, above 0.
         silence_timeout_s: Seconds an instance may send nothing before its answer is given up,
             above 0. There is no limit on the whole of an answer.
+        cancel_timeout_s: Seconds an instance may go on computing for a request that is over before
+            that is reported, above 0.
         head_timeout_s: Seconds a client may take to send the header of a request, above 0.
         body_timeout_s: Seconds a client may take to send a body, above 0.
         unread_timeout_s: Seconds a client may take nothing of what is sent to it, above 0.
@@ -46,6 +48,7 @@ class ProxySettings:
     idle_timeout_s: float = 75.0
     connect_timeout_s: float = 5.0
     silence_timeout_s: float = 3600.0
+    cancel_timeout_s: float = 60.0
     head_timeout_s: float = 20.0
     body_timeout_s: float = 300.0
     unread_timeout_s: float = 120.0

@@ -64,6 +64,8 @@ class Dispatch:
     Attributes:
         loader: Brings models up; without one, a model that is not up is unavailable.
         tell: Hears of slots that an engine does not give back.
+        overdue: Called with an instance, and with what happened in a sentence, when its engine goes
+            on computing for a request that is over longer than `cancel_timeout_s`.
         idled: Called when a model holds no request any more.
         unreached: Called when an instance did not begin to answer a request.
         proved: Called with an instance, a slot that it began with, and what the prompt cost that
@@ -78,6 +80,7 @@ class Dispatch:
     ) -> None:
         self.loader: Loader | None = None
         self.tell: Tell | None = None
+        self.overdue: Callable[[Upstream, str], None] = lambda *_: None
         self.idled: Callable[[], None] = lambda: None
         self.unreached: Callable[[Upstream, UpstreamUnreached], None] = lambda *_: None
         self.proved: Callable[[str, int, Timings], None] = lambda *_: None
@@ -86,7 +89,9 @@ class Dispatch:
         self._seats = Seats()
         self._affinity = Affinity(settings.index_max)
         self._pools: dict[str, Pool] = {}
-        self._reclaim = Reclaim(count or slots_in_use(settings), clock, self._tell_overdue)
+        self._reclaim = Reclaim(
+            count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._tell_overdue
+        )
 
     # What whoever runs the instances tells and asks.
 
@@ -260,6 +265,8 @@ class Dispatch:
         self.proved(name, slot, timings)
 
     def _tell_overdue(self, lease: Lease) -> None:
+        limit_s = self._settings.cancel_timeout_s
+        why = f"still computes for a request that ended {limit_s:g} s ago"
         if self.tell:
             self.tell(
                 "upstream.broke",
@@ -267,8 +274,9 @@ class Dispatch:
                 model=lease.ask.model,
                 instance=lease.upstream.name,
                 phase="end",
-                error=f"{lease.upstream.name} did not stop computing for a request that is over",
+                error=f"{lease.upstream.name} {why}",
             )
+        self.overdue(lease.upstream, why)
 
 
 def _calm(seat: Seat) -> tuple[bool, float, int]:

@@ -76,6 +76,7 @@ class Lease:
         is_proof: Whether its answer shows what became of the conversation its slot began with.
         is_ending: Whether the request is over and the slot is not known to be idle yet.
         ended_at_s: Monotonic time at which the request was over, where it is ending.
+        is_overdue: Whether it was reported that the engine does not stop computing for it.
     """
 
     def __init__(self, ask: Ask, seat: Seat, clock: Clock, keeper: Keeper | None = None) -> None:
@@ -90,6 +91,7 @@ class Lease:
         self.is_proof = False
         self.is_ending = False
         self.ended_at_s = 0.0
+        self.is_overdue = False
         self.began_at_s = clock()
         self._clock = clock
         self._keeper = keeper

@@ -5,8 +5,10 @@ seconds. A slot that is given away meanwhile would let the next request wait ins
 the engine is asked how many of its slots are in use, soon at first and then more and more rarely:
 who asks each second or more often keeps an engine from noticing that others have left.
 
-What cannot be asked, or does not become idle in time, is given back all the same: whether an engine
-is well is for others to judge. Source: reading of /slots, builds 10434 and 11434, measured.
+What cannot be asked is given back all the same. A slot that is not idle within `cancel_timeout_s`
+is reported once and stays in use until the engine says it is idle or is withdrawn: another request
+in it would wait inside the engine. Source: reading of /slots, builds 10434 and 11434, measured; a
+grammar of 500 000 alternatives keeps build 10434 busy for minutes after its client left.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from proxy.settings import ProxySettings
 
 _FIRST_PAUSE_S: Final = 0.05
 _LAST_PAUSE_S: Final = 2.0
-_PATIENCE_S: Final = 60.0
 
 Count = Callable[[Upstream], Awaitable[int | None]]
 
@@ -36,12 +37,20 @@ class Reclaim:
     Args:
         count: Asks an instance how many of its slots are in use; None where it does not say.
         clock: Monotonic time.
-        overdue: Told of each slot that is given back while the engine still uses it.
+        cancel_timeout_s: Seconds that an engine may take to stop, above 0.
+        overdue: Told once of each slot that the engine still uses after that time.
     """
 
-    def __init__(self, count: Count, clock: Clock, overdue: Callable[[Lease], None]) -> None:
+    def __init__(
+        self,
+        count: Count,
+        clock: Clock,
+        cancel_timeout_s: float,
+        overdue: Callable[[Lease], None],
+    ) -> None:
         self._count = count
         self._clock = clock
+        self._cancel_timeout_s = cancel_timeout_s
         self._overdue = overdue
         self._group: asyncio.TaskGroup | None = None
         self._watched: dict[Seat, asyncio.Event] = {}
@@ -97,14 +106,15 @@ class Reclaim:
         live = len(seat.leases) - len(ending)
         still_busy = 0 if busy is None else min(max(0, busy - live), len(ending))
         idle = ending[: len(ending) - still_busy]
-        late = [one for one in ending[len(idle) :] if self._age_s(one) >= _PATIENCE_S]
-        for lease in late:
-            self._overdue(lease)
-        for lease in (*idle, *late):
+        for lease in idle:
             free(lease)
+        for lease in ending[len(idle) :]:
+            if self._is_overdue(lease):
+                lease.is_overdue = True
+                self._overdue(lease)
 
-    def _age_s(self, lease: Lease) -> float:
-        return self._clock() - lease.ended_at_s
+    def _is_overdue(self, lease: Lease) -> bool:
+        return not lease.is_overdue and self._clock() - lease.ended_at_s >= self._cancel_timeout_s
 
 
 def slots_in_use(settings: ProxySettings) -> Count:

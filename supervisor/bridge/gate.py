@@ -35,6 +35,7 @@ class Gate:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
         dispatch.proved = self.prove
+        dispatch.overdue = self.renew
 
     def admit(self, facts: InstanceFacts) -> None:
         """Let requests come to an instance, knowing what it was begun with."""
@@ -79,6 +80,15 @@ class Gate:
     async def close(self, name: str) -> None:
         """Break off what an instance still has."""
         await self._dispatch.close(name)
+
+    def renew(self, upstream: Upstream, why: str) -> None:
+        """Have an instance restarted whose engine does not stop computing for a client that left.
+
+        An instance that the fleet no longer has is no error.
+        """
+        for replica in self.fleet.everyone():
+            if replica.name == upstream.name:
+                replica.instance.overdue(replica.instance.snapshot().run, why)
 
     def chains(self, name: str, slots: Sequence[Slot]) -> Mapping[int, str]:
         """Return what the proxy calls the conversations in an instance's idle slots."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -45,6 +45,7 @@ class Stage:
         reading: The prompts that are to be read ahead in this run.
         weighing: What guessing tokens ahead brings in this run.
         is_well: Whether it was well when it was last in service.
+        is_overdue: Whether it is to leave because it computes for a client that left.
     """
 
     name: str
@@ -56,11 +57,15 @@ class Stage:
     reading: Reading
     weighing: Weighing
     is_well: bool = True
+    is_overdue: bool = False
 
     @property
     def attendant(self) -> Attendant:
         """Return one who watches the run, knowing nothing of it yet."""
-        return Attendant(self.name, self.run, self.traffic, self.limits.liveness, self.keeper)
+        rules = self.limits.liveness
+        if self.is_overdue:  # its processor time shows the work that nobody wants
+            rules = replace(rules, batch_s=0)
+        return Attendant(self.name, self.run, self.traffic, rules, self.keeper)
 
     def llama(self) -> Llama:
         """Return a client of the engine."""
@@ -126,7 +131,7 @@ async def heal(stage: Stage) -> Event:
 async def drain(stage: Stage) -> Event:
     """Wait until the instance holds no request, or nothing moves in those it holds.
 
-    What its slots hold is saved then, unless it was unwell: such a one may not answer.
+    What its slots hold is saved then, unless it was unwell or is overdue: it may not answer.
     """
     async with asyncio.TaskGroup() as ends:
         idle = ends.create_task(stage.traffic.idle(stage.name))
@@ -136,7 +141,8 @@ async def drain(stage: Stage) -> Event:
             stage.voice.drained(stage.run.number)
         idle.cancel()
         still.cancel()
-    if idle.done() and not idle.cancelled() and stage.is_well:
+    is_saved = stage.is_well and not stage.is_overdue
+    if idle.done() and not idle.cancelled() and is_saved:
         async with stage.llama() as llama:
             await stage.keeper.save(llama, stage.run.number)
     return Event.DRAINED

@@ -123,6 +123,17 @@ class Instance:
         """Say that it did not answer in this run. It gets no requests until it is well again."""
         self._apply(Event.UNHEALTHY, run)
 
+    def overdue(self, run: int, why: str) -> None:
+        """Say that in this run it goes on computing for a client that left.
+
+        It gets no more requests, finishes those it has, and starts again; that is no fault.
+
+        Args:
+            run: The run.
+            why: What happened, for the event.
+        """
+        self._apply(Event.OVERDUE, run, why=why)
+
     # Looking at it.
 
     def snapshot(self) -> InstanceFacts:
@@ -273,6 +284,7 @@ class Instance:
             self._reading,
             self._weighing,
             self._is_well,
+            self._life.leaving is Leaving.OVERDUE,
         )
         if event := await activity(stage):
             self._task = None

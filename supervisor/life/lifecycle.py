@@ -8,16 +8,17 @@ Two rules for this file:
    an `if` on a particular state.
 
 How to read it. Three kinds of event happen to an instance: the commands START, STOP and RESTART;
-the passing of a state's DEADLINE; and facts about its process: HEALTHY, UNHEALTHY, WARMED, DRAINED
-and EXITED. `TRANSITIONS` says which state each leads to; an event without a row is ignored.
+the passing of a state's DEADLINE; and facts about its process: HEALTHY, UNHEALTHY, OVERDUE, WARMED,
+DRAINED and EXITED. `TRANSITIONS` says which state each leads to; an event without a row is ignored.
 
 Beside the state stand three things:
 
 - `wanted`: somebody asked for this instance to be up. Commands set it, facts never do.
 - `run`: the number of the process, counted from 1. A fact carries the run it speaks of and is
   ignored when that run is over, so a late word about the last process never hurts the next one.
-- `leaving`: why this run is being ended: because somebody ASKED, or because it is at fault
-  (STALLED while loading, MUTE when it should answer). None while nobody ends it.
+- `leaving`: why this run is being ended: because somebody ASKED, because its engine goes on
+  computing for a client that left (OVERDUE, no fault), or because it is at fault (STALLED while
+  loading, MUTE when it should answer). None while nobody ends it.
 
 EXITED has no rows of its own. It is heard in every state that has a process, and where it leads
 depends on how the run came to its end (`AFTER_EXIT`): a process nobody wants is STOPPED; one that
@@ -60,6 +61,7 @@ class Event(StrEnum):
     RESTART = "restart"
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
+    OVERDUE = "overdue"
     WARMED = "warmed"
     DRAINED = "drained"
     EXITED = "exited"
@@ -70,6 +72,7 @@ class Leaving(StrEnum):
     """Why a run is being ended by us."""
 
     ASKED = "asked"
+    OVERDUE = "overdue"
     STALLED = "stalled"
     MUTE = "mute"
 
@@ -136,11 +139,13 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
             Event.STOP: State.DRAINING,
             Event.RESTART: State.DRAINING,
             Event.UNHEALTHY: State.UNWELL,
+            Event.OVERDUE: State.DRAINING,
         },
         State.UNWELL: {
             Event.STOP: State.DRAINING,
             Event.RESTART: State.DRAINING,
             Event.HEALTHY: State.READY,
+            Event.OVERDUE: State.DRAINING,
             Event.DEADLINE: State.STOPPING,
         },
         State.DRAINING: {
@@ -185,6 +190,17 @@ FAULTS: Final[Mapping[tuple[State, Event], Leaving]] = MappingProxyType(
     }
 )
 
+# Rows that end a run which a client's request has made useless: no fault, the next run follows.
+RENEWALS: Final[Mapping[tuple[State, Event], Leaving]] = MappingProxyType(
+    {
+        (State.READY, Event.OVERDUE): Leaving.OVERDUE,
+        (State.UNWELL, Event.OVERDUE): Leaving.OVERDUE,
+    }
+)
+
+# Reasons to end a run after which an exit is no fault.
+EXCUSED: Final = frozenset({Leaving.ASKED, Leaving.OVERDUE})
+
 # Rows that hold only while nobody wants the instance: a drain that STOP began can be called off,
 # one that RESTART began goes on.
 ONLY_UNWANTED: Final = frozenset({(State.DRAINING, Event.START)})
@@ -202,7 +218,14 @@ ASKING: Final = frozenset({Event.STOP, Event.RESTART})
 
 # Events that speak of one run.
 FACTS: Final = frozenset(
-    {Event.HEALTHY, Event.UNHEALTHY, Event.WARMED, Event.DRAINED, Event.EXITED}
+    {
+        Event.HEALTHY,
+        Event.UNHEALTHY,
+        Event.OVERDUE,
+        Event.WARMED,
+        Event.DRAINED,
+        Event.EXITED,
+    }
 )
 
 
@@ -227,7 +250,7 @@ class Life:
         """Return what an exit now would be, before anybody judged whether retrying can help."""
         if not self.wanted:
             return Ending.UNWANTED
-        return Ending.AGAIN if self.leaving is Leaving.ASKED else Ending.FAULT
+        return Ending.AGAIN if self.leaving in EXCUSED else Ending.FAULT
 
 
 def step(life: Life, event: Event, *, run: int | None = None, hopeless: bool = False) -> Life:
@@ -260,7 +283,8 @@ def _follow(life: Life, event: Event, *, called_off: bool) -> Life:
     after = TRANSITIONS[life.state].get(event)
     if after is None or (row in ONLY_UNWANTED and called_off):
         return life
-    return _enter(replace(life, leaving=FAULTS.get(row, life.leaving)), after)
+    leaving = FAULTS.get(row) or RENEWALS.get(row, life.leaving)
+    return _enter(replace(life, leaving=leaving), after)
 
 
 def _exited(life: Life, *, hopeless: bool) -> Life:

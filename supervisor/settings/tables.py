@@ -33,6 +33,13 @@ class ProxyTable(Table):
         le=86_400,
         description="seconds an engine may send nothing before its answer is given up",
     )
+    cancel_timeout_s: float = Field(
+        60,
+        ge=1,
+        le=86_400,
+        description="seconds an engine may go on computing for a request that is over before it is "
+        "restarted; raise it where one batch takes longer",
+    )
     head_timeout_s: float = Field(
         20, gt=0, le=3600, description="seconds a client may take to send a request's header"
     )

@@ -16,6 +16,7 @@ line and the end of stdin. Faults:
     crash-after-ready     die of SIGSEGV once the warm-up was answered
     sick                  answer 500 to completions until two looks at its health got 503
     wedged                after the warm-up answer no completion, but that it is well all the same
+    spins                 use a processor all the time, to no result
     fails-once            answer 500 to the second completion
     no-completion         answer 501 to completions, as an engine for embeddings does
     no-key                answer to everybody, as a stranger on our port would
@@ -246,6 +247,8 @@ def load(engine: Engine) -> None:
         sys.stderr.write("y" * 1024**2 + "\n")
     for _ in range(int(engine.faults.get("endless-line") or 0) // 65536):
         sys.stderr.buffer.write(b"\xff\xfe" * 32768)
+    if engine.has("spins"):
+        threading.Thread(target=spin, daemon=True).start()
     if engine.has("silent-load"):
         threading.Event().wait()
     steps = int(float(engine.faults.get("slow-load") or 0) * 10)
@@ -253,6 +256,11 @@ def load(engine: Engine) -> None:
         told = {"stages": ["text_model"], "current": "text_model", "value": step / steps}
         engine.report(state="loading", payload=told)
         threading.Event().wait(0.1)
+
+
+def spin() -> None:
+    while True:
+        sum(range(10_000))
 
 
 def obey(engine: Engine) -> None:

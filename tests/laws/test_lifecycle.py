@@ -22,17 +22,17 @@ from supervisor.life.lifecycle import (
 
 # DESIGN.md, chapter 4. A dot is an empty cell; EXITED has a table of its own below.
 TABLE = """
-            START     STOP      RESTART   HEALTHY  UNHEALTHY  WARMED  DRAINED   DEADLINE
-  STOPPED   STARTING  .         STARTING  .        .          .       .         .
-  STARTING  .         STOPPING  STOPPING  WARMING  .          .       .         STOPPING
-  WARMING   .         STOPPING  STOPPING  .        UNWELL     READY   .         READY
-  READY     .         DRAINING  DRAINING  .        UNWELL     .       .         .
-  UNWELL    .         DRAINING  DRAINING  READY    .          .       .         STOPPING
-  DRAINING  READY     .         .         .        .          .       STOPPING  STOPPING
-  STOPPING  .         .         .         .        .          .       .         KILLING
-  KILLING   .         .         .         .        .          .       .         KILLING
-  BACKOFF   STARTING  STOPPED   STARTING  .        .          .       .         STARTING
-  FAILED    STARTING  STOPPED   STARTING  .        .          .       .         .
+            START     STOP      RESTART   HEALTHY   UNHEALTHY OVERDUE   WARMED    DRAINED   DEADLINE
+  STOPPED   STARTING  .         STARTING  .         .         .         .         .         .
+  STARTING  .         STOPPING  STOPPING  WARMING   .         .         .         .         STOPPING
+  WARMING   .         STOPPING  STOPPING  .         UNWELL    .         READY     .         READY
+  READY     .         DRAINING  DRAINING  .         UNWELL    DRAINING  .         .         .
+  UNWELL    .         DRAINING  DRAINING  READY     .         DRAINING  .         .         STOPPING
+  DRAINING  READY     .         .         .         .         .         .         STOPPING  STOPPING
+  STOPPING  .         .         .         .         .         .         .         .         KILLING
+  KILLING   .         .         .         .         .         .         .         .         KILLING
+  BACKOFF   STARTING  STOPPED   STARTING  .         .         .         .         .         STARTING
+  FAILED    STARTING  STOPPED   STARTING  .         .         .         .         .         .
 """
 
 
@@ -44,7 +44,14 @@ def cells() -> Iterable[tuple[State, Event, State | None]]:
 
 
 COMMANDS = (Event.START, Event.STOP, Event.RESTART)
-FACTS = (Event.HEALTHY, Event.UNHEALTHY, Event.WARMED, Event.DRAINED, Event.EXITED)
+FACTS = (
+    Event.HEALTHY,
+    Event.UNHEALTHY,
+    Event.OVERDUE,
+    Event.WARMED,
+    Event.DRAINED,
+    Event.EXITED,
+)
 ALIVE = [state for state, about in STATES.items() if about.process]
 HAPPENINGS = st.tuples(st.sampled_from(Event), st.booleans(), st.booleans())
 
@@ -142,6 +149,26 @@ def test_ending_a_run_for_its_own_fault_counts_as_one(state: State, leaving: Lea
 def test_a_drain_that_outlasts_its_limit_is_no_fault() -> None:
     life = after(Life(State.READY, wanted=True, run=1), Event.RESTART, Event.DEADLINE)
     assert after(life, Event.EXITED).state is State.STARTING
+
+
+@pytest.mark.parametrize("state", [State.READY, State.UNWELL])
+@pytest.mark.parametrize("deadlines", range(4))
+def test_a_run_that_computes_for_a_client_that_left_is_followed_by_the_next_without_a_fault(
+    state: State, deadlines: int
+) -> None:
+    life = after(Life(state, wanted=True, run=1), Event.OVERDUE, *[Event.DEADLINE] * deadlines)
+    assert life.leaving is Leaving.OVERDUE
+    assert after(life, Event.EXITED) == Life(State.STARTING, wanted=True, run=2)
+
+
+def test_a_run_that_is_ended_for_a_fault_keeps_it_whatever_it_computes() -> None:
+    mute = after(Life(State.UNWELL, wanted=True, run=1), Event.DEADLINE, Event.OVERDUE)
+    assert after(mute, Event.EXITED).state is State.BACKOFF
+
+
+def test_stop_while_it_is_replaced_for_a_client_that_left_means_stop() -> None:
+    life = after(Life(State.READY, wanted=True, run=1), Event.OVERDUE, Event.STOP)
+    assert after(life, Event.EXITED).state is State.STOPPED
 
 
 def test_what_has_to_be_killed_was_asked_all_the_same() -> None:

@@ -112,14 +112,19 @@ def test_another_request_that_ends_is_looked_after_soon() -> None:
     tended(story, engine)
 
 
-def test_an_engine_that_never_stops_is_told_of_and_no_longer_waited_for() -> None:
+def test_an_engine_that_does_not_stop_is_reported_once_and_its_slot_is_given_to_nobody() -> None:
     told: list[tuple[str, dict[str, object]]] = []
+    overdue: list[tuple[str, str]] = []
 
     async def story(dispatch: Dispatch) -> None:
         dispatch.tell = lambda name, /, **fields: told.append((name, fields))
+        dispatch.overdue = lambda upstream, why: overdue.append((upstream.name, why))
         await cut(dispatch)
         await asyncio.sleep(59)
+        assert not overdue
+        await asyncio.sleep(120)
         assert taken(dispatch) == ["ending"]
+        engine.busy = [0]
         await asyncio.sleep(4)
         assert taken(dispatch) == []
 
@@ -127,7 +132,18 @@ def test_an_engine_that_never_stops_is_told_of_and_no_longer_waited_for() -> Non
     tended(story, engine)
     ((name, fields),) = told
     assert (name, fields["instance"], fields["phase"]) == ("upstream.broke", "a", "end")
-    assert len(engine.asked_at_s) < 40
+    assert overdue == [("a", "still computes for a request that ended 60 s ago")]
+
+
+def test_the_slots_of_an_engine_that_is_withdrawn_for_that_are_given_back() -> None:
+    async def story(dispatch: Dispatch) -> None:
+        dispatch.overdue = lambda upstream, _: dispatch.withdraw(upstream.name)
+        await cut(dispatch)
+        await cut(dispatch)
+        await asyncio.sleep(64)
+        assert taken(dispatch) == []
+
+    tended(story, Engine(2))
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "unasked", "not told"])

@@ -287,6 +287,39 @@ async def test_doubt_takes_it_out_of_service_until_it_answers(runtime: Path) -> 
     assert ranch.traffic.calls[:3] == ["admit", "withdraw", "admit"]
 
 
+async def test_one_that_computes_for_a_client_that_left_is_replaced_without_a_fault(
+    runtime: Path,
+) -> None:
+    ranch = Ranch(fake_launch(runtime))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        ranch.traffic.busy.clear()
+        instance.overdue(facts.run - 1, "still computes")
+        assert instance.snapshot().state is State.READY
+        instance.overdue(facts.run, "still computes")
+        assert instance.snapshot().state is State.DRAINING  # what it holds goes on
+        ranch.traffic.busy.set()
+        again = await instance.wait(UP)
+    assert (again.run, again.faults, again.cause) == (facts.run + 1, 0, None)
+    assert "still computes" in [fields.get("why") for _, fields in ranch.events]
+
+
+async def test_what_it_holds_meanwhile_is_cut_when_only_its_processor_time_moves(
+    runtime: Path,
+) -> None:
+    liveness = Rules(interval_s=0.4, probe_s=0, batch_s=300)
+    ranch = Ranch(fake_launch(runtime, "spins"), limits=replace(QUICK, liveness=liveness))
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        ranch.traffic.busy.clear()
+        ranch.traffic.now = Pulse(in_flight=1, awaited=1)
+        instance.overdue(facts.run, "still computes")
+        assert (await instance.wait(UP)).run == 2
+    assert ranch.steps[:2] == ["withdrawn 1", "cut 1"]
+
+
 async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
     limits = replace(QUICK, unwell_timeout_s=0.2, stop_timeout_s=0.1)
     ranch = Ranch(fake_launch(runtime), limits=limits)
