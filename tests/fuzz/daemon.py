@@ -1,0 +1,222 @@
+"""The daemon that is attacked: a process of its own, with directories of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from end_to_end.home import Corral, until
+from faults.place import Models
+from fuzz.request import KEY, LIMITED_KEY, NEIGHBOUR_KEY
+
+from supervisor.control.client import Client
+from supervisor.errors import CorralError
+
+_SETTINGS: Final = """
+[proxy]
+listen = "127.0.0.1:0"
+keys_file = "keys.toml"
+head_timeout_s = 4
+body_timeout_s = 4
+patience_s = 20
+
+[supervisor.restart]
+base_s = 0.2
+cap_s = 1
+
+[models.m]
+path = "{slow}"
+replicas = 2
+aliases = ["alias"]
+[models.m.flags]
+parallel = 2
+ctx-size = 4096
+[models.m.variants.high]
+temperature = 1.0
+set = {{ seed = 7 }}
+strip = ["logit_bias"]
+
+[models.embed]
+path = "{tiny}"
+[models.embed.flags]
+embeddings = true
+pooling = "mean"
+
+[models.later]
+path = "{tiny}"
+preload = false
+ttl_s = 5
+"""
+_KEYS: Final = f"""
+[keys.fuzz]
+key = "{KEY}"
+[keys.limited]
+key = "{LIMITED_KEY}"
+models = ["embed"]
+max_in_flight = 1
+requests_per_minute = 600
+[keys.neighbour]
+key = "{NEIGHBOUR_KEY}"
+"""
+
+
+@dataclass
+class Daemon:
+    """A daemon in the foreground, its stderr in a file.
+
+    Attributes:
+        home: Where it keeps everything; short, because socket paths are.
+        files_max: Its limit of open files, soft and hard; None leaves it.
+    """
+
+    home: Path
+    files_max: int | None = None
+    corral: Corral = field(init=False)
+    _process: subprocess.Popen[bytes] | None = None
+    _read: int = 0
+
+    def __post_init__(self) -> None:
+        self.corral = Corral(self.home)
+        models = Models.make(self.home, self.home)
+        self.settings = _SETTINGS.format(slow=models.slow, tiny=models.tiny)
+        self.corral.configure(self.settings)
+        self.keys_file.touch(0o600)
+        self.restore_files()
+
+    def restore_files(self) -> None:
+        """Write settings and keys as they were at the start."""
+        self.settings_file.write_text(self.settings, "utf-8")
+        self.keys_file.write_text(_KEYS, "utf-8")
+
+    @property
+    def settings_file(self) -> Path:
+        """Its settings."""
+        return self.home / "config" / "corral.toml"
+
+    @property
+    def keys_file(self) -> Path:
+        """Its API keys."""
+        return self.home / "config" / "keys.toml"
+
+    def start(self) -> None:
+        """Start it, and return when its models are ready."""
+        limit = self.files_max
+        self.restore_files()
+
+        def limited() -> None:
+            if limit is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.corral.argv("serve"),
+                env=self.corral.env,
+                cwd=self.home,
+                stdout=log,
+                stderr=log,
+                preexec_fn=limited,  # noqa: PLW1509 (no thread of ours holds a lock here)
+            )
+        pid = self._process.pid
+        until(lambda: self._is_owner(pid) or not self.is_alive())
+        self.corral.ok("start", "m", "embed")
+
+    def _is_owner(self, pid: int) -> bool:
+        with contextlib.suppress(AssertionError):
+            return self.corral.daemon_pid == pid
+        return False
+
+    @property
+    def log(self) -> Path:
+        """Everything it wrote to stdout and stderr."""
+        return self.home / "daemon.stderr"
+
+    def hang_up(self) -> None:
+        """Have it reload by SIGHUP."""
+        if self._process and self.is_alive():
+            self._process.send_signal(signal.SIGHUP)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process
+        return self._process.pid
+
+    @property
+    def client(self) -> Client:
+        """Its control socket."""
+        return Client(self.home / "run" / "control.sock")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where its clients connect."""
+        host, _, port = self.client.status()["url"].removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def is_alive(self) -> bool:
+        """Tell whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def exit_code(self) -> int | None:
+        """Return what it ended with; None while it lives."""
+        return self._process.poll() if self._process else None
+
+    def news(self) -> Iterator[dict[str, Any] | str]:
+        """Yield what it has written since the last call: events, or text that is none."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data.rpartition(b"\n")[0]
+        self._read += len(whole) + 1 if whole else 0
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                yield line.decode("utf-8", "replace")
+            else:
+                yield event if isinstance(event, dict) else str(event)
+
+    def settle(self, within_s: float = 60) -> str:
+        """Wait until no slot is busy; return what is still busy, or an empty text."""
+        until_s = time.monotonic() + within_s
+        busy = "the daemon does not tell"
+        while time.monotonic() < until_s and busy:
+            with contextlib.suppress(CorralError):
+                models = self.client.status()["models"]
+                slots = {one["name"]: one["slots_busy"] for m in models for one in m["instances"]}
+                busy = ", ".join(f"{name}: {count}" for name, count in slots.items() if count)
+            time.sleep(0.1)
+        return busy
+
+    def stop(self) -> int | None:
+        """Stop it as a user would; return its exit code."""
+        if self.is_alive():
+            self.corral("stop")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                assert self._process
+                self._process.wait(20)
+        code = self.exit_code()
+        self.end()
+        return code
+
+    def restart(self) -> None:
+        """Start it again after its death."""
+        self.end()
+        self.start()
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        if self._process and self.is_alive():
+            self._process.kill()
+            self._process.wait()
+        for engine in self.corral.engines():
+            with contextlib.suppress(psutil.Error):
+                engine.kill()

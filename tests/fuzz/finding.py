@@ -1,0 +1,116 @@
+"""What was found, told once for each cause, with the bytes that reproduce it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_EXAMPLES_MAX: Final = 3
+_FILES_MAX: Final = 40
+_VARIABLE: Final = re.compile(r"\d+|0x[0-9a-f]+|req_\w+|'[^']*'|\"[^\"]*\"")
+
+
+@dataclass(frozen=True)
+class Example:
+    """An input beside its number.
+
+    Attributes:
+        name: Of the file that it is written to.
+        data: The bytes.
+        how: How they were sent or read, in words.
+    """
+
+    name: str
+    data: bytes
+    how: str = ""
+
+
+@dataclass
+class Findings:
+    """Everything that was found.
+
+    Attributes:
+        directory: Where inputs are written to.
+        counts: How often each cause was seen.
+        told: The first report of each cause.
+    """
+
+    directory: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    told: dict[str, str] = field(default_factory=dict)
+
+    def add(self, part: str, what: str, detail: str, examples: Sequence[Example] = ()) -> None:
+        """Note a finding; the first few of each cause are written with their inputs."""
+        cause = f"{part}: {_VARIABLE.sub('…', what)}"
+        self.counts[cause] += 1
+        if self.counts[cause] > _EXAMPLES_MAX:
+            return
+        where = self._write(part, what, detail, examples)
+        text = f"FOUND  {part}: {what}\n       {detail[:600]}\n       inputs: {where}"
+        self.told.setdefault(cause, text)
+        print(text, file=sys.stderr, flush=True)
+
+    def _write(self, part: str, what: str, detail: str, examples: Sequence[Example]) -> Path:
+        slug = re.sub(r"\W+", "-", what)[:50].strip("-")
+        where = self.directory / f"{part}-{sum(self.counts.values()):04d}-{slug}"
+        where.mkdir(parents=True, exist_ok=True)
+        lines = [what, detail, ""]
+        for example in examples[:_FILES_MAX]:
+            (where / example.name).write_bytes(example.data)
+            lines.append(f"{example.name}: {example.how}")
+        (where / "finding.txt").write_text("\n".join(lines), "utf-8", errors="backslashreplace")
+        return where
+
+
+@dataclass
+class Limits:
+    """How long a part may go on.
+
+    Attributes:
+        seconds: From now.
+        inputs: At most so many.
+        first: The number of the first input.
+    """
+
+    seconds: float
+    inputs: int
+    first: int = 0
+    began_at_s: float = field(default_factory=time.monotonic)
+    _next: int = field(init=False, default=0)
+
+    def take(self) -> int | None:
+        """Return the number of the next input; None where time or number is used up."""
+        if self._next >= self.inputs or self.is_over():
+            return None
+        self._next += 1
+        return self.first + self._next - 1
+
+    def is_over(self) -> bool:
+        """Tell whether the time is used up."""
+        return time.monotonic() - self.began_at_s > self.seconds
+
+    @property
+    def taken(self) -> int:
+        """Return how many inputs were taken."""
+        return self._next
+
+
+@dataclass
+class Report:
+    """What a part did, for the table at the end.
+
+    Attributes:
+        part: Its name.
+        inputs: How many inputs it tried.
+        figures: What was measured, in words.
+    """
+
+    part: str
+    inputs: int
+    figures: Mapping[str, str]

@@ -1,0 +1,125 @@
+"""What is seen of a daemon while it is attacked: its log, its process, and what `watch` tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from fuzz.daemon import Daemon
+from fuzz.request import NEIGHBOUR_KEY
+
+LOOP_S: Final = 1.0
+STREAM_S: Final = 2.0
+MEMORY_MIB: Final = 400.0
+DEATHS_MAX: Final = 20
+
+_LIMITS: Final[Mapping[str, tuple[float, str]]] = {
+    "loop": (LOOP_S, f"the event loop was blocked for over {LOOP_S:g} s"),
+    "stream": (STREAM_S, f"a running stream had a gap of over {STREAM_S:g} s"),
+    "memory": (MEMORY_MIB, f"the daemon takes over {MEMORY_MIB:g} MiB"),
+    "broken": (-1, "another client's stream broke"),
+    "wrong": (-1, "another client's stream is wrong"),
+}
+_LOOK_S: Final = 0.25
+_TESTS: Final = Path(__file__).parent.parent
+
+Found = Callable[[str, str, float], None]
+"""Takes what was found, its details, and when it began by the monotonic clock."""
+
+
+@dataclass
+class Observer:
+    """Looks at a daemon until it is cancelled, and starts it again when it dies.
+
+    Attributes:
+        daemon: The daemon, running.
+        found: Hears what is not as it should be.
+        address: Where the daemon listens; another after each death.
+        worst: The most that was measured of each kind.
+        deaths: How often it died.
+        up: Set while the daemon runs.
+    """
+
+    daemon: Daemon
+    found: Found
+    address: tuple[str, int] = ("", 0)
+    worst: dict[str, float] = field(default_factory=dict)
+    deaths: int = 0
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Look; returns after too many deaths."""
+        while self.deaths < DEATHS_MAX:
+            self.address = await asyncio.to_thread(lambda: self.daemon.address)
+            self.up.set()
+            watch = await self._watch()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    hearing = tasks.create_task(self._hear(watch))
+                    await self._follow()
+                    hearing.cancel()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    watch.kill()
+                await watch.wait()
+            self.up.clear()
+            self.deaths += 1
+            code = self.daemon.exit_code()
+            self.found("the daemon died", f"exit code {code}", time.monotonic() - 2)
+            await asyncio.to_thread(self.daemon.restart)
+        self.up.set()
+
+    async def _watch(self) -> asyncio.subprocess.Process:
+        words = (*map(str, self.address), str(self.daemon.pid), NEIGHBOUR_KEY)
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fuzz.watch", *words),
+            env={**os.environ, "PYTHONPATH": f"{_TESTS}:{_TESTS.parent}"},
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    async def _hear(self, watch: asyncio.subprocess.Process) -> None:
+        assert watch.stdout
+        async for line in watch.stdout:
+            told = json.loads(line)
+            kind, value = told["kind"], told["value"]
+            self.worst[kind] = max(self.worst.get(kind, 0), value)
+            limit, what = _LIMITS.get(kind, (float("inf"), ""))
+            if value > limit:
+                self.found(what, json.dumps(told), told["from_s"])
+
+    async def _follow(self) -> None:
+        """Read the daemon's log as it grows, for as long as the daemon lives."""
+        while self.daemon.is_alive():
+            await asyncio.sleep(_LOOK_S)
+            self.read_log()
+
+    def read_log(self) -> None:
+        """Judge what the daemon has written since the last call."""
+        for news in self.daemon.news():
+            for what in wrong(news):
+                self.found(what, str(news), time.monotonic())
+
+
+def wrong(news: Mapping[str, Any] | str) -> list[str]:
+    """Return what is wrong by a line of the daemon's log."""
+    if isinstance(news, str):
+        if "Traceback (most recent call last)" in news:
+            return ["a traceback in the daemon's log"]
+        # The lines of a traceback are told by its first.
+        return [] if news.startswith((" ", "\t")) else [f"a line that is no event: {news[:90]}"]
+    match news.get("event"):
+        case "instance.exited" if news.get("fault"):
+            return [f"an engine crashed, signal {news.get('signal')}"]
+        case "instance.failed":
+            return ["a model failed"]
+        case "request.refused" if news.get("status") == 500:
+            return [f"internal error: {news.get('why')}"]
+    return ["a traceback in an event"] if "Traceback (most" in json.dumps(news) else []

@@ -1,0 +1,76 @@
+"""A short run of scripts/fuzz, and what its own judgement rests on."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from fuzz import finding, observer, parts, verdict
+from fuzz.attacks import attack
+from fuzz.client import Answer
+from fuzz.request import KEY, Input, post
+
+
+def test_the_same_seed_gives_the_same_inputs() -> None:
+    assert [attack(1, number) for number in range(60)] == [
+        attack(1, number) for number in range(60)
+    ]
+    assert attack(1, 0) != attack(2, 0)
+
+
+@pytest.mark.parametrize("part", ["settings", "keys", "profiles", "gguf"])
+def test_the_same_seed_gives_the_same_files(part: str) -> None:
+    case = importlib.import_module(f"fuzz.{part}").case
+    assert [case(1, number) for number in range(100)] == [case(1, number) for number in range(100)]
+
+
+def test_a_part_without_inputs_finds_nothing(tmp_path: Path) -> None:
+    findings = finding.Findings(tmp_path)
+    report = parts.run("http", 1, 20, 0, 0, findings)
+    assert not findings.counts
+    assert report.figures["deaths"] == "0"
+
+
+ASKED = Input("members", (post("/v1/chat/completions", b"{}", (f"X-Api-Key: {KEY}",)),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(500, {}, b"", "complete"), "500"),
+        (Answer(502, {}, b"", "complete"), "502"),
+        (Answer(503, {}, b"", "complete"), "without Retry-After"),
+        (Answer(400, {"content-type": "text/plain"}, b"no", "complete"), "no error in JSON"),
+        (Answer(200, {"content-type": "application/json"}, b"{", "complete"), "no JSON"),
+        (Answer(None, {}, b"", "timeout"), "no answer"),
+        (Answer(200, {}, b"", "closed"), "does not end well"),
+        (
+            Answer(
+                *(200, {"content-type": "text/event-stream"}),
+                *(b'data: {"error":{"code":500,"message":"x"}}\n\n', "complete"),
+            ),
+            "an error event",
+        ),
+    ],
+)
+def test_a_bad_answer_is_found(answer: Answer, words: str) -> None:
+    assert words in "; ".join(verdict.wrong(ASKED, answer))
+
+
+def test_a_good_refusal_is_no_finding() -> None:
+    body = b'{"error":{"message":"m","type":"t","code":"c"}}'
+    answer = Answer(400, {"content-type": "application/json"}, body, "complete")
+    assert not list(verdict.wrong(ASKED, answer))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Traceback (most recent call last):",
+        "a warning of some library",
+        {"event": "instance.exited", "fault": True, "signal": 11},
+        {"event": "instance.failed"},
+        {"event": "request.refused", "status": 500, "why": "w"},
+    ],
+)
+def test_a_bad_line_of_the_log_is_found(line: dict[str, object] | str) -> None:
+    assert observer.wrong(line)

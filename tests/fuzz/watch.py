@@ -1,0 +1,187 @@
+"""Looks at a daemon from a process of its own: its event loop, its memory, a stream beside it.
+
+Prints one JSON object a line: {"kind": "loop" | "memory" | "stream", "from_s", "to_s", "value", …}.
+Times are of the monotonic clock, which all processes share. A second in which the machine gave the
+daemon, or this process, no processor is not counted as the daemon's: Linux says how long a thread
+that could run waited for one. Source: proc(5), /proc/PID/schedstat, its second figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any, Final
+
+_PROBE_S: Final = 0.1
+_MEMORY_S: Final = 0.05
+_STREAM_TOKENS: Final = 400
+_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
+_PATIENCE_S: Final = 120.0
+
+
+def main() -> None:
+    """Look until the daemon or the parent is gone."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("host", "port", "pid", "key"):
+        parser.add_argument(name)
+    words = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        asyncio.run(_watch((words.host, int(words.port)), int(words.pid), words.key))
+
+
+async def _watch(address: tuple[str, int], pid: int, key: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_probe(address, pid))
+        tasks.create_task(_memory(pid))
+        tasks.create_task(_streams(address, pid, key))
+
+
+def _tell(kind: str, began_s: float, value: float, **more: Any) -> None:
+    now_s = time.monotonic()
+    print(
+        json.dumps({"kind": kind, "from_s": began_s, "to_s": now_s, "value": value, **more}),
+        flush=True,
+    )
+
+
+def _starved_s(*pids: int | str) -> float:
+    """Return how long the first threads of processes have waited for a processor, summed."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError):
+            total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return total
+
+
+class _Gap:
+    """Measures the time between two moments, less what the machine is to blame for."""
+
+    def __init__(self, *pids: int | str) -> None:
+        self._pids = pids
+        self.restart()
+
+    def restart(self) -> None:
+        self.began_s = time.monotonic()
+        self._starved_s = _starved_s(*self._pids)
+
+    def tell(self, kind: str, **more: Any) -> None:
+        wall_s = time.monotonic() - self.began_s
+        starved_s = min(wall_s, _starved_s(*self._pids) - self._starved_s)
+        _tell(kind, self.began_s, wall_s - starved_s, wall_s=wall_s, **more)
+        self.restart()
+
+
+async def _probe(address: tuple[str, int], pid: int) -> None:
+    """Ask /health on a kept connection each 100 ms."""
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(*address)
+            while True:
+                gap = _Gap(pid, "self")
+                writer.write(request)
+                async with asyncio.timeout(_PATIENCE_S):
+                    await _skip_answer(reader)
+                gap.tell("loop")
+                await asyncio.sleep(_PROBE_S)
+        await asyncio.sleep(_PROBE_S)
+
+
+async def _skip_answer(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+    await reader.readexactly(int(length or 0))
+
+
+async def _memory(pid: int) -> None:
+    """Tell each new peak of the memory that is resident, in MiB."""
+    peak = 0
+    while True:
+        began_s = time.monotonic()
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return
+        if pages > peak + 256:
+            peak = pages
+            _tell("memory", began_s, pages / 256)
+        await asyncio.sleep(_MEMORY_S)
+
+
+async def _streams(address: tuple[str, int], pid: int, key: str) -> None:
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await _stream(address, pid, key)
+        await asyncio.sleep(0.2)
+
+
+async def _stream(address: tuple[str, int], pid: int, key: str) -> None:
+    """Read one answer as it comes, and see that each letter follows the one before."""
+    members = {"model": "m", "stream": True, "max_tokens": _STREAM_TOKENS, "temperature": 0}
+    body = json.dumps({**members, "messages": [{"role": "user", "content": "hello"}]}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\n"
+        f"Authorization: Bearer {key}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(head.encode() + body)
+    try:
+        status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+        _tell("answer", time.monotonic(), status)
+        if status == 200:
+            await _follow(reader, pid)
+    finally:
+        writer.close()
+
+
+async def _follow(reader: asyncio.StreamReader, pid: int) -> None:
+    """Read a stream to its end; it runs from its first text on."""
+    gap, last = _Gap(pid, "self"), ""
+    async for line in reader:
+        if line.strip() == b"data: [DONE]":
+            return
+        if why := _error(line):
+            _tell("broken", gap.began_s, 0, why=why)
+            return
+        if not (text := _text(line)):
+            continue
+        if last:
+            gap.tell("stream")
+        gap.restart()
+        if wrong := _disorder(last + text):
+            _tell("wrong", gap.began_s, 0, why=wrong)
+        last = text[-1]
+    _tell("broken", gap.began_s, 0, why="the stream ended without [DONE]")
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+    return event
+
+
+def _error(line: bytes) -> str:
+    error = _event(line).get("error")
+    return str(error.get("message"))[:200] if error else ""
+
+
+def _text(line: bytes) -> str:
+    choices = _event(line).get("choices")
+    return (choices[0]["delta"].get("content") or "") if choices else ""
+
+
+def _disorder(text: str) -> str:
+    """Return where a letter does not follow the one before: the model says the alphabet."""
+    for before, after in itertools.pairwise(text):
+        if after != _ALPHABET[(_ALPHABET.find(before) + 1) % 26]:
+            return f"{after!r} follows {before!r}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()
