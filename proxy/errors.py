@@ -2,6 +2,7 @@
 
     ProxyError                       500
     ├── BadRequest                   400    the body or the query cannot be understood
+    │   └── LimitExceeded            400    the request asks too much of an engine
     ├── Unauthorized                 401    no API key, or one that is not known
     ├── Forbidden                    403    the Host, the Origin or the key may not ask this
     ├── UnknownPath                  404    no such path
@@ -76,6 +77,29 @@ class BadRequest(ProxyError):
     code = "invalid_request"
     openai_type = "invalid_request_error"
     anthropic_type = "invalid_request_error"
+
+
+class LimitExceeded(BadRequest):
+    """A member of the body holds more than a limit of `[proxy.limits]`.
+
+    Args:
+        member: The member.
+        what: What is counted, as a phrase behind a number; empty where the number is its value.
+        amount: How much there is.
+        limit: How much there may be.
+        setting: The limit's name under `[proxy.limits]`.
+    """
+
+    code = "limit_exceeded"
+
+    def __init__(self, member: str, what: str, amount: float, limit: int, setting: str) -> None:
+        # A number may have a thousand digits.
+        shown = f"{amount:d}" if isinstance(amount, int) and amount < 10**18 else f"{amount:.3g}"
+        counted = f"has {shown} {what}" if what else f"is {shown}"
+        super().__init__(
+            f"{member} {counted}, more than {limit}; "
+            f"send less, or raise {setting} under [proxy.limits]"
+        )
 
 
 class Unauthorized(ProxyError):

@@ -27,6 +27,7 @@ from proxy.home.session import session_of
 from proxy.line.line import Lane
 from proxy.loader import ModelCard
 from proxy.pages import Kind, kind_of
+from proxy.request_limits.check import check
 from proxy.roster import find
 from proxy.settings import ProxySettings
 
@@ -98,6 +99,7 @@ async def read_ask(
     Raises:
         BadRequest: The body is broken, is no JSON object, or leaves open which model it means.
         BodyTooLarge: The body has more bytes than the limit.
+        LimitExceeded: It asks too much of an engine.
         TooSlow: The body did not come in time.
         UnknownModel: No model has the name.
     """
@@ -117,6 +119,7 @@ async def read_ask(
     pick = find(_named(members) or request.query.get("model"), cards)
     if not is_form:
         members, body = _meant(kind, members, body, pick.variant)
+        check(kind, members, settings.limits)
     model = pick.card.id
     return Ask(
         request_id=request_id,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from proxy.request_limits.limits import RequestLimits
+
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
 
@@ -38,6 +40,7 @@ class ProxySettings:
         origins: Origins whose pages may ask, besides the local ones; see `guard.origins_of`.
         hosts: Names of this machine that are taken in Host, besides the loopback ones and, where
             `host` is no loopback address, IP addresses and what the system calls this machine.
+        limits: What one request may ask of an engine.
     """
 
     host: str = "127.0.0.1"
@@ -59,3 +62,4 @@ class ProxySettings:
     keys_file: Path | None = None
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    limits: RequestLimits = RequestLimits()  # noqa: RUF009 (frozen)

@@ -16,7 +16,9 @@ from proxy.gate.keys import KEY, visible
 from proxy.line.flight import Flight, Floor
 from proxy.loader import Loader, ModelCard, Reader
 from proxy.nodes.cards import local
+from proxy.pages import Kind
 from proxy.request import members_of, read_body
+from proxy.request_limits.check import check
 from proxy.roster import Pick, find
 from proxy.settings import ProxySettings
 
@@ -47,6 +49,7 @@ class WarmPage:
 
         Raises:
             UnknownModel: No model here has the name.
+            LimitExceeded: The prompt asks too much of an engine.
             TooMany: A prompt is read for the model already.
             ProxyError: As `Reader.warm` does, and `read_body`.
         """
@@ -58,6 +61,7 @@ class WarmPage:
         members = members_of(await read_body(request, self._settings))
         if pick.variant:
             members = pick.variant.applied(members)
+        check(Kind.CHAT, members, self._settings.limits)
         model = pick.card.id
         if model in self._reading:
             raise TooMany(f"a prompt is read for {model} already; ask again", _RETRY_AFTER_S)

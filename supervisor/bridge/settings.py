@@ -12,6 +12,7 @@ from proxy.gate.guard import is_loopback
 from proxy.gate.keyfile import Key, read_keys
 from proxy.nodes.secret import read_key
 from proxy.nodes.settings import NodeSettings
+from proxy.request_limits.limits import RequestLimits
 from proxy.settings import ProxySettings
 from supervisor.errors import SettingsInvalid
 from supervisor.settings.tables import NodeTable, ProxyTable
@@ -45,7 +46,10 @@ def proxy_settings(table: ProxyTable) -> ProxySettings:
     """
     host, _, port = table.listen.rpartition(":")
     settings = ProxySettings(
-        host=host.strip("[]"), port=int(port), **table.model_dump(exclude={"listen"})
+        host=host.strip("[]"),
+        port=int(port),
+        limits=RequestLimits(**table.limits.model_dump()),
+        **table.model_dump(exclude={"listen", "limits"}),
     )
     with explained():
         check(settings)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from supervisor.settings.limits import LimitsTable
 from supervisor.settings.values import Address, Bytes, ExpandedPath, NodeAddress
 
 
@@ -82,6 +83,7 @@ class ProxyTable(Table):
         description="names of this machine taken in Host, besides localhost, IP addresses and its "
         "hostname (the last two only where listen is no loopback address)",
     )
+    limits: LimitsTable = LimitsTable()
 
 
 class RestartTable(Table):

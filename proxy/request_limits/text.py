@@ -1,0 +1,42 @@
+"""Grammars and regular expressions of one request, held to their limits."""
+
+from __future__ import annotations
+
+from proxy.request_limits.expression import Shape, measure
+from proxy.request_limits.limit import Limit
+
+
+def check_grammar(limit: Limit, member: str, text: str) -> None:
+    """Refuse a grammar that is too large.
+
+    Raises:
+        LimitExceeded: It is.
+    """
+    limit(member, "characters", len(text), "grammar_bytes")
+    measure(text, lambda shape: _check(limit, member, shape), is_grammar=True)
+
+
+class Patterns:
+    """All regular expressions of one request, which share the limit of their length."""
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+        self._chars = 0
+
+    def check(self, member: str, text: str) -> None:
+        """Refuse an expression that is too large, or one too many.
+
+        Raises:
+            LimitExceeded: It is.
+        """
+        self._chars += len(text)
+        what = "characters of regular expressions"
+        self._limit(member, what, self._chars, "pattern_bytes")
+        measure(text, lambda shape: _check(self._limit, member, shape), is_grammar=False)
+
+
+def _check(limit: Limit, member: str, shape: Shape) -> None:
+    limit(member, "parentheses inside one another", shape.depth, "grammar_depth")
+    limit(member, "rules", shape.rules, "grammar_rules")
+    limit(member, "alternatives", shape.alternatives, "grammar_alternatives")
+    limit(member, "optional parts in a row", shape.optionals, "grammar_optionals")

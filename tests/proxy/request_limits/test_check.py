@@ -1,0 +1,193 @@
+"""What asks too much of an engine is refused by name; honest requests are not."""
+
+import time
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from fakes.house import House
+
+from proxy.errors import LimitExceeded
+from proxy.pages import Kind
+from proxy.request_limits.check import check
+from proxy.request_limits.limits import RequestLimits
+
+LIMITS = RequestLimits()
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+
+
+def chained(count: int) -> str:
+    rules = "\n".join(f"r{i} ::= r{i + 1}" for i in range(count))
+    return f'root ::= r0\n{rules}\nr{count} ::= "a"'
+
+
+def tool(schema: object) -> list[object]:
+    return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+
+
+def answer(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def trigger(pattern: str) -> list[object]:
+    return [{"type": 2, "value": pattern}]
+
+
+PARENTHESES = "(" * 100_000 + "a" + ")" * 100_000
+PATTERN = {"type": "string", "pattern": f"^{'(' * 8000}a{')' * 8000}$"}
+
+# What crashed build 10434 or kept it busy, and much more of everything than anybody needs.
+TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
+    "parentheses": ({"grammar": f"root ::= {PARENTHESES}"}, "grammar_bytes"),
+    "some parentheses": ({"grammar": f"root ::= {'(' * 200}a{')' * 200}"}, "grammar_depth"),
+    "chained rules": ({"grammar": chained(100_000)}, "grammar_bytes"),
+    "short chained rules": ({"grammar": "a::=b\n" * 5000}, "grammar_rules"),
+    "alternatives": ({"grammar": "root ::= " + "|".join(["a"] * 3000)}, "grammar_alternatives"),
+    "optional parts": ({"grammar": 'root ::= "a" ' + "x? " * 100}, "grammar_optionals"),
+    "optional groups": ({"grammar": "root ::= " + '("a")* ' * 100}, "grammar_optionals"),
+    "pattern": ({"json_schema": PATTERN}, "grammar_depth"),
+    "pattern in a tool": ({"tools": tool({"properties": {"a": PATTERN}})}, "grammar_depth"),
+    "pattern in an answer": ({"response_format": answer(PATTERN)}, "grammar_depth"),
+    "long pattern": ({"json_schema": {"pattern": "a" * 20_000}}, "pattern_bytes"),
+    "many patterns": ({"json_schema": {"anyOf": [{"pattern": "a" * 99}] * 999}}, "pattern_bytes"),
+    "optional pattern": ({"json_schema": {"pattern": "a?" * 100}}, "grammar_optionals"),
+    "trigger": ({"grammar_triggers": trigger("(" * 200)}, "grammar_depth"),
+    "long trigger": ({"grammar_triggers": trigger("a" * 100_000)}, "pattern_bytes"),
+    "triggers": ({"grammar_triggers": trigger("a") * 2000}, "triggers"),
+    "preserved tokens": ({"preserved_tokens": ["a"] * 2000}, "triggers"),
+    "optional properties": ({"json_schema": optional(2000)}, "schema_optional"),
+    "of a tool": ({"tools": tool(optional(2000))}, "schema_optional"),
+    "of Anthropic's tool": ({"tools": [{"input_schema": optional(2000)}]}, "schema_optional"),
+    "of a response": ({"text": {"format": {"schema": optional(2000)}}}, "schema_optional"),
+    "levels": ({"json_schema": nested(400)}, "schema_depth"),
+    "enum": ({"json_schema": {"enum": list(range(3000))}}, "schema_choices"),
+    "types": ({"json_schema": {"type": ["string"] * 3000}}, "schema_choices"),
+    "values": ({"json_schema": {"allOf": [{"enum": [1] * 1000}] * 100}}, "schema_values"),
+    "stop": ({"stop": ["a"] * 1000}, "stop"),
+    "one long stop": ({"stop": "a" * 10_000}, "text_chars"),
+    "long stop": ({"stop": ["a" * 10_000]}, "text_chars"),
+    "Anthropic's stop": ({"stop_sequences": ["a"] * 1000}, "stop"),
+    "logit_bias": ({"logit_bias": [[i, 1] for i in range(20_000)]}, "logit_bias"),
+    "logit_bias as an object": ({"logit_bias": {str(i): 1 for i in range(20_000)}}, "logit_bias"),
+    "text of logit_bias": ({"logit_bias": [["a" * 5000, 1]]}, "text_chars"),
+    "n_predict": ({"n_predict": 10**12}, "n_predict"),
+    "max_tokens": ({"max_tokens": 1e12}, "n_predict"),
+    "max_completion_tokens": ({"max_completion_tokens": 2**63}, "n_predict"),
+    "max_output_tokens": ({"max_output_tokens": 2**63}, "n_predict"),
+    "repeat_last_n": ({"repeat_last_n": 10**9}, "last_n"),
+    "dry_penalty_last_n": ({"dry_penalty_last_n": 10**9}, "last_n"),
+    "breakers": ({"dry_sequence_breakers": ["a"] * 100}, "dry_sequence_breakers"),
+    "samplers": ({"samplers": ["top_k"] * 100}, "samplers"),
+    "samplers as letters": ({"samplers": "k" * 100}, "samplers"),
+    "lora": ({"lora": [{"id": i} for i in range(100)]}, "lora"),
+    "prompts": ({"prompt": ["a"] * 3000}, "prompts"),
+    "n": ({"n": 100}, "answers"),
+    "n_cmpl": ({"n_cmpl": 100}, "answers"),
+    "n_probs": ({"n_probs": 10**6}, "n_probs"),
+    "top_logprobs": ({"logprobs": True, "top_logprobs": 10**6}, "n_probs"),
+    "logprobs": ({"logprobs": 10**6}, "n_probs"),
+}
+
+FINE: dict[str, dict[str, Any]] = {
+    "literals": {"grammar": r'root ::= "((((\"((((" [(((\]((] # ((((' + "(" * 500 + '\na ::= "a"'},
+    "escapes": {"json_schema": {"pattern": r"\(" * 500 + "[(((]"}},
+    "groups": {"json_schema": {"pattern": "(?:a|b)" * 100}},
+    "a hundred tools": {"tools": tool(optional(30)) * 100},
+    "required properties": {
+        "json_schema": optional(2000) | {"required": [f"p{i}" for i in range(2000)]}
+    },
+    "200 countries": {"json_schema": {"enum": ["country"] * 200}},
+    "a prompt in tokens": {"prompt": list(range(100_000))},
+    "to the end": {"n_predict": -1, "max_tokens": 2**31 - 1, "repeat_last_n": -1},
+    "other types": {
+        "grammar": 1,
+        "stop": None,
+        "logit_bias": "a",
+        "n": "a",
+        "tools": "a",
+        "prompt": {"a": 1},
+        "grammar_triggers": [1, {"type": [], "value": "a"}],
+        "json_schema": {"properties": [], "required": [[]], "pattern": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_is_too_much_is_refused_and_the_limit_named(name: str) -> None:
+    members, setting = TOO_MUCH[name]
+    with pytest.raises(LimitExceeded) as refused:
+        check(Kind.NATIVE, members, LIMITS)
+    assert f"raise {setting} under [proxy.limits]" in refused.value.message
+    assert str(getattr(LIMITS, setting)) in refused.value.message
+    check(Kind.NATIVE, members, replace(LIMITS, **dict.fromkeys(NAMES, 2**63)))
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_honest_passes(name: str) -> None:
+    check(Kind.NATIVE, FINE[name], LIMITS)
+
+
+def test_many_inputs_are_counted_where_each_is_computed() -> None:
+    many = {"input": ["a"] * 3000}
+    with pytest.raises(LimitExceeded):
+        check(Kind.BATCH, many, LIMITS)
+    check(Kind.RESPONSES, many, LIMITS)
+
+
+NAMES = [field.name for field in fields(RequestLimits)]
+
+
+def test_every_limit_is_held() -> None:
+    assert {setting for _, setting in TOO_MUCH.values()} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"grammar": '"' * 1_000_000},
+        {"grammar": "[" * 1_000_000},
+        {"grammar": '"\\' * 1_000_000},
+        {"json_schema": {"pattern": "[\\" * 1_000_000}},
+        {"json_schema": {"enum": [[[1]]] * 300_000}},
+        {"tools": [{"pattern": "("} for _ in range(300_000)]},
+        {"stop": ["a"] * 1_000_000},
+    ],
+    ids=lambda members: next(iter(members)),
+)
+def test_time_grows_with_the_size_and_no_faster(members: dict[str, Any]) -> None:
+    lifted = replace(LIMITS, **dict.fromkeys(NAMES, 2**63))
+    began_at_s = time.monotonic()
+    check(Kind.NATIVE, members, lifted)
+    # Quadratic time would be minutes.
+    assert time.monotonic() - began_at_s < 10
+
+
+async def test_a_client_is_told_and_no_engine_sees_it(house: House) -> None:
+    fake = await house.fake()
+    async with house.ask(grammar=f"root ::= {'(' * 10_000}") as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["code"] == "limit_exceeded"
+    assert error["type"] == "invalid_request_error"
+    assert error["message"] == (
+        "grammar has 129 parentheses inside one another, more than 128; "
+        "send less, or raise grammar_depth under [proxy.limits]"
+    )
+    assert fake.calls.empty()
+
+
+async def test_the_prompt_of_a_warm_up_is_held_to_them_too(house: House) -> None:
+    path, body = "/corral/v1/models/chat/warm", {"messages": [], "grammar": "(" * 10_000}
+    async with house.http.post(path, json=body) as response:
+        assert response.status == 400
+    assert not house.reader.asked
