@@ -19,6 +19,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
+from proxy.body.bodies import Bodies, Share
 from proxy.carry import props
 from proxy.carry.answer import Answer, error_response
 from proxy.carry.forward import Forward
@@ -69,11 +70,13 @@ def build_app(
     floor = Floor()
     forward = Forward(dispatch, settings, metrics.tell)
     pages = _Pages(dispatch, loader, metrics, has_keys=settings.keys_file is not None)
-    passed = _Passed(loader, settings, forward, floor, metrics, reader)
+    bodies = Bodies(settings)
+    passed = _Passed(loader, forward, floor, metrics, reader, bodies)
     door = Door(settings, floor, metrics.tell)
     app = web.Application(middlewares=[door.pass_through])
     app[FLOOR] = floor
     app.on_response_prepare.append(door.sign)
+    app.on_cleanup.append(bodies.close)
     for path in ("/health", "/v1/health"):
         app.router.add_get(path, pages.health)
     for path in ("/models", "/v1/models"):
@@ -83,7 +86,7 @@ def build_app(
     app.router.add_get("/corral/v1/slots", pages.overview)
     app.router.add_get("/metrics", pages.metrics)
     if reader:
-        warm = WarmPage(loader, reader, settings, floor)
+        warm = WarmPage(loader, reader, floor, bodies)
         app.router.add_post("/corral/v1/models/{id:.+}/warm", warm.answer)
     app.router.add_get(props.PATH, passed.props)
     for path in PASSED["POST"]:
@@ -146,18 +149,18 @@ class _Passed:
     def __init__(
         self,
         loader: Loader,
-        settings: ProxySettings,
         forward: Forward,
         floor: Floor,
         metrics: Metrics,
         reader: Reader | None,
+        bodies: Bodies,
     ) -> None:
         self._loader = loader
-        self._settings = settings
         self._forward = forward
         self._floor = floor
         self._metrics = metrics
         self._reader = reader
+        self._bodies = bodies
         self._openings = Openings()
         self._remembered = Remembered()
 
@@ -184,8 +187,8 @@ class _Passed:
     async def _answered(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         try:
             async with Flight(self._floor.flights):
-                with self._metrics.counting(answer.record):
-                    await self._serve(request, answer)
+                with self._metrics.counting(answer.record), self._bodies.share() as share:
+                    await self._serve(request, answer, share)
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE
         except ProxyError as error:
@@ -195,10 +198,10 @@ class _Passed:
             await answer.break_off(error)
         return answer.response
 
-    async def _serve(self, request: web.Request, answer: Answer) -> None:
+    async def _serve(self, request: web.Request, answer: Answer, share: Share) -> None:
         record = answer.record
         cards = _cards(self._loader, request)
-        ask = await read_ask(request, record.request_id, self._settings, cards)
+        ask = await read_ask(request, record.request_id, cards, share)
         record.model = ask.model
         await self._forward.carry(ask, answer)
         if record.status == HTTPStatus.OK:

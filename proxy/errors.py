@@ -2,7 +2,8 @@
 
     ProxyError                       500
     ├── BadRequest                   400    the body or the query cannot be understood
-    │   └── LimitExceeded            400    the request asks too much of an engine
+    │   ├── LimitExceeded            400    the request asks too much of an engine
+    │   └── BodyTooComplex           400    the body holds too many values, or lies too deep
     ├── Unauthorized                 401    no API key, or one that is not known
     ├── Forbidden                    403    the Host, the Origin or the key may not ask this
     ├── UnknownPath                  404    no such path
@@ -10,6 +11,8 @@
     ├── WrongMethod                  405    the path is there, the method is not
     ├── TooSlow                      408    the client did not send its request in time
     ├── BodyTooLarge                 413    more bytes than the limit
+    ├── BodyExpands                  413    decompressed, the body becomes too many times larger
+    ├── UnknownCoding                415    the body is compressed in a way that is not known here
     ├── Unmet                        417    the client expects what nobody here can do
     ├── TooMany                      429    not now; Retry-After says when
     │   ├── LineFull                 429    too many wait for the model
@@ -25,6 +28,7 @@
     │   ├── Loading                  503    one is on its way
     │   ├── NotLoaded                503    the model is not loaded, and looking does not load it
     │   ├── WaitedLong               503    the request's patience ended before its turn came
+    │   ├── BodyMemoryFull           503    the bodies of all requests take too much memory
     │   └── Draining                 503    the proxy is about to end
     └── UpstreamTimeout              504    an instance said nothing for too long
 
@@ -100,6 +104,20 @@ class LimitExceeded(BadRequest):
             f"{member} {counted}, more than {limit}; "
             f"send less, or raise {setting} under [proxy.limits]"
         )
+
+
+class BodyTooComplex(BadRequest):
+    """The body holds more values than the limit, or its lists and objects lie too deep.
+
+    Args:
+        what: Which limit was met.
+        setting: What the setting is called behind `max_body_`.
+    """
+
+    code = "body_too_complex"
+
+    def __init__(self, what: str, setting: str) -> None:
+        super().__init__(f"the body is too complex: {what}; raise max_body_{setting} under [proxy]")
 
 
 class Unauthorized(ProxyError):
@@ -188,6 +206,41 @@ class BodyTooLarge(ProxyError):
             f"the body is larger than {limit_bytes} bytes; "
             "send less, or raise max_body_bytes under [proxy]"
         )
+
+
+class BodyExpands(ProxyError):
+    """Decompressed, the body becomes too many times larger."""
+
+    status = 413
+    code = "body_expands"
+    openai_type = "invalid_request_error"
+    anthropic_type = "request_too_large"
+    ends_connection = True
+
+    def __init__(self, max_ratio: float) -> None:
+        super().__init__(
+            f"the body becomes more than {max_ratio:g} times larger when decompressed; "
+            "send it as it is, or raise max_body_ratio under [proxy]"
+        )
+
+
+class UnknownCoding(ProxyError):
+    """The body is compressed in a way that is not known here."""
+
+    status = 415
+    code = "unknown_content_encoding"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+    ends_connection = True
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(
+            f"the Content-Encoding {quoted(coding)} is not known here; send gzip, deflate or none"
+        )
+
+    def headers(self) -> Mapping[str, str]:
+        """Return what RFC 9110 section 15.5.16 asks for: the codings that are taken."""
+        return {"Accept-Encoding": "gzip, deflate"}
 
 
 class Unmet(ProxyError):
@@ -354,6 +407,19 @@ class WaitedLong(Unavailable):
     """The request's patience ended before its turn came."""
 
     code = "waited_long"
+
+
+class BodyMemoryFull(Unavailable):
+    """The bodies of all requests together take as much memory as they may."""
+
+    code = "body_memory_full"
+    ends_connection = True  # the rest of the body is not wanted
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"the bodies of all requests take {limit_bytes} bytes of memory, as much as they may; "
+            "retry later, or raise body_memory_bytes under [proxy]"
+        )
 
 
 class Draining(Unavailable):

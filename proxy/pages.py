@@ -46,6 +46,11 @@ class Kind(Enum):
         """Return whether an instance writes text for it."""
         return self not in {Kind.BATCH, Kind.SPEECH, Kind.LOOK}
 
+    @property
+    def takes_forms(self) -> bool:
+        """Return whether its pages take a multipart form; all take JSON."""
+        return self is Kind.SPEECH
+
 
 PASSED: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
     {

@@ -1,25 +1,29 @@
 """An HTTP request as an Ask: which model, which page, which bytes.
 
-The body is read once and never past the limit. `id_slot` is taken out of it: a client that pins a
-slot in use corrupts another client's text (builds 10434 and 11434). For a variant of a model the
-body is what the variant makes of it; any other body passes byte for byte.
+The body is read once and never past the limits, and it is read as the engine will read it: as a
+form where the page takes forms and the request says that it is one, else as JSON. `id_slot` is
+taken out of it: a client that pins a slot in use corrupts another client's text (builds 10434 and
+11434). For a variant of a model the body is what the variant makes of it. Any other JSON passes
+byte for byte; a form is written again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
-from aiohttp import StreamReader, web
+from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.body.bodies import Share
+from proxy.body.form import Form, is_form, read_form
+from proxy.body.members import check_complexity, members_of
+from proxy.body.read import read_body
 from proxy.carry.variant import Variant
-from proxy.errors import BadRequest, BodyTooLarge, TooSlow
-from proxy.form import model_of
+from proxy.errors import BadRequest
 from proxy.gate.keys import KEY
 from proxy.headers import HOP, for_upstream
 from proxy.home.prefix import Prompt, read_prompt
@@ -32,6 +36,7 @@ from proxy.roster import find
 from proxy.settings import ProxySettings
 
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
+_PREFER_MAX_CHARACTERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Ask:
         query: Query string as it was sent, without the question mark.
         headers: What of the client's header an instance may see.
         body: The bytes to pass on; empty where the method has no body.
-        members: What the body says, where it is a JSON object; else empty.
+        members: What the body says: the members of a JSON object, or the texts of a form.
         kind: What it makes an instance do.
         model: The id of the model it is for.
         client: Who asks: the name of an API key, or an address. For fairness and limits.
@@ -55,6 +60,7 @@ class Ask:
         session: The client's own name for the conversation, or None.
         is_hopped: Whether another proxy of this kind passed it on: it stays here.
         is_ours: Whether no client waits for it: it keeps no model from leaving.
+        form: The form that `body` is, or None: it is JSON.
     """
 
     request_id: str
@@ -73,6 +79,7 @@ class Ask:
     session: str | None = None
     is_hopped: bool = False
     is_ours: bool = False
+    form: Form | None = None
 
     @property
     def may_load(self) -> bool:
@@ -85,59 +92,120 @@ class Ask:
         return self.members.get("stream") is True
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What an instance is to read.
+
+    Attributes:
+        model: The id of the model that it is for.
+        body: The bytes.
+        members: What they say.
+        prompt: What is known of the prompt, or None.
+        form: The form that they are, or None.
+    """
+
+    model: str
+    body: bytes = b""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Prompt | None = None
+    form: Form | None = None
+
+
 async def read_ask(
-    request: web.Request, request_id: str, settings: ProxySettings, cards: Sequence[ModelCard]
+    request: web.Request,
+    request_id: str,
+    cards: Sequence[ModelCard],
+    share: Share,
 ) -> Ask:
     """Read a request to its end.
 
     Args:
         request: The request; its body not yet read.
         request_id: Its name.
-        settings: The limits.
         cards: The models there are; a client that names none means the only one.
+        share: The limits, and the memory that its body may take.
 
     Raises:
-        BadRequest: The body is broken, is no JSON object, or leaves open which model it means.
-        BodyTooLarge: The body has more bytes than the limit.
+        BadRequest: The body is broken, is neither JSON object nor form, or leaves open which model
+            it means.
         LimitExceeded: It asks too much of an engine.
-        TooSlow: The body did not come in time.
         UnknownModel: No model has the name.
+        ProxyError: As `read_body` and `check_complexity` do.
     """
-    body, headers = b"", for_upstream(request.headers)
-    members: dict[str, Any] = {}
-    key = request.get(KEY)
-    is_form = request.content_type.startswith("multipart/")
-    if request.method == "POST":
-        body = await read_body(request, settings)
-        if is_form:
-            members = {"model": model_of(body)}
-        else:
-            members = members_of(body)
-            # An engine takes only 8 KiB of what curl -d calls a form.
-            headers["Content-Type"] = "application/json"
     kind = kind_of(request.method, request.path)
-    pick = find(_named(members) or request.query.get("model"), cards)
-    if not is_form:
-        members, body = _meant(kind, members, body, pick.variant)
-        check(kind, members, settings.limits)
-    model = pick.card.id
+    content = await _content(request, kind, cards, share)
+    members, key = content.members, request.get(KEY)
     return Ask(
         request_id=request_id,
         method=request.method,
         path=request.path,
         query=request.rel_url.raw_query_string,
-        headers=headers,
-        body=body,
+        headers=_headers(request, content.form),
+        body=content.body,
         members=members,
         kind=kind,
-        model=model,
+        model=content.model,
         client=key.name if key else request.remote or "",
         lane="batch" if key and key.lane == "batch" else _lane(request, members),
-        patience_s=_patience_s(request, settings.patience_s),
-        prompt=read_prompt(kind, model, members),
+        patience_s=_patience_s(request, share.settings.patience_s),
+        prompt=content.prompt,
         session=session_of(request.headers, members),
         is_hopped=HOP in request.headers,
+        form=content.form,
     )
+
+
+async def _content(
+    request: web.Request,
+    kind: Kind,
+    cards: Sequence[ModelCard],
+    share: Share,
+) -> _Content:
+    """Read the body, and find the model that it means."""
+    named = request.query.get("model")
+    if request.method != "POST":
+        return _Content(find(named, cards).card.id)
+    body = await read_body(request, share)
+    content_type = request.headers.get("Content-Type", "")
+    if kind.takes_forms and is_form(content_type):
+        return _of_form(await read_form(content_type, body), named, cards, share.settings)
+    await check_complexity(body, share)
+    return await share.run(len(body), lambda: _of_json(body, kind, named, cards, share.settings))
+
+
+def _of_form(
+    form: Form, named: str | None, cards: Sequence[ModelCard], settings: ProxySettings
+) -> _Content:
+    members = form.texts()
+    check(Kind.SPEECH, members, settings.limits)
+    model = find(members.get("model") or named, cards).card.id
+    return _Content(model, form.written(), members, form=form)
+
+
+def _of_json(
+    body: bytes,
+    kind: Kind,
+    named: str | None,
+    cards: Sequence[ModelCard],
+    settings: ProxySettings,
+) -> _Content:
+    members = members_of(body)
+    pick = find(_named(members) or named, cards)
+    members, body = _meant(kind, members, body, pick.variant)
+    check(kind, members, settings.limits)
+    model = pick.card.id
+    return _Content(model, body, members, read_prompt(kind, model, members))
+
+
+def _headers(request: web.Request, form: Form | None) -> CIMultiDict[str]:
+    """Return what an instance may see of the header, with the type of what it is sent.
+
+    It reads a body by its type: there is one, and it is the one that the body was read by.
+    """
+    headers = for_upstream(request.headers)
+    if request.method == "POST":
+        headers["Content-Type"] = form.content_type if form else "application/json"
+    return headers
 
 
 def _lane(request: web.Request, members: Mapping[str, Any]) -> Lane:
@@ -153,67 +221,9 @@ def _patience_s(request: web.Request, limit_s: float) -> float:
     """
     if "Prefer" not in request.headers:
         return limit_s
-    wanted = _WAIT.search(",".join(request.headers.getall("Prefer")))
+    said = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
+    wanted = _WAIT.search(said)
     return min(float(wanted[1]), limit_s) if wanted else limit_s
-
-
-async def read_body(request: web.Request, settings: ProxySettings) -> bytes:
-    """Return the body of a request, within the limits.
-
-    Raises:
-        BadRequest: It is broken.
-        BodyTooLarge: It has more bytes than the limit.
-        TooSlow: It did not come in time.
-    """
-    max_bytes, limit_s = settings.max_body_bytes, settings.body_timeout_s
-    if (request.content_length or 0) > max_bytes:
-        raise BodyTooLarge(max_bytes)
-    try:
-        if request.content.is_eof():  # all of it came with the header, as mostly
-            body = request.content.read_nowait()
-        else:
-            async with asyncio.timeout(limit_s):
-                body = await _gathered(request.content, max_bytes)
-    except TimeoutError as error:
-        raise TooSlow(
-            f"the body did not come within {limit_s:g} s; "
-            "send it faster, or raise body_timeout_s under [proxy]"
-        ) from error
-    except web.RequestPayloadError as error:
-        raise BadRequest(f"the body cannot be read: {_first_line(error)}") from error
-    if len(body) > max_bytes:
-        raise BodyTooLarge(max_bytes)
-    return body
-
-
-async def _gathered(content: StreamReader, max_bytes: int) -> bytes:
-    """Return all there is, or the first bytes of it that are too many."""
-    body = bytearray()
-    async for chunk in content.iter_any():
-        body += chunk
-        if len(body) > max_bytes:
-            break
-    return bytes(body)
-
-
-def _first_line(error: Exception) -> str:
-    """Return what a parser says without the bytes it shows; the status is ours to say."""
-    return next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))
-
-
-def members_of(body: bytes) -> dict[str, Any]:
-    """Return what a body says.
-
-    Raises:
-        BadRequest: It is no JSON object.
-    """
-    try:
-        members = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(members, dict):
-        raise BadRequest("the body must be a JSON object")
-    return members
 
 
 def _meant(

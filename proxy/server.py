@@ -108,6 +108,7 @@ class Server:
             loop=asyncio.get_running_loop(),
             head_timeout_s=settings.head_timeout_s,
             access_log=None,
+            auto_decompress=False,  # by whoever reads a body, within the limits
             logger=self._logger,
             keepalive_timeout=settings.idle_timeout_s,
             lingering_time=_LINGERING_S,

@@ -20,6 +20,12 @@ class ProxySettings:
             in the Host header.
         port: TCP port to listen on, 0 to 65535; 0 takes any free one.
         max_body_bytes: Largest request body taken, at least 1; counted after decompression.
+        max_body_ratio: How many times its size a compressed body may become, at least 1.
+        max_body_values: Most values in a JSON body, at least 1; see `count.count_values`.
+        max_body_depth: How deep lists and objects may lie in each other, 1 to 250: deeper ones
+            cannot be written again.
+        body_memory_bytes: What the bodies of all requests may take together, at least 1, with
+            what is made of them, by estimate; a body that is alone may take more.
         max_header_bytes: Longest request line and longest header field taken, at least 256.
         max_headers: Most header fields taken in one request, at least 16.
         idle_timeout_s: Seconds a client's connection may stay open without a request, above 0.
@@ -45,7 +51,11 @@ class ProxySettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    max_body_bytes: int = 64 * 1024**2
+    max_body_bytes: int = 16 * 1024**2
+    max_body_ratio: float = 100.0
+    max_body_values: int = 500_000
+    max_body_depth: int = 200
+    body_memory_bytes: int = 256 * 1024**2
     max_header_bytes: int = 16 * 1024
     max_headers: int = 128
     idle_timeout_s: float = 75.0

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 import orjson
 from aiohttp import web
 
+from proxy.body.bodies import Bodies, Share
+from proxy.body.members import check_complexity, members_of
+from proxy.body.read import read_body
 from proxy.errors import TooMany
 from proxy.gate.keys import KEY, visible
 from proxy.line.flight import Flight, Floor
 from proxy.loader import Loader, ModelCard, Reader
 from proxy.nodes.cards import local
 from proxy.pages import Kind
-from proxy.request import members_of, read_body
 from proxy.request_limits.check import check
 from proxy.roster import Pick, find
-from proxy.settings import ProxySettings
 
 _RETRY_AFTER_S = 5
 
@@ -31,17 +32,21 @@ class WarmPage:
     Args:
         loader: The models there are.
         reader: Has prompts read ahead.
-        settings: The limits.
         floor: What the server has under way.
+        bodies: What bodies may take.
     """
 
     def __init__(
-        self, loader: Loader, reader: Reader, settings: ProxySettings, floor: Floor
+        self,
+        loader: Loader,
+        reader: Reader,
+        floor: Floor,
+        bodies: Bodies,
     ) -> None:
         self._loader = loader
         self._reader = reader
-        self._settings = settings
         self._floor = floor
+        self._bodies = bodies
         self._reading: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -55,13 +60,16 @@ class WarmPage:
         """
         pick = find(request.match_info["id"], self._cards(request))
         async with Flight(self._floor.flights):
-            return await self._read(request, pick)
+            with self._bodies.share() as share:
+                return await self._read(request, pick, share)
 
-    async def _read(self, request: web.Request, pick: Pick) -> web.Response:
-        members = members_of(await read_body(request, self._settings))
+    async def _read(self, request: web.Request, pick: Pick, share: Share) -> web.Response:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        members = await share.run(len(body), lambda: members_of(body))
         if pick.variant:
             members = pick.variant.applied(members)
-        check(Kind.CHAT, members, self._settings.limits)
+        check(Kind.CHAT, members, share.settings.limits)
         model = pick.card.id
         if model in self._reading:
             raise TooMany(f"a prompt is read for {model} already; ask again", _RETRY_AFTER_S)

@@ -57,7 +57,7 @@ class Forward:
             slot = await self._dispatch.slot(lease, shape.reach)
             letter = _letter(ask, shape.naming(slot))
             if node := lease.upstream.node:
-                letter = readdressed(letter, node)
+                letter = readdressed(letter, node, ask.form)
             try:
                 async with exchange(lease.upstream, letter, self._settings) as reply:
                     await Delivery(shape, lease, reply, answer).carry()

@@ -11,28 +11,28 @@ from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
+from proxy.body.form import Form
 from proxy.engine.exchange import Letter
 from proxy.engine.upstream import Node
 from proxy.errors import BadRequest
-from proxy.form import with_model
 from proxy.headers import HOP
 
 
-def readdressed(letter: Letter, node: Node) -> Letter:
+def readdressed(letter: Letter, node: Node, form: Form | None = None) -> Letter:
     """Return a letter as a node is to read it.
 
     Args:
         letter: Its body, where it has one, is a form or a JSON object.
         node: Where it goes.
+        form: The form that its body is.
 
     Raises:
         BadRequest: The body lies deeper than what can be written again.
     """
     headers = letter.headers.copy()
     headers[HOP] = "1"
-    is_form = headers.get("Content-Type", "").lower().startswith("multipart/")
-    body = with_model(letter.body, node.model) if is_form else _json(letter.body, node.model)
-    is_said = bool(body) and not is_form
+    body = form.with_model(node.model).written() if form else _json(letter.body, node.model)
+    is_said = bool(body) and not form
     return replace(letter, headers=headers, query=_query(letter, node, is_said=is_said), body=body)
 
 

@@ -88,17 +88,17 @@ def shaped(ask: Ask) -> Shape:
 def _reach(ask: Ask) -> Reach:
     if ask.kind is Kind.MESSAGES:  # its translation drops what it does not know
         return Reach.LED
-    is_named = bool(ask.members) and ask.kind is not Kind.INFILL and _tells_progress(ask)
+    is_json = bool(ask.members) and not ask.form
+    is_named = is_json and ask.kind is not Kind.INFILL and _tells_progress(ask)
     return Reach.NAMED if is_named else Reach.NONE
 
 
 def _is_assembled(ask: Ask) -> bool:
     members = ask.members
-    is_form = ask.headers.get("Content-Type", "").startswith("multipart/")
     is_whole = ask.kind in _ASSEMBLED and _is_off(members.get("stream"))
     is_apart = ask.kind is not Kind.NATIVE or _is_single(members)
     is_equal = is_apart and not any(members.get(name) for name in _UNEQUAL)
-    return is_whole and is_equal and not is_form
+    return is_whole and is_equal and not ask.form
 
 
 def _tells_progress(ask: Ask) -> bool:
@@ -134,5 +134,5 @@ def _changed(body: bytes, members: Mapping[str, Any], changes: Mapping[str, Any]
 
 def _spliced(body: bytes, members: Mapping[str, Any], *, is_empty: bool) -> bytes:
     """Return an object with more members; what the client wrote, numbers too, stays as it is."""
-    head, _, _ = body.rpartition(b"}")
-    return head + (b"" if is_empty else b",") + orjson.dumps(members)[1:]
+    head = memoryview(body)[: body.rindex(b"}")]
+    return b"".join((head, b"" if is_empty else b",", orjson.dumps(members)[1:]))

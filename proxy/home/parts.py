@@ -12,6 +12,8 @@ own pages, as builds 10434 and 11434 read them.
 from __future__ import annotations
 
 import hashlib
+import sys
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -26,6 +28,8 @@ Part = bytes
 _UNSEEN: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 _HASH_BYTES: Final = 16
+_CALL_MAX_CHARACTERS: Final = 64 * 1024
+_LOW_BITS: Final = 0xFFFFFFFF
 
 
 def prompt_parts(kind: Kind, members: Mapping[str, Any]) -> Iterator[Part]:
@@ -154,8 +158,8 @@ def _text(role: str, text: str) -> Iterator[Part]:
 
 
 def _call(name: object, arguments: object) -> Part:
-    if isinstance(arguments, str):
-        # A call that was broken off stays as it was written.
+    if isinstance(arguments, str) and len(arguments) <= _CALL_MAX_CHARACTERS:
+        # A call that was broken off stays as it was written; so does one that is too long to parse.
         with suppress(orjson.JSONDecodeError):
             arguments = orjson.loads(arguments)
     return _part("assistant", "call", _json([name, arguments]))
@@ -175,7 +179,10 @@ def _one_text(prompt: object) -> Iterator[Part]:
         yield prompt.encode()
     elif isinstance(prompt, list) and _is_tokens(prompt):
         # Four bytes for each token, as many as its text has on average.
-        yield b"".join((token & 0xFFFFFFFF).to_bytes(4, "big") for token in prompt)
+        tokens = array("I", map(_LOW_BITS.__and__, prompt))
+        if sys.byteorder == "little":
+            tokens.byteswap()
+        yield tokens.tobytes()
     elif isinstance(prompt, dict):
         text = prompt.get("prompt_string")
         yield text.encode() if isinstance(text, str) else b""
@@ -183,7 +190,7 @@ def _one_text(prompt: object) -> Iterator[Part]:
 
 
 def _is_tokens(prompt: list[Any]) -> bool:
-    return all(type(token) is int for token in prompt)
+    return set(map(type, prompt)) <= {int}
 
 
 def _part(role: str, kind: str, content: bytes) -> Part:

@@ -24,6 +24,7 @@ _HEADERS_LAST: Final = ("x-amp-thread-id", "x-conversation-id")
 # Claude Code writes user_…_account_…_session_UUID, later versions an object as a string.
 _IN_USER_ID: Final = re.compile(r'_session_([\w-]{8,64})|"session_id"\s*:\s*"([\w-]{8,64})"')
 _NAME_MAX_CHARACTERS: Final = 512
+_USER_MAX_CHARACTERS: Final = 4096
 
 
 def session_of(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
@@ -34,7 +35,7 @@ def session_of(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | 
         members: What the body says.
     """
     for said in _said(headers, members):
-        if isinstance(said, str) and (name := said.strip()):
+        if isinstance(said, str) and (name := said[:_USER_MAX_CHARACTERS].strip()):
             return name[:_NAME_MAX_CHARACTERS]
     return None
 
@@ -48,5 +49,5 @@ def _said(headers: Mapping[str, str], members: Mapping[str, Any]) -> Iterator[ob
 
 def _in_metadata(metadata: object) -> str | None:
     user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
-    found = _IN_USER_ID.search(user) if isinstance(user, str) else None
+    found = _IN_USER_ID.search(user[:_USER_MAX_CHARACTERS]) if isinstance(user, str) else None
     return found[1] or found[2] if found else None

@@ -23,7 +23,38 @@ class ProxyTable(Table):
         "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
     )
     max_body_bytes: int = Field(
-        64 * 1024**2, ge=1024, le=4 * 1024**3, description="largest request body taken, in bytes"
+        16 * 1024**2,
+        ge=1024,
+        le=4 * 1024**3,
+        description="largest request body taken, in bytes, decompressed; "
+        "raise it where large pictures or sounds are sent",
+    )
+    max_body_ratio: float = Field(
+        100,
+        ge=1,
+        le=10_000,
+        allow_inf_nan=False,
+        description="how many times its size a compressed request body may become",
+    )
+    max_body_values: int = Field(
+        500_000,
+        ge=1000,
+        le=100_000_000,
+        description="most values in a JSON request body; "
+        "a number, a string or a member's name counts 1, a list or an object 4 more",
+    )
+    max_body_depth: int = Field(
+        200,
+        ge=8,
+        le=250,
+        description="how deep lists and objects of a JSON request body may lie in each other",
+    )
+    body_memory_bytes: int = Field(
+        256 * 1024**2,
+        ge=1024**2,
+        le=1024**4,
+        description="memory that the bodies of all requests may take together, in bytes; "
+        "a request that would need more gets 503",
     )
     connect_timeout_s: float = Field(
         5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"

@@ -1,5 +1,7 @@
 """What a body may be, and which model it means."""
 
+import asyncio
+import gzip
 from dataclasses import replace
 from typing import Any
 
@@ -7,10 +9,13 @@ import aiohttp
 import orjson
 import pytest
 from fakes.house import House, card
+from fakes.upstream import Call, say_ok
 
+from proxy.body.form import Part, read_form
 from proxy.carry.variant import Variant
 from proxy.home.prefix import read_prompt
 from proxy.request import Ask
+from proxy.settings import ProxySettings
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 
@@ -105,6 +110,219 @@ async def test_what_lies_too_deep_to_be_written_again_is_a_bad_request(house: Ho
     async with house.http.post("/tokenize", data=body) as response:
         assert response.status == 400
     assert fake.calls.empty()
+
+
+# What an engine reads is what was checked.
+
+PINNED = b'{"model": "chat", "id_slot": 1, "seed": 1}'
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/embeddings", "/v1/audio/transcriptions"])
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/mixed",
+        "multipart/mixed; boundary=x",
+        "multipart/form-data-x; boundary=x",
+        "application/json; charset=utf-16",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/mixed, multipart/form-data; boundary=x",
+    ],
+)
+async def test_a_body_that_is_no_form_is_json_whatever_it_says_it_is(
+    house: House, path: str, content_type: str
+) -> None:
+    fake = await house.fake()
+    headers = {"Content-Type": content_type}
+    async with house.http.post(path, data=PINNED, headers=headers) as response:
+        assert response.status == 200
+    call = await fake.calls.get()
+    assert call.headers["Content-Type"] == "application/json"
+    assert b"id_slot" not in call.body
+
+
+async def test_a_form_on_a_page_that_takes_none_is_no_json(house: House) -> None:
+    fake = await house.fake()
+    form = aiohttp.FormData({"model": "chat", "prompt": "hello"}, default_to_multipart=True)
+    async with house.http.post("/v1/chat/completions", data=form) as response:
+        assert response.status == 400
+    assert fake.calls.empty()
+
+
+async def test_of_two_content_types_an_engine_sees_one(house: House) -> None:
+    fake = await house.fake()
+    async with house.raw() as (reader, writer):
+        writer.write(
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(PINNED), PINNED)
+        )
+        answered = (await reader.readline()).split()[1]
+    if answered != b"400":
+        call = await fake.calls.get()
+        assert call.headers["Content-Type"] == "application/json"
+        assert b"id_slot" not in call.body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "chat", "id\\u005fslot": 1}',
+        b'{"id_slot": 0, "model": "chat", "id_slot": 1}',
+        b'{"model": "chat", "id_slot": null}',
+    ],
+)
+async def test_no_way_to_write_it_brings_a_slot_to_an_engine(house: House, body: bytes) -> None:
+    fake = await house.fake()
+    async with house.http.post("/completion", data=body) as response:
+        assert response.status == 200
+    assert "id_slot" not in orjson.loads((await fake.calls.get()).body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param('{"model": "chat"}'.encode("utf-16"), id="UTF-16"),
+        pytest.param('{"model": "chat"}'.encode("utf-8-sig"), id="byte order mark"),
+        pytest.param(b'{"model": "chat"} {"id_slot": 1}', id="two objects"),
+        pytest.param(b'{"model": "chat"}\x00', id="a NUL behind it"),
+        pytest.param(b'{"model": "chat", /* */ "a": 1}', id="comment"),
+        pytest.param(b'{"model": "chat", "a": Infinity}', id="Infinity"),
+        pytest.param(b"--x\r\n", id="a form"),
+    ],
+)
+async def test_what_only_some_parsers_take_is_a_bad_request(house: House, body: bytes) -> None:
+    fake = await house.fake()
+    headers = {"Content-Type": "multipart/mixed; boundary=x"}
+    async with house.http.post("/completion", data=body, headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert fake.calls.empty()
+
+
+async def test_a_form_reaches_an_engine_as_it_was_read(house: House) -> None:
+    fake = await house.fake()
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\nX-Y: z\r\n\r\nchat\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="id_slot"\r\n\r\n1\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
+        b'--x--\r\nContent-Disposition: form-data; name="model"\r\n\r\nnope\r\n--x--\r\n'
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    path = "/v1/audio/transcriptions"
+    async with house.http.post(path, data=form, headers=headers) as response:
+        assert response.status == 200
+    call = await fake.calls.get()
+    read = await read_form(call.headers["Content-Type"], call.body)
+    assert read.parts == (
+        Part("model", b"chat"),
+        Part("file", b"RIFF", "a.wav", "application/octet-stream"),
+    )
+    assert b"nope" not in call.body
+
+
+@pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary=y"])
+async def test_a_malformed_form_is_a_bad_request(house: House, content_type: str) -> None:
+    fake = await house.fake()
+    headers, path = {"Content-Type": content_type}, "/v1/audio/transcriptions"
+    async with house.http.post(path, data=b"--x\r\n", headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert fake.calls.empty()
+
+
+# What a body may become.
+
+
+@pytest.mark.parametrize(
+    "path", ["/tokenize", "/v1/chat/completions", "/corral/v1/models/chat/warm"]
+)
+@pytest.mark.parametrize(
+    ("body", "setting"),
+    [
+        pytest.param(b'{"a": %s}' % (b"[" * 250 + b"]" * 250), "max_body_depth", id="deep"),
+        pytest.param(b'{"a": [%s1]}' % (b"1," * 2000), "max_body_values", id="values"),
+        pytest.param(b'{"a": [%s1]}' % (b"[]," * 500), "max_body_values", id="lists"),
+    ],
+)
+async def test_a_body_that_is_too_complex_is_a_bad_request(
+    house: House, path: str, body: bytes, setting: str
+) -> None:
+    await house.open(max_body_values=2000)
+    fake = await house.fake()
+    async with house.http.post(path, data=body) as response:
+        assert response.status == 400
+        assert setting in (await response.json())["error"]["message"]
+    assert fake.calls.empty()
+
+
+async def test_a_prompt_of_128_thousand_tokens_passes_byte_for_byte(house: House) -> None:
+    await house.open(max_body_bytes=ProxySettings().max_body_bytes)
+    fake = await house.fake()
+    body = orjson.dumps({"model": "chat", "content": "", "tokens": list(range(131_072))})
+    async with house.http.post("/detokenize", data=gzip.compress(body), headers=GZIP) as response:
+        assert response.status == 200
+    assert (await fake.calls.get()).body == body
+
+
+GZIP = {"Content-Encoding": "gzip"}
+
+
+async def test_a_bomb_is_refused_and_names_the_limit(house: House) -> None:
+    await house.open(max_body_bytes=100_000_000)
+    bomb = gzip.compress(b'{"model": "chat", "prompt": [' + b"1," * 30_000_000 + b"1]}")
+    async with house.http.post("/completion", data=bomb, headers=GZIP) as response:
+        assert response.status == 413
+        assert "max_body_ratio" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip"])
+async def test_an_unknown_coding_is_refused_with_those_that_are_known(
+    house: House, coding: str
+) -> None:
+    headers = {"Content-Encoding": coding}
+    async with house.http.post("/tokenize", data=b"{}", headers=headers) as response:
+        assert response.status == 415
+        assert response.headers["Accept-Encoding"] == "gzip, deflate"
+
+
+async def test_a_body_that_nobody_reads_is_not_decompressed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zlib.decompressobj", None)
+    headers = {"Content-Encoding": "gzip"}
+    async with house.http.post("/nowhere", data=b"garbage", headers=headers) as response:
+        assert response.status == 404
+
+
+async def test_bodies_that_take_too_much_memory_together_are_refused_until_one_ends(
+    house: House,
+) -> None:
+    await house.open(body_memory_bytes=300_000)
+    may_end = asyncio.Event()
+
+    async def wait(call: Call) -> None:
+        await may_end.wait()
+        await say_ok(call)
+
+    fake = await house.fake(wait)
+    body = b'{"model": "chat", "content": "%s"}' % (b"a" * 50_000)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(status_of(house, body))
+        await fake.calls.get()
+        async with house.http.post("/tokenize", data=body) as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) > 0
+            assert "body_memory_bytes" in (await response.json())["error"]["message"]
+        may_end.set()
+    assert first.result() == 200
+    assert await status_of(house, body) == 200
+
+
+async def status_of(house: House, body: bytes) -> int:
+    async with house.http.post("/tokenize", data=body) as response:
+        return response.status
 
 
 async def test_a_body_that_does_not_come_to_its_end_in_time_is_given_up(house: House) -> None:

@@ -6,6 +6,7 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
+from proxy.body.form import Form, Part
 from proxy.carry.readdress import readdressed
 from proxy.engine.exchange import Letter
 from proxy.engine.upstream import Node
@@ -30,10 +31,11 @@ def test_without_a_body_the_query_names_it() -> None:
 
 
 def test_a_form_is_changed_in_its_field_alone() -> None:
-    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nchat\r\n--x--\r\n'
-    headers = CIMultiDict({"Content-Type": "multipart/form-data; boundary=x"})
-    sent = readdressed(Letter("POST", "/v1/audio/transcriptions", "", headers, form), NODE)
-    assert sent.body == form.replace(b"chat", b"their name")
+    form = Form((Part("model", b"chat"), Part("file", b"chat", "a.wav")))
+    headers = CIMultiDict({"Content-Type": form.content_type})
+    asked = Letter("POST", "/v1/audio/transcriptions", "", headers, form.written())
+    sent = readdressed(asked, NODE, form)
+    assert sent.body == form.written().replace(b"chat", b"their name", 1)
 
 
 def test_it_says_that_it_was_passed_on_and_leaves_the_first_letter_alone() -> None:

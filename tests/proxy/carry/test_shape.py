@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 from fakes.asks import ask
-from multidict import CIMultiDict
 
+from proxy.body.form import Form, Part
 from proxy.carry.shape import Shape, shaped
 from proxy.engine.slots import Reach
 from proxy.pages import Kind
@@ -133,6 +133,6 @@ def test_a_page_that_does_not_stream_does_not_because_the_body_says_so(kind: Kin
 
 
 def test_a_form_is_no_object_to_add_to() -> None:
-    headers = CIMultiDict({"Content-Type": "multipart/form-data; boundary=x"})
-    form = replace(ask(), members={"model": "chat"}, body=b"--x--", headers=headers)
+    said = Form((Part("model", b"chat"),))
+    form = replace(ask(), members={"model": "chat"}, body=b"--x--", form=said)
     assert shaped(form).body == b"--x--"

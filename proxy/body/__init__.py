@@ -1,0 +1,1 @@
+"""Request bodies: read, decompressed, bounded and parsed before anything else sees them."""

@@ -1,0 +1,95 @@
+"""How many values a JSON text holds and how deep it lies, before anything is made of it. Pure.
+
+The text is looked at in pieces, by operations that pass over each piece once: no input takes more
+than a constant time per byte, and none takes the interpreter for longer than a few milliseconds.
+What is no JSON is counted in some way and refused by the parser.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from proxy.errors import BodyTooComplex
+
+_PIECE_BYTES: Final = 64 * 1024
+# A list or an object takes as much memory, and as much time to make, as a few numbers.
+_CONTAINER_VALUES: Final = 4
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
+
+
+def count_values(body: bytes, max_values: int, max_depth: int) -> int:
+    """Return how many values a JSON text holds, or a little more where that is within the limit.
+
+    A number, a string, a word and the name of a member count 1, a list or an object 4 beside what
+    it holds.
+
+    Args:
+        body: The text.
+        max_values: How many it may hold.
+        max_depth: How deep lists and objects may lie in each other.
+
+    Raises:
+        BodyTooComplex: It holds more, or lies deeper.
+    """
+    most, openings = _bounds(body)
+    # What stands in strings is counted too, so most texts pass without a closer look.
+    if most <= max_values and openings <= max_depth:
+        return most
+    return _count_outside_strings(body, max_values, max_depth)
+
+
+def _bounds(body: bytes) -> tuple[int, int]:
+    """Return the most values that there can be, and how many lists and objects."""
+    values, openings = 1, 0
+    for piece in _pieces(body):
+        opened = piece.count(b"[") + piece.count(b"{")
+        openings += opened
+        values += piece.count(b",") + piece.count(b":") + _CONTAINER_VALUES * opened
+    return values, openings
+
+
+def _count_outside_strings(body: bytes, max_values: int, max_depth: int) -> int:
+    values, depth = 1, 0
+    for text in _outside_strings(body):
+        steps = array("b", text.translate(_STEPS, _NO_BRACKETS))
+        deepest = max(accumulate(steps, initial=depth))
+        depth += sum(steps)
+        opened = steps.count(1)
+        values += text.count(b",") + text.count(b":") + _CONTAINER_VALUES * opened
+        if deepest > max_depth:
+            raise BodyTooComplex(f"lists and objects lie more than {max_depth} deep", "depth")
+        if values > max_values:
+            raise BodyTooComplex(f"it holds more than {max_values} values", "values")
+    return values
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """Yield what stands outside of strings, piece by piece."""
+    is_inside, held = False, b""
+    for piece in _pieces(body):
+        text, held = _unescaped(held + piece)
+        parts = text.split(b'"')
+        yield b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+
+
+def _unescaped(text: bytes) -> tuple[bytes, bytes]:
+    """Return a piece without escaped quotes, and the backslash that belongs to the next one."""
+    if b"\\" not in text:
+        return text, b""
+    is_open = (len(text) - len(text.rstrip(b"\\"))) % 2
+    held = text[-1:] if is_open else b""
+    text = text[: len(text) - is_open]
+    return text.replace(b"\\\\", b"").replace(b'\\"', b""), held
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    if len(body) <= _PIECE_BYTES:
+        yield body
+        return
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]

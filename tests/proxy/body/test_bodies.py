@@ -1,0 +1,62 @@
+"""How much memory all bodies may take together."""
+
+import asyncio
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from proxy.body.bodies import Bodies
+from proxy.errors import BodyMemoryFull
+from proxy.settings import ProxySettings
+
+SETTINGS = ProxySettings(body_memory_bytes=10_000_000)
+
+
+def test_one_more_than_all_may_take_is_refused_until_another_ends() -> None:
+    bodies = Bodies(SETTINGS)
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(bodies.share()) for _ in range(2))
+        first.add_bytes(1_500_000)
+        with pytest.raises(BodyMemoryFull, match="body_memory_bytes") as refused:
+            second.add_bytes(1_000_000)
+        assert refused.value.headers()["Retry-After"]
+        assert second.held_bytes == 0
+        second.add_values(1000)
+    assert bodies.held_bytes == 0
+    with bodies.share() as third:
+        third.add_bytes(1_500_000)
+
+
+def test_a_body_that_is_alone_is_bounded_by_its_own_limits_only() -> None:
+    bodies = Bodies(SETTINGS)
+    with bodies.share() as share:
+        share.add_bytes(9_000_000)
+        share.add_bytes(9_000_000)
+        with bodies.share() as other, pytest.raises(BodyMemoryFull):
+            other.add_bytes(1)
+
+
+async def test_a_large_body_is_parsed_beside_the_loop_and_a_small_one_on_it() -> None:
+    bodies = Bodies(SETTINGS)
+    here = threading.get_ident()
+    assert await bodies.run(1000, threading.get_ident) == here
+    assert await bodies.run(1_000_000, threading.get_ident) != here
+    await bodies.close()
+
+
+async def test_few_large_bodies_are_parsed_at_once() -> None:
+    bodies = Bodies(SETTINGS)
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.release()
+        may_end.wait(10)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(bodies.run(1_000_000, work))
+        await asyncio.to_thread(lambda: [begun.acquire(timeout=10) for _ in range(2)])
+        assert not await asyncio.to_thread(begun.acquire, timeout=0.1)
+        may_end.set()
+    await bodies.close()
