@@ -23,7 +23,7 @@ def main() -> int:
     words = _words()
     seed = SystemRandom().randrange(10**6) if words.seed is None else words.seed
     directory = words.out or Path(tempfile.mkdtemp(prefix="corral-fuzz-"))
-    findings = Findings(directory)
+    findings = Findings(directory, seed)
     parts = words.only.split(",") if words.only else list(PARTS)
     print(f"seed {seed}, {words.minutes:g} minutes: {', '.join(parts)}", flush=True)
     share = sum(PARTS[part].share for part in parts)

@@ -11,62 +11,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 from end_to_end.home import Corral, until
 from faults.place import Models
-from fuzz.request import KEY, LIMITED_KEY, NEIGHBOUR_KEY
+from fuzz.served import KEYS, SETTINGS
 
 from supervisor.control.client import Client
 from supervisor.errors import CorralError
-
-_SETTINGS: Final = """
-[proxy]
-listen = "127.0.0.1:0"
-keys_file = "keys.toml"
-head_timeout_s = 4
-body_timeout_s = 4
-patience_s = 20
-
-[supervisor.restart]
-base_s = 0.2
-cap_s = 1
-
-[models.m]
-path = "{slow}"
-replicas = 2
-aliases = ["alias"]
-[models.m.flags]
-parallel = 2
-ctx-size = 4096
-[models.m.variants.high]
-temperature = 1.0
-set = {{ seed = 7 }}
-strip = ["logit_bias"]
-
-[models.embed]
-path = "{tiny}"
-[models.embed.flags]
-embeddings = true
-pooling = "mean"
-
-[models.later]
-path = "{tiny}"
-preload = false
-ttl_s = 5
-"""
-_KEYS: Final = f"""
-[keys.fuzz]
-key = "{KEY}"
-[keys.limited]
-key = "{LIMITED_KEY}"
-models = ["embed"]
-max_in_flight = 1
-requests_per_minute = 600
-[keys.neighbour]
-key = "{NEIGHBOUR_KEY}"
-"""
 
 
 @dataclass
@@ -87,7 +40,7 @@ class Daemon:
     def __post_init__(self) -> None:
         self.corral = Corral(self.home)
         models = Models.make(self.home, self.home)
-        self.settings = _SETTINGS.format(slow=models.slow, tiny=models.tiny)
+        self.settings = SETTINGS.format(slow=models.slow, tiny=models.tiny)
         self.corral.configure(self.settings)
         self.keys_file.touch(0o600)
         self.restore_files()
@@ -95,7 +48,7 @@ class Daemon:
     def restore_files(self) -> None:
         """Write settings and keys as they were at the start."""
         self.settings_file.write_text(self.settings, "utf-8")
-        self.keys_file.write_text(_KEYS, "utf-8")
+        self.keys_file.write_text(KEYS, "utf-8")
 
     @property
     def settings_file(self) -> Path:
@@ -170,19 +123,13 @@ class Daemon:
         return self._process.poll() if self._process else None
 
     def news(self) -> Iterator[dict[str, Any] | str]:
-        """Yield what it has written since the last call: events, or text that is none."""
+        """Yield what it has written since the last call: events, and texts between them."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             data = file.read()
-        whole = data.rpartition(b"\n")[0]
-        self._read += len(whole) + 1 if whole else 0
-        for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                yield line.decode("utf-8", "replace")
-            else:
-                yield event if isinstance(event, dict) else str(event)
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        yield from read_log(whole.decode("utf-8", "replace"))
 
     def settle(self, within_s: float = 60) -> str:
         """Wait until no slot is busy; return what is still busy, or an empty text."""
@@ -220,3 +167,18 @@ class Daemon:
         for engine in self.corral.engines():
             with contextlib.suppress(psutil.Error):
                 engine.kill()
+
+
+def read_log(text: str) -> Iterator[dict[str, Any] | str]:
+    """Yield the events of a log, and the texts between them: a traceback is one."""
+    between: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            if between:
+                yield "\n".join(between)
+            between = []
+            yield json.loads(line)
+        else:
+            between.append(line)
+    if between:
+        yield "\n".join(between)

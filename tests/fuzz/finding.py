@@ -13,7 +13,7 @@ from typing import Final
 
 _EXAMPLES_MAX: Final = 3
 _FILES_MAX: Final = 40
-_VARIABLE: Final = re.compile(r"\d+|0x[0-9a-f]+|req_\w+|'[^']*'|\"[^\"]*\"")
+_VARIABLE: Final = re.compile(r"req_\w+|0x[0-9a-f]+|\d{3}\d+|(?<=[.\[( ])\d+")
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,13 @@ class Findings:
 
     Attributes:
         directory: Where inputs are written to.
+        seed: Of the inputs.
         counts: How often each cause was seen.
         told: The first report of each cause.
     """
 
     directory: Path
+    seed: int
     counts: Counter[str] = field(default_factory=Counter)
     told: dict[str, str] = field(default_factory=dict)
 
@@ -52,7 +54,7 @@ class Findings:
         if self.counts[cause] > _EXAMPLES_MAX:
             return
         where = self._write(part, what, detail, examples)
-        text = f"FOUND  {part}: {what}\n       {detail[:600]}\n       inputs: {where}"
+        text = f"FOUND  {part}: {what}\n       {detail[-600:]}\n       inputs: {where}"
         self.told.setdefault(cause, text)
         print(text, file=sys.stderr, flush=True)
 
@@ -60,7 +62,8 @@ class Findings:
         slug = re.sub(r"\W+", "-", what)[:50].strip("-")
         where = self.directory / f"{part}-{sum(self.counts.values()):04d}-{slug}"
         where.mkdir(parents=True, exist_ok=True)
-        lines = [what, detail, ""]
+        again = f"scripts/fuzz --seed {self.seed} --first NUMBER --requests 1 --only {part}"
+        lines = [what, detail, "", f"one input again, by its number: {again}", ""]
         for example in examples[:_FILES_MAX]:
             (where / example.name).write_bytes(example.data)
             lines.append(f"{example.name}: {example.how}")

@@ -111,10 +111,9 @@ class Observer:
 def wrong(news: Mapping[str, Any] | str) -> list[str]:
     """Return what is wrong by a line of the daemon's log."""
     if isinstance(news, str):
-        if "Traceback (most recent call last)" in news:
-            return ["a traceback in the daemon's log"]
-        # The lines of a traceback are told by its first.
-        return [] if news.startswith((" ", "\t")) else [f"a line that is no event: {news[:90]}"]
+        last = news.rstrip().rpartition("\n")[2][:90]
+        is_traceback = "Traceback (most recent call last)" in news
+        return [f"a {'traceback' if is_traceback else 'text'} in the daemon's log: {last}"]
     match news.get("event"):
         case "instance.exited" if news.get("fault"):
             return [f"an engine crashed, signal {news.get('signal')}"]

@@ -7,6 +7,7 @@ import pytest
 from fuzz import finding, observer, parts, verdict
 from fuzz.attacks import attack
 from fuzz.client import Answer
+from fuzz.daemon import read_log
 from fuzz.request import KEY, Input, post
 
 
@@ -24,7 +25,7 @@ def test_the_same_seed_gives_the_same_files(part: str) -> None:
 
 
 def test_a_part_without_inputs_finds_nothing(tmp_path: Path) -> None:
-    findings = finding.Findings(tmp_path)
+    findings = finding.Findings(tmp_path, 1)
     report = parts.run("http", 1, 20, 0, 0, findings)
     assert not findings.counts
     assert report.figures["deaths"] == "0"
@@ -74,3 +75,16 @@ def test_a_good_refusal_is_no_finding() -> None:
 )
 def test_a_bad_line_of_the_log_is_found(line: dict[str, object] | str) -> None:
     assert observer.wrong(line)
+
+
+def test_a_traceback_is_one_text_of_a_log() -> None:
+    lines = [
+        '{"event": "a"}',
+        "it failed",
+        "Traceback (most recent call last):",
+        "  File x",
+        "E: y",
+    ]
+    event, text = read_log("\n".join(lines))
+    assert event == {"event": "a"}
+    assert observer.wrong(text) == ["a traceback in the daemon's log: E: y"]

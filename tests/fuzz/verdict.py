@@ -33,7 +33,7 @@ def wrong(what: Input, answer: Answer) -> Iterator[str]:
 def _badly_shaped(what: Input, answer: Answer) -> Iterator[str]:
     kind = answer.headers.get("content-type", "")
     if answer.status is not None and answer.status >= 400:
-        if not kind.startswith("application/json") or not is_error(answer.body, what.target):
+        if not kind.startswith("application/json") or not is_error(what, answer.body):
             yield f"{answer.status} whose body is no error in JSON, to {what.target}"
     elif kind.startswith("application/json") and _json(answer.body) is None:
         yield f"{answer.status} whose body is no JSON, to {what.target}"
@@ -56,13 +56,14 @@ def _bad_events(what: Input, body: bytes) -> Iterator[str]:
             return
 
 
-def is_error(body: bytes, target: str) -> bool:
+def is_error(what: Input, body: bytes) -> bool:
     """Tell whether a body has the shape of an error that the page's clients know."""
     content = _json(body)
     error = content.get("error") if isinstance(content, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
         return False
-    is_anthropic = target.partition(" ")[2].startswith(_ANTHROPIC)
+    # Where the framing is broken, the path may be unknown.
+    is_anthropic = what.is_whole and what.target.startswith(f"POST {_ANTHROPIC}")
     return isinstance(error.get("type"), str) and (
         not is_anthropic or content.get("type") == "error"
     )
@@ -73,8 +74,8 @@ def message(body: bytes) -> str:
     content = _json(body)
     error = content.get("error") if isinstance(content, dict) else None
     if isinstance(error, dict):
-        return f"{error.get('code')} {str(error.get('message'))[:90]!r}"
-    return repr(body[:90])
+        return f"{error.get('code')} {str(error.get('message'))[:60]!r}"
+    return repr(body[:60])
 
 
 def _json(data: bytes) -> Any:
