@@ -62,6 +62,10 @@ class _Choice:
             self.calls.setdefault(call["index"], _Call()).add(call)
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
 
+    @property
+    def is_blank(self) -> bool:
+        return not (self.calls or any(self.content) or any(self.reasoning))
+
     def pack(self) -> None:
         arguments = [call.arguments for call in self.calls.values()]
         for texts in (self.content, self.reasoning, *arguments):
@@ -89,6 +93,11 @@ class Assembly:
         """Return whether every choice that began has come to its end."""
         choices = self._choices.values()
         return bool(choices) and all(choice.finish_reason for choice in choices)
+
+    @property
+    def is_blank(self) -> bool:
+        """Return whether any choice has nothing to show: a stream may have left out its text."""
+        return any(choice.is_blank for choice in self._choices.values())
 
     def add(self, piece: Mapping[str, Any]) -> None:
         """Take the next piece.

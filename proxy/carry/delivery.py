@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from proxy.carry.answer import Answer
 from proxy.carry.gist import Gist
-from proxy.carry.progress import Prelude, Progress, is_said, progress_of
+from proxy.carry.progress import Prelude, Progress, is_start, progress_of
 from proxy.carry.refusal import error_of, is_loading, judged, refusal
 from proxy.carry.shape import Shape
 from proxy.carry.sse import DONE, Garbled, Splitter, data_of, members_of
@@ -58,8 +58,12 @@ class Delivery:
         self._answer = answer
         self._name = lease.upstream.name
 
-    async def carry(self) -> None:
+    async def carry(self) -> bool:
         """Bring the answer to the client, to its end.
+
+        Returns:
+            Whether the client has it. If not, nothing went out: the stream had no text to
+            assemble, and the answer must be asked for whole.
 
         Raises:
             ConnectionError: The client left.
@@ -72,7 +76,7 @@ class Delivery:
             if reply.status >= 400 and self._ask.method != "HEAD":
                 await self._refuse()
             elif shape.is_assembled and is_event_stream(reply.headers):
-                await self._assemble()
+                return await self._assemble()
             elif not shape.is_stream or (shape.is_assembled and is_json(reply.headers)):
                 await self._pass()
             elif is_event_stream(reply.headers):
@@ -81,6 +85,7 @@ class Delivery:
                 raise UpstreamFailed(f"{self._name} gave no stream of events where one was asked")
         except Garbled as error:
             raise UpstreamFailed(f"{self._name} gave a broken stream: {error}") from error
+        return True
 
     async def _pass(self) -> None:
         """Pass a body on as it comes."""
@@ -123,14 +128,14 @@ class Delivery:
             last = await reply.read(take)
             lease.hear(last)
             lease.decoded()
-        if _ENDS.get(self._ask.kind, b"") not in (before + last)[-_END_BYTES:]:
+        if not _is_complete(self._ask.kind, before + last):
             await answer.write(last)
             raise UpstreamFailed(f"{self._name} ended its stream before the answer was complete")
         await self._finish(gist, last)
 
     async def _prelude(self, gist: Gist) -> bytes:
         """Wait for the first token, pass on what comes before it; return what comes with it."""
-        prelude = Prelude(self._ask.kind, hides_progress=self._shape.hides_progress)
+        prelude = Prelude(hides_progress=self._shape.hides_progress)
         while True:
             chunk = await self._read()
             if not chunk:
@@ -149,8 +154,8 @@ class Delivery:
                 gist.hear(part)
             self._lease.listen()
 
-    async def _assemble(self) -> None:
-        """Answer with the whole that a stream adds up to."""
+    async def _assemble(self) -> bool:
+        """Answer with the whole that a stream adds up to; return False where that is blank."""
         assembly = whole_of(self._ask.kind)
         splitter = Splitter()
         total_bytes, is_done = 0, _ENDS.get(self._ask.kind) != DONE
@@ -163,11 +168,13 @@ class Delivery:
                 is_done = is_done or data_of(event) == DONE
                 if not self._added(assembly, event):
                     await self._refuse_late(event)
-                    return
+                    return True
             self._lease.listen()
         if not is_done or not assembly.is_complete:
             raise self._broken_off()
-        await self._give(assembly)
+        if not assembly.is_blank:
+            await self._give(assembly)
+        return not assembly.is_blank
 
     def _added(self, assembly: Whole, event: bytes) -> bool:
         """Add an event to an answer; return False if it is an error instead."""
@@ -178,8 +185,7 @@ class Delivery:
             return False
         if progress := progress_of(piece):
             self._note(progress)
-            return True
-        if is_said(event):
+        elif not is_start(piece):
             self._answer.record.note_token()
             self._lease.decoded()
         try:
@@ -259,3 +265,16 @@ class Delivery:
         if self._answer.is_committed:
             return UpstreamFailed(f"{self._name} broke off its answer")
         return UpstreamUnreached(self._name, "broke off its answer before any of it went out")
+
+
+def _is_complete(kind: Kind, last: bytes) -> bool:
+    """Return whether a stream that ended with these bytes ended as an engine ends it.
+
+    Source: llama-server, build 10434: an error event is the last one, without an end mark.
+    """
+    if _ENDS.get(kind, b"") in last[-_END_BYTES:]:
+        return True
+    try:
+        return "error" in (members_of(last.rstrip().rpartition(b"\n\n")[2]) or {})
+    except Garbled:
+        return False

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from proxy.carry.answer import Answer
 from proxy.carry.delivery import Delivery
 from proxy.carry.readdress import readdressed
-from proxy.carry.shape import Shape, shaped
+from proxy.carry.shape import Shape, plain, shaped
 from proxy.carry.waiting import ping_for, waiting
 from proxy.engine.exchange import Letter, exchange
 from proxy.errors import UpstreamFailed, UpstreamStopped, UpstreamTimeout, UpstreamUnreached
@@ -55,15 +55,20 @@ class Forward:
             answer.record.give(lease.upstream.name, lease.waited_s, lease.expected_cached)
             answer.traces = _traces(lease)
             slot = await self._dispatch.slot(lease, shape.reach)
-            letter = _letter(ask, shape.naming(slot))
-            if node := lease.upstream.node:
-                letter = readdressed(letter, node, ask.form)
             try:
-                async with exchange(lease.upstream, letter, self._settings) as reply:
-                    await Delivery(shape, lease, reply, answer).carry()
+                if not await self._exchange(shape, slot, lease, answer):
+                    await self._exchange(plain(ask), slot, lease, answer)
             except (UpstreamFailed, UpstreamTimeout) as error:
                 answer.record.tell_broken(self._tell, error)
                 raise
+
+    async def _exchange(self, shape: Shape, slot: int | None, lease: Lease, answer: Answer) -> bool:
+        """Ask the instance once; return whether the client has its answer."""
+        letter = _letter(lease.ask, shape.naming(slot))
+        if node := lease.upstream.node:
+            letter = readdressed(letter, node, lease.ask.form)
+        async with exchange(lease.upstream, letter, self._settings) as reply:
+            return await Delivery(shape, lease, reply, answer).carry()
 
 
 def _letter(ask: Ask, body: bytes) -> Letter:

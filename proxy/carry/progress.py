@@ -4,9 +4,13 @@ A piece that only says how far the prompt is computed is read, and taken out whe
 not ask for it. So are comments: while a client waits it gets our own. From the first token on,
 nothing is looked at any more.
 
+A chat template may end in text that belongs to the answer (`<think>` and a thought, begun). With
+progress, the engine sends that text in the first progress, and the role again for each later one;
+without, it sends the role once, and that text with the first token. A client that did not ask for
+progress gets the second.
+
 Source: llama-server, builds 10434 and 11434: `prompt_progress` {total, cache, processed, time_ms},
-tokens; `processed` counts those of the cache too. In OpenAI's responses the first piece with
-progress stands in for the event `response.in_progress`.
+tokens; `processed` counts those of the cache too.
 """
 
 from __future__ import annotations
@@ -18,9 +22,6 @@ from typing import Any
 import orjson
 
 from proxy.carry.sse import Splitter, data_of, members_of
-from proxy.pages import Kind
-
-_RESPONSE_CREATED = b"event: response.created"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,14 @@ def progress_of(piece: Mapping[str, Any]) -> Progress | None:
     return Progress(done, total, cached)
 
 
-def is_said(event: bytes) -> bool:
-    """Return whether an event without progress is of the answer, and not of its beginning."""
-    return not event.startswith(_RESPONSE_CREATED)
+def is_start(piece: Mapping[str, Any]) -> bool:
+    """Return whether a piece only opens an answer, which may come before any text is there."""
+    match piece:
+        case {"choices": [{"delta": {"role": _, "content": None}, "finish_reason": None}]}:
+            return True
+        case {"type": "response.created" | "response.in_progress"}:
+            return True
+    return False
 
 
 class Prelude:
@@ -61,12 +67,13 @@ class Prelude:
         is_over: Whether the first token has come; then bytes need not be fed any more.
     """
 
-    def __init__(self, kind: Kind, *, hides_progress: bool) -> None:
+    def __init__(self, *, hides_progress: bool) -> None:
         self.latest: Progress | None = None
         self.is_over = False
         self._splitter = Splitter()
-        self._is_responses = kind is Kind.RESPONSES
         self._hides_progress = hides_progress
+        self._role = b""
+        self._begun: Mapping[str, Any] | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes, return those that are for the client.
@@ -83,17 +90,49 @@ class Prelude:
         if not data_of(event):
             return b""
         piece = members_of(event) or {}
-        progress = progress_of(piece)
-        if progress is None:
-            self.is_over = is_said(event)
-            return event
-        is_first, self.latest = self.latest is None, progress
+        if progress := progress_of(piece):
+            self.latest = progress
+            return self._without_progress(event, piece)
+        if not is_start(piece):
+            self.is_over = True
+            return self._role + self._joined(event, piece)
+        if self._hides_progress:  # if it is the last one is known at the next piece
+            self._role, event = event, b""
+        return event
+
+    def _without_progress(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
         if not self._hides_progress:
             return event
-        return _without_progress(event, piece) if self._is_responses and is_first else b""
+        if _text_of(piece):
+            self._begun = piece
+        return b""
+
+    def _joined(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
+        """Return the first token behind what the template began the answer with."""
+        if self._begun is None:
+            return event
+        begun, text = _text_of(self._begun), _text_of(piece)
+        if begun and text and begun[0] == text[0]:
+            return _with_text(piece, text[0], begun[1] + text[1])
+        told = {key: value for key, value in self._begun.items() if key != "prompt_progress"}
+        return _event(told) + event
 
 
-def _without_progress(event: bytes, piece: Mapping[str, Any]) -> bytes:
-    name, _, _ = event.partition(b"\n")
-    told = {key: value for key, value in piece.items() if key != "prompt_progress"}
-    return name + b"\ndata: " + orjson.dumps(told) + b"\n\n"
+def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the member of a chat's delta that gets text, and the text; None where none does."""
+    match piece:
+        case {"choices": [{"delta": {"content": str(text)}}]} if text:
+            return "content", text
+        case {"choices": [{"delta": {"reasoning_content": str(text)}}]} if text:
+            return "reasoning_content", text
+    return None
+
+
+def _with_text(piece: Mapping[str, Any], name: str, text: str) -> bytes:
+    choice = piece["choices"][0]
+    delta = {**choice["delta"], name: text}
+    return _event({**piece, "choices": [{**choice, "delta": delta}]})
+
+
+def _event(piece: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(piece) + b"\n\n"

@@ -8,8 +8,16 @@ answered itself. Where it would not, the request passes as it is:
 
 - `logprobs`, `n_probs`: a stream leaves out the tokens that add no text, the last one among them
 - `verbose`, `response_fields`, `return_tokens`: a stream tells other details
+- `continue_final_message`: a stream leaves out the message that it continues
 - several prompts or answers at once on llama-server's own page
 - all other pages
+
+A whole answer that turns out to have no text at all is asked for once more, as it is (`plain`): a
+stream leaves out a cut letter and the beginning of a mark, a whole answer shows them.
+
+A stream that the client gets is asked with progress only where it comes out the same without it.
+A chat that goes on with the assistant's own message has that message in its first progress, and
+OpenAI's responses have events of their own there: both are asked as the client wrote them.
 
 A body that needs no change passes byte for byte; one that does keeps every member the client sent.
 
@@ -33,7 +41,14 @@ _ASSEMBLED: Final = _COMPLETIONS | {Kind.MESSAGES, Kind.RESPONSES, Kind.NATIVE}
 _STREAMED: Final = _ASSEMBLED | {Kind.INFILL}
 # On Anthropic's page `return_progress` changes nothing.
 _WITH_PROGRESS: Final = _STREAMED - {Kind.MESSAGES}
-_UNEQUAL: Final = ("logprobs", "n_probs", "verbose", "response_fields", "return_tokens")
+_UNEQUAL: Final = (
+    "logprobs",
+    "n_probs",
+    "verbose",
+    "response_fields",
+    "return_tokens",
+    "continue_final_message",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +93,17 @@ def shaped(ask: Ask) -> Shape:
         options = members.get("stream_options")
         given = options if isinstance(options, dict) else {}
         changes["stream_options"] = {**given, "include_usage": True}
-    hides_progress = is_stream and _is_off(members.get("return_progress")) and _tells_progress(ask)
+    hides_progress = _is_off(members.get("return_progress")) and _tells_progress(ask)
+    hides_progress = hides_progress and (is_assembled or (is_stream and _is_same_without(ask)))
     if hides_progress:
         changes["return_progress"] = True
     body = _changed(ask.body, members, changes)
     return Shape(body, is_stream, is_assembled, hides_progress, _reach(ask))
+
+
+def plain(ask: Ask) -> Shape:
+    """Return a request as the client wrote it, with a whole answer passed as it comes."""
+    return Shape(ask.body, False, False, False, _reach(ask))  # noqa: FBT003 (nothing is special)
 
 
 def _reach(ask: Ask) -> Reach:
@@ -104,6 +125,16 @@ def _is_assembled(ask: Ask) -> bool:
 def _tells_progress(ask: Ask) -> bool:
     """Return whether progress comes, and all of it before the first token."""
     return ask.kind in _WITH_PROGRESS and _is_single(ask.members)
+
+
+def _is_same_without(ask: Ask) -> bool:
+    """Return whether a stream without its progress is the one that comes where none is asked."""
+    if ask.kind is Kind.RESPONSES:
+        return False
+    match ask.members.get("messages"):
+        case [*_, {"role": "assistant"}]:
+            return False
+    return True
 
 
 def _is_single(members: Mapping[str, Any]) -> bool:

@@ -31,6 +31,10 @@ class Whole(Protocol):
     def is_complete(self) -> bool:
         """Return whether it has come to its end."""
 
+    @property
+    def is_blank(self) -> bool:
+        """Return whether it has nothing to show: a stream may have left out its text."""
+
     def add(self, piece: Mapping[str, Any], /) -> None:
         """Take the next piece.
 
@@ -92,6 +96,15 @@ class WholeMessage:
         self._message: dict[str, Any] = {"usage": {}}
         self._blocks: dict[int, _Block] = {}
 
+    @property
+    def is_blank(self) -> bool:
+        """Return whether it has nothing to show, or no beginning.
+
+        Source: llama-server, build 10434: where the first token is a part of a letter, the stream
+        leaves out `message_start`.
+        """
+        return "id" not in self._message or not any(block.parts for block in self._blocks.values())
+
     def add(self, piece: Mapping[str, Any]) -> None:
         """Take the next piece."""
         match piece.get("type"):
@@ -151,6 +164,11 @@ class WholeResponse:
         """Return whether it has come to its end."""
         return bool(self._response)
 
+    @property
+    def is_blank(self) -> bool:
+        """Return whether it has nothing to show."""
+        return not self._response.get("output")
+
     def add(self, piece: Mapping[str, Any]) -> None:
         """Take the next piece."""
         if piece.get("type") == "response.completed":
@@ -194,6 +212,10 @@ class _Native:
     @property
     def is_complete(self) -> bool:
         return self._last.get("stop") is True
+
+    @property
+    def is_blank(self) -> bool:
+        return not any(self._texts)
 
     def add(self, piece: Mapping[str, Any]) -> None:
         self._texts.append(piece["content"])

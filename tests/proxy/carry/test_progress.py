@@ -7,15 +7,23 @@ import pytest
 
 from proxy.carry.progress import Prelude, Progress, progress_of
 from proxy.carry.sse import Garbled
-from proxy.pages import Kind
 
 SAID = {"total": 100, "cache": 10, "processed": 40, "time_ms": 1}
 PROGRESS = b'data: {"prompt_progress":{"total":100,"cache":10,"processed":40,"time_ms":1}}\n\n'
 TOKEN = b'data: {"content":"hi"}\n\n'
 
 
-def prelude(kind: Kind = Kind.CHAT, *, hides_progress: bool = True) -> Prelude:
-    return Prelude(kind, hides_progress=hides_progress)
+def prelude(*, hides_progress: bool = True) -> Prelude:
+    return Prelude(hides_progress=hides_progress)
+
+
+def piece(delta: dict[str, Any], **members: Any) -> bytes:
+    choice = {"finish_reason": None, "index": 0, "delta": delta}
+    data = json.dumps({"choices": [choice], **members}, separators=(",", ":"))
+    return f"data: {data}\n\n".encode()
+
+
+ROLE = piece({"role": "assistant", "content": None})
 
 
 def test_progress_is_read_and_taken_out() -> None:
@@ -61,17 +69,31 @@ def test_a_text_that_speaks_of_progress_is_a_token() -> None:
     assert prelude().feed(token) == token
 
 
-def test_the_first_progress_of_a_response_is_the_event_it_stands_for() -> None:
-    def happened(name: str, **members: Any) -> bytes:
-        data = json.dumps({"type": name, **members}, separators=(",", ":"))
-        return f"event: {name}\ndata: {data}\n\n".encode()
+BEGUN = ROLE + piece({"reasoning_content": "Okay, "}, prompt_progress=SAID)
+LATER = piece({"role": "assistant", "content": None}, prompt_progress=SAID)
 
-    start = prelude(Kind.RESPONSES)
-    created = happened("response.created")
-    progress = happened("response.in_progress", prompt_progress=SAID)
-    token = happened("response.output_text.delta", delta="hi")
-    passed = start.feed(created + progress + progress + token)
-    assert passed == created + happened("response.in_progress") + token
+
+def test_the_role_is_said_once_however_often_progress_came() -> None:
+    token = piece({"content": "hi"})
+    assert prelude().feed(LATER + LATER + ROLE + token) == ROLE + token
+
+
+def test_what_the_template_began_comes_with_the_first_token() -> None:
+    stream = BEGUN + LATER + ROLE + piece({"reasoning_content": "so"}) + TOKEN
+    start = prelude()
+    assert start.feed(stream) == ROLE + piece({"reasoning_content": "Okay, so"}) + TOKEN
+    assert start.latest == Progress(40, 100, 10)
+
+
+def test_what_the_template_began_comes_before_a_first_token_of_another_kind() -> None:
+    begun = piece({"reasoning_content": "Okay, "})
+    for token in (piece({"content": "hi"}), piece({}), piece({"tool_calls": []})):
+        assert prelude().feed(BEGUN + LATER + ROLE + token) == ROLE + begun + token
+
+
+def test_who_asked_for_progress_gets_the_engines_own_stream() -> None:
+    stream = BEGUN + LATER + ROLE + TOKEN
+    assert prelude(hides_progress=False).feed(stream) == stream
 
 
 def test_what_is_not_json_is_garbled() -> None:

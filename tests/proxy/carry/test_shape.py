@@ -64,6 +64,7 @@ def test_a_member_that_says_no_is_replaced_and_not_repeated() -> None:
         ("verbose", True),
         ("return_tokens", True),
         ("response_fields", ["content"]),
+        ("continue_final_message", True),
     ],
 )
 def test_what_a_stream_would_not_tell_is_asked_whole(name: str, value: object) -> None:
@@ -78,11 +79,19 @@ def test_a_stream_member_that_is_no_boolean_is_for_the_engine_to_refuse(stream: 
     assert shape(stream=stream).body == orjson.dumps({**CHAT, "stream": stream})
 
 
-@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.NATIVE, Kind.RESPONSES, Kind.INFILL])
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.NATIVE, Kind.INFILL])
 def test_a_stream_is_asked_with_its_progress(kind: Kind) -> None:
     asked = shape(kind, stream=True)
     assert orjson.loads(asked.body) == {**CHAT, "stream": True, "return_progress": True}
     assert (asked.is_stream, asked.is_assembled, asked.hides_progress) == (True, False, True)
+
+
+def test_a_stream_that_progress_would_change_is_asked_as_the_client_wrote_it() -> None:
+    prefilled = [*CHAT["messages"], {"role": "assistant", "content": "Hel"}]
+    for asked in (shape(stream=True, messages=prefilled), shape(Kind.RESPONSES, stream=True)):
+        assert b"return_progress" not in asked.body
+        assert not asked.hides_progress
+    assert b"return_progress" in shape(messages=prefilled).body
 
 
 def test_a_client_that_asks_for_progress_gets_its_own_body_through() -> None:

@@ -1,0 +1,179 @@
+"""Whatever a request looks like, its answer is the engine's own.
+
+Whole answers are compared field by field, streams event by event. What differs between two answers
+to the same request is left out: names, times, and how much the cache held. `SHAPES` in the
+environment sets how many shapes are tried, other ones each time; see `scripts/shapes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from fakes import engine as engines
+from fakes.house import House
+from hypothesis import HealthCheck, given, settings
+from laws.request_shapes import KNOWN, SHAPES, Shape
+from laws.test_assemble import TEMPLATE
+
+from supervisor.profile.engine import Engine
+
+ASKED: Final = os.environ.get("SHAPES")
+BOUNDS: Final = settings(
+    max_examples=int(ASKED or 60),
+    derandomize=ASKED is None,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+PASSING: Final = {
+    *("id", "created", "created_at", "completed_at", "call_id", "item_id", "id_slot"),
+    *("cached_tokens", "cache_read_input_tokens", "input_tokens", "tokens_cached"),
+    *("cache_n", "prompt_n"),
+}
+MADE_UP: Final = re.compile(r"(chatcmpl|resp|msg|rs|fc|toolu)[-_][A-Za-z0-9]+")
+# As some templates of models that think: they begin the thought.
+THOUGHTFUL: Final = TEMPLATE.replace("{{ '<think>\\n' }}", "{{ '<think>\\nOkay, ' }}")
+
+
+class Pair:
+    """One engine, asked through the proxy and without it."""
+
+    def __init__(self, runner: asyncio.Runner, stack: AsyncExitStack, socket: Path) -> None:
+        self._runner = runner
+        self._stack = stack
+        self._socket = socket
+        runner.run(self._open())
+
+    def answers(self, path: str, body: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Return the status and the content of both answers, the engine's own first."""
+        return self._runner.run(self._answers(path, body))
+
+    async def _open(self) -> None:
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="corral-"))
+        house = House(Path(directory), self._stack)
+        await house.open()
+        house.dispatch.admit(engines.upstream(self._socket, 2))
+        direct = aiohttp.ClientSession(
+            "http://engine",
+            connector=aiohttp.UnixConnector(str(self._socket)),
+            headers={"Authorization": f"Bearer {engines.KEY}"},
+        )
+        self._clients = (await self._stack.enter_async_context(direct), house.http)
+
+    async def _answers(self, path: str, body: dict[str, Any]) -> list[tuple[int, Any]]:
+        said = []
+        for client in self._clients:
+            async with client.post(path, json=body) as response:
+                content = await response.read()
+                is_stream = response.content_type == "text/event-stream"
+                told = events(content) if is_stream else without_passing(json.loads(content))
+                said.append((response.status, told))
+        return said
+
+
+@contextmanager
+def paired(engine: Engine, model: Path, *options: str) -> Iterator[Pair]:
+    shape = ("-c", "2048", "-np", "2", "-t", "1", "--no-kv-unified")
+    with (
+        engines.running(engine, model, *shape, "--slot-prompt-similarity", "0", *options) as socket,
+        asyncio.Runner() as runner,
+    ):
+        stack = AsyncExitStack()
+        try:
+            yield Pair(runner, stack, socket)
+        finally:
+            runner.run(stack.aclose())
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine, tiny_model: Path) -> Iterator[Pair]:
+    """Return an engine whose model writes at random, as long as it may."""
+    with paired(engine, tiny_model) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module", params=[TEMPLATE, THOUGHTFUL], ids=["thinks", "began to think"])
+def thinking(
+    engine: Engine, smollm2: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Iterator[Pair]:
+    """Return an engine whose template knows tools and thoughts."""
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text(request.param, "utf-8")
+    with paired(engine, smollm2, "--jinja", "--chat-template-file", str(template)) as pair:
+        yield pair
+
+
+@BOUNDS
+@given(shape=SHAPES)
+def test_every_page_answers_as_the_engine_does(plain: Pair, shape: Shape) -> None:
+    compare(plain, shape)
+
+
+@settings(BOUNDS, max_examples=BOUNDS.max_examples // 4)
+@given(shape=SHAPES)
+def test_thoughts_and_tools_come_as_the_engine_sends_them(thinking: Pair, shape: Shape) -> None:
+    compare(thinking, shape)
+
+
+@pytest.mark.parametrize("shape", KNOWN)
+def test_what_was_once_answered_differently(thinking: Pair, shape: Shape) -> None:
+    compare(thinking, shape)
+
+
+def compare(pair: Pair, shape: Shape) -> None:
+    path, members = shape
+    for stream in (False, True):
+        body = {"model": "chat", "temperature": 0, "cache_prompt": False, **members}
+        (own_status, own), (status, ours) = pair.answers(path, {**body, "stream": stream})
+        if own_status >= 400:
+            assert status >= 400
+            assert ours["error"]["message"] == own["error"]["message"]
+        elif stream and is_several(members):
+            assert sorted(map(repr, ours)) == sorted(map(repr, own))
+        else:
+            assert (status, ours) == (own_status, own)
+
+
+def is_several(members: dict[str, Any]) -> bool:
+    """Return whether several answers come at once, whose events mix as it happens."""
+    several = members.get("n", 1) > 1 or members.get("n_cmpl", 1) > 1
+    return several or isinstance(members.get("prompt"), list)
+
+
+def events(stream: bytes) -> list[tuple[str, Any]]:
+    """Return the name and the content of each event; comments and pings are nobody's answer."""
+    told = []
+    for event in stream.split(b"\n\n"):
+        fields = [line.partition(b":") for line in event.splitlines()]
+        name = b"".join(value for field, _, value in fields if field == b"event").decode()
+        data = b"".join(value for field, _, value in fields if field == b"data").decode()
+        if data and name.strip() != "ping":
+            told.append((name, data if "[DONE]" in data else without_passing(json.loads(data))))
+    return told
+
+
+def without_passing(part: Any) -> Any:
+    """Return a part of an answer without what differs each time, of `timings` its names alone."""
+    match part:
+        case str():
+            return MADE_UP.sub("", part)
+        case list():
+            return [without_passing(one) for one in part]
+        case dict():
+            return {name: without_passing(one) for name, one in kept(part).items()}
+    return part
+
+
+def kept(part: dict[str, Any]) -> dict[str, Any]:
+    told = {name: None if name in PASSING or name.endswith("_ms") else part[name] for name in part}
+    return {**told, "timings": sorted(part["timings"])} if "timings" in part else told
