@@ -51,6 +51,8 @@ _GGUF = Gguf(
     embedding_bytes=30_000_000,
     output_bytes=0,
     matrix_bytes=(("Q4_1", True, 66_000_000),),
+    is_causal=True,
+    pooling=None,
     fingerprint="0" * 32,
 )
 

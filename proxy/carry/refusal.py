@@ -11,6 +11,7 @@ Source: llama-server, build 10434; openai-python and anthropic-python, their exc
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -35,13 +36,32 @@ _MISTAKES: Final = (
 )
 
 
+# What an engine says of an input for an embedding that is longer than its micro batch.
+_TOO_LONG: Final = re.compile(
+    r"input \((\d{1,18}) tokens\) is too large to process.*size: (\d{1,18})"
+)
+
+
 def judged(status: int, body: bytes) -> tuple[int, bytes]:
     """Return the status and the body of an error, a client's mistake called what it is."""
     error = error_of(body) or {}
+    if status == 500 and (found := _TOO_LONG.match(str(error.get("message")))):
+        return 400, orjson.dumps({"error": _too_long(*map(int, found.groups()))})
     if status == 500 and str(error.get("message")).startswith(_MISTAKES):
         mistake = {**error, "code": 400, "type": "invalid_request_error"}
         return 400, orjson.dumps({"error": mistake})
     return status, body
+
+
+def _too_long(tokens: int, limit: int) -> dict[str, Any]:
+    """Return what an engine says of any other prompt that is longer than the context."""
+    return {
+        "code": 400,
+        "message": f"the input has {tokens} tokens, and this model takes {limit} at most",
+        "type": "exceed_context_size_error",
+        "n_prompt_tokens": tokens,
+        "n_ctx": limit,
+    }
 
 
 def refusal(kind: Kind, path: str, status: int, body: bytes) -> bytes:

@@ -115,6 +115,15 @@ class Llama:
         )
         return None if answer.status_code == 200 else refused(answer)
 
+    async def one_vector(self) -> Refused | None:
+        """Have a vector made of a short text; None when that worked.
+
+        Raises:
+            EngineSilent: No answer. There is no deadline but the caller's, as of `one_token`.
+        """
+        answer = await self.post("/embedding", {"content": "Hello"})
+        return None if answer.status_code == 200 else refused(answer)
+
     async def metrics(self) -> Mapping[str, float] | Refused:
         """Return the engine's counters and gauges, by name without the prefix `llamacpp:`.
 

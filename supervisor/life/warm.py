@@ -49,19 +49,25 @@ class Prefilled:
 
 
 async def warm(llama: Llama) -> Warmth:
-    """Have one token made.
+    """Have one token made, or one vector where that is refused.
 
-    An engine for embeddings or reranking refuses that with 4xx or 501: there is nothing to warm
-    then, and it is as ready as it gets. Any other refusal, or none at all, is a bad sign.
+    An engine that refuses both with 4xx or 501 is as ready as it gets. Any other refusal, or none
+    at all, is a bad sign. A model that generates no text answers 500 to a completion (build 10434).
     """
     try:
         refusal = await llama.one_token()
+        if refusal is None:
+            return Warmth.WARM
+        vector = await llama.one_vector()
     except EngineSilent:
         return Warmth.SICK
-    if refusal is None:
-        return Warmth.WARM
-    can_serve = 400 <= refusal.status < 500 or refusal.status == 501
+    can_serve = vector is None or all(map(_is_right, (refusal, vector)))
     return Warmth.NOTHING_TO_WARM if can_serve else Warmth.SICK
+
+
+def _is_right(refusal: Refused) -> bool:
+    """Return whether an engine refuses for what it is, and not for what it met."""
+    return 400 <= refusal.status < 500 or refusal.status == 501
 
 
 async def prefill(llama: Llama, prompt: WarmPrompt) -> Prefilled | Refused:

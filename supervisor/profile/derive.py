@@ -15,8 +15,11 @@ from typing import Final
 from supervisor.errors import SettingsInvalid
 from supervisor.profile import kv
 from supervisor.profile.case import Case
+from supervisor.profile.compute import compute_bytes
+from supervisor.profile.embedding import embedding
 from supervisor.profile.gguf import Gguf
 from supervisor.profile.kv import Cache
+from supervisor.profile.layout import Layout
 from supervisor.profile.profile import FlagValue
 
 AUTO: Final = "auto"
@@ -161,7 +164,7 @@ def _ctx_size(case: Case, chosen: Chosen) -> Derived:
     wanted = fitting = _wanted_ctx(case.gguf, count)
     while (
         fitting > _CTX_SLOT_MIN
-        and kv.cache_bytes(case.gguf, _cache(chosen, fitting, *types)) > case.kv_budget_bytes
+        and _taken(case.gguf, chosen, _cache(chosen, fitting, *types)) > case.kv_budget_bytes
     ):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
     if fitting < wanted:
@@ -171,6 +174,23 @@ def _ctx_size(case: Case, chosen: Chosen) -> Derived:
     else:
         why, origin = f"{wanted} tokens a slot", "llama-corral"
     return Derived(fitting * count, origin, f"{_counted(count, 'slot')}, {why}")
+
+
+def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
+    """Return the bytes that grow with a context: the cache, and of embeddings what they need."""
+    use = embedding(gguf, chosen)
+    if use is None:
+        return kv.cache_bytes(gguf, cache)
+    tokens = use.micro_batch(cache.ctx)
+    numbers = Layout(
+        cache=cache,
+        tokens=tokens,
+        outputs=tokens if gguf.is_causal else 0,
+        flash=chosen.get("flash-attn") not in {"off", False},
+        prompt_cache_bytes=0,
+        checkpoints=0,
+    )
+    return kv.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
 
 
 def _cache(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:

@@ -20,7 +20,7 @@ from supervisor.profile import cache, header, layers, weights
 from supervisor.profile.header import Header
 
 # Raise it whenever Gguf gets another field, or a field another meaning.
-_CACHE_VERSION: Final = "gguf 2"
+_CACHE_VERSION: Final = "gguf 3"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -60,6 +60,9 @@ class Gguf:
         output_bytes: Of those, the output matrix; 0 where the embeddings serve as one.
         matrix_bytes: Of those, the matrices that are multiplied with, by type and whether their
             rows are a multiple of eight: (`Q4_K`, True, bytes).
+        is_causal: Whether a token sees earlier ones only; such a model can generate text.
+        pooling: How its maker had vectors made of its tokens: `none`, `mean`, `cls`, `last` or
+            `rank`; None where the file says nothing of embeddings.
         fingerprint: Differs for models that differ: a hash of the header, the size, and samples
             of the weights.
     """
@@ -91,6 +94,8 @@ class Gguf:
     embedding_bytes: int
     output_bytes: int
     matrix_bytes: tuple[tuple[str, bool, int], ...]
+    is_causal: bool
+    pooling: str | None
     fingerprint: str
 
 
@@ -243,5 +248,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         embedding_bytes=weights.embedding_bytes(tensors),
         output_bytes=weights.output_bytes(tensors),
         matrix_bytes=weights.matrix_bytes(tensors),
+        is_causal=layers.is_causal(first, architecture),
+        pooling=layers.pooling(first, architecture, tensors),
         fingerprint=digest,
     )

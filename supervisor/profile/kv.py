@@ -76,7 +76,9 @@ class Cache:
 
 
 def layer_bytes(gguf: Gguf, cache: Cache) -> tuple[int, ...]:
-    """Return what each layer keeps, in all caches together."""
+    """Return what each layer keeps, in all caches together; a model that is not causal, nothing."""
+    if not gguf.is_causal:
+        return (0,) * len(gguf.kv_heads)
     cells = {
         False: cache.cells,
         True: cache.sliding_cells(gguf.sliding_window or 0),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.profile.header import Header
+from supervisor.profile.header import Header, Tensor
 
 # Where the file does not say which layers have a window, llama.cpp knows by the architecture: of
 # every so many layers, all but the last have one. Source: llama-model.cpp, load_hparams;
@@ -15,6 +15,34 @@ from supervisor.profile.header import Header
 _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
     {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "olmo2": 4}
 )
+
+
+# Models that see a text as a whole, and generate none. Source: llama-arch.cpp and the builders of
+# llama-model.cpp that make no KV cache.
+_ENCODERS: Final = frozenset(
+    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"}
+    | {"jina-bert-v3", "eurobert", "gemma-embedding", "t5encoder", "llama-embed"}
+)
+# Source: llama.h, llama_pooling_type.
+_POOLINGS: Final = ("none", "mean", "cls", "last", "rank")
+_CLASSIFIER: Final = "cls.output.weight"
+
+
+def is_causal(header: Header, architecture: str) -> bool:
+    """Return whether a token sees earlier ones only."""
+    told = header.metadata.get(f"{architecture}.attention.causal", True)
+    return told is not False and architecture not in _ENCODERS
+
+
+def pooling(header: Header, architecture: str, tensors: Iterable[Tensor]) -> str | None:
+    """Return how vectors are made of tokens; None where the file says nothing of it.
+
+    A file without a word of it that has a head for classes ranks texts.
+    """
+    number = header.integer(f"{architecture}.pooling_type", -1)
+    if 0 <= number < len(_POOLINGS):
+        return _POOLINGS[number]
+    return "rank" if any(one.name == _CLASSIFIER for one in tensors) else None
 
 
 def per_layer(header: Header, key: str, layers: int, otherwise: int) -> tuple[int, ...]:

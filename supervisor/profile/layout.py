@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from supervisor.profile.embedding import embedding
 from supervisor.profile.engine import Engine
 from supervisor.profile.gguf import Gguf
 from supervisor.profile.kv import Cache
@@ -79,6 +80,7 @@ def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> Layout:
     batch = min(ctx, number(chosen, "batch-size", _BATCH))
     ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
     has_few_outputs = engine.build is None or engine.build >= _FEW_OUTPUTS_BUILD
+    few = min(batch, slots * (1 + _guessed(chosen))) if has_few_outputs else ubatch
     cache = Cache(
         ctx=-(-ctx // streams),
         streams=streams,
@@ -91,11 +93,21 @@ def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> Layout:
     return Layout(
         cache=cache,
         tokens=ubatch,
-        outputs=min(batch, slots * (1 + _guessed(chosen))) if has_few_outputs else ubatch,
+        outputs=_outputs(gguf, chosen, ubatch, few),
         flash=chosen.get("flash-attn", "auto") not in {"off", False},
         prompt_cache_bytes=_prompt_cache_bytes(chosen, engine),
         checkpoints=_checkpoints(chosen, engine, cache.ctx),
     )
+
+
+def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
+    """Return the rows of logits that room is made for: embeddings have one for each token.
+
+    A model that generates no text has no logits. Source: llama_context's log, n_outputs_max.
+    """
+    if not gguf.is_causal:
+        return 0
+    return ubatch if embedding(gguf, chosen) else few
 
 
 def draft_layout(of: Layout, chosen: Chosen) -> Layout:

@@ -14,6 +14,7 @@ from supervisor.profile.argv import LeftOut, Rendered, canonical, render
 from supervisor.profile.case import Case
 from supervisor.profile.derive import ctx_slot, slots, streams
 from supervisor.profile.draft import Draft
+from supervisor.profile.embedding import Embedding, embedding
 from supervisor.profile.engine import Engine
 from supervisor.profile.gguf import Gguf
 from supervisor.profile.guard import reason_against
@@ -21,7 +22,8 @@ from supervisor.profile.help import Flags
 from supervisor.profile.machine import Machine
 from supervisor.profile.memory import Burden, Estimate, estimate
 from supervisor.profile.profile import FlagValue, Profile
-from supervisor.profile.settled import CORRAL, HOUSE, ModelEntry, Settings, gather, is_auto
+from supervisor.profile.setting import CORRAL, Settings
+from supervisor.profile.settled import HOUSE, ModelEntry, gather, is_auto
 
 __all__ = ["ModelEntry", "Omission", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
 
@@ -90,9 +92,16 @@ class Plan:
     burden: Burden
 
     @property
+    def embedding(self) -> Embedding | None:
+        """Return how it makes embeddings; None where it does not."""
+        return embedding(self.gguf, self.burden.chosen)
+
+    @property
     def has_own_slots(self) -> bool:
         """Return whether the engine leaves the choice of slots to us, each with its own cache."""
-        chosen = self.burden.chosen
+        chosen, use = self.burden.chosen, self.embedding
+        if use and use.is_only:
+            return False
         return chosen.get("slot-prompt-similarity") == 0 and chosen.get("kv-unified") is False
 
     @property

@@ -15,11 +15,11 @@ from supervisor.profile.argv import canonical
 from supervisor.profile.case import Case
 from supervisor.profile.derive import AUTO, DERIVED, ctx_slot, positive, slots, streams
 from supervisor.profile.draft import Draft, Wanted
+from supervisor.profile.embedding_settings import batched, purposed, shaped
 from supervisor.profile.help import Flags
 from supervisor.profile.profile import FlagValue, Profile
+from supervisor.profile.setting import CORRAL, Setting, Settings
 from supervisor.profile.speculation import kinds, longest
-
-CORRAL: Final = "llama-corral"
 
 # What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
 # without the option is not told.
@@ -64,24 +64,6 @@ class ModelEntry:
     aliases: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value, who set it, and why where that is not plain.
-
-    Attributes:
-        value: What was set or derived.
-        origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
-        why: A clause; empty where the origin says it all.
-    """
-
-    value: FlagValue
-    origin: str
-    why: str = ""
-
-
-Settings = Mapping[str, Setting]
-
-
 def gather(entry: ModelEntry, profile: Profile, flags: Flags, case: Case, draft: Draft) -> Settings:
     """Return every setting of a model by today's name, nothing left to be derived.
 
@@ -95,7 +77,10 @@ def gather(entry: ModelEntry, profile: Profile, flags: Flags, case: Case, draft:
     Raises:
         SettingsInvalid: An option is not the user's to set, or a number makes no sense.
     """
-    return _roomy(_bounded(_derived(_merged(entry, profile, flags, draft), case), case))
+    gguf = case.gguf
+    merged = purposed(_merged(entry, profile, flags, draft), entry.args, entry.name, gguf)
+    derived = _bounded(_derived(shaped(merged, gguf), case), case)
+    return _roomy(batched(derived, gguf))
 
 
 def is_auto(key: str, value: FlagValue) -> bool:

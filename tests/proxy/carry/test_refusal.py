@@ -55,3 +55,16 @@ def test_only_a_model_that_loads_is_loading() -> None:
     assert not is_loading(500, loading)
     assert not is_loading(503, body(BAD))
     assert not is_loading(503, b"")
+
+
+def test_an_input_that_is_too_long_is_the_clients_mistake() -> None:
+    message = (
+        "input (1100 tokens) is too large to process. "
+        "increase the physical batch size (current batch size: 1024)"
+    )
+    status, told = judged(500, body({"code": 500, "message": message}))
+    error = error_of(told)
+    assert (status, error and error["n_ctx"]) == (400, 1024)
+    shown = error_of(refusal(Kind.BATCH, "/v1/embeddings", status, told))
+    assert shown
+    assert shown["code"] == "context_length_exceeded"
