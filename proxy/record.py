@@ -66,6 +66,23 @@ class Record:
         self._waited_ms = round((self._waited_ms or 0.0) + waited_s * 1000, 1)
         self._expected_cached = expected_cached
 
+    def part(self) -> Record:
+        """Return the record of one of several answers that make up this one."""
+        part = Record(self.request_id)
+        part.model, part._began_at_s = self.model, self._began_at_s
+        return part
+
+    def add(self, part: Record) -> None:
+        """Take in the record of one of them that is over."""
+        self._tries = max(self._tries, part._tries)
+        if part._first_token_ms is not None:
+            known_ms = self._first_token_ms
+            first_ms = part._first_token_ms
+            self._first_token_ms = first_ms if known_ms is None else min(known_ms, first_ms)
+        if part.timings:
+            self._expected_cached += part._expected_cached if self.timings else 0
+            self.timings = part.timings.added_to(self.timings)
+
     def note_token(self) -> None:
         """Note that generated text came; only the first time counts."""
         if self._first_token_ms is None:

@@ -23,6 +23,7 @@ from proxy.body.form import Form, is_form, read_form
 from proxy.body.members import check_complexity, members_of
 from proxy.body.read import read_body
 from proxy.carry.variant import Variant
+from proxy.choices import choices_of
 from proxy.errors import BadRequest
 from proxy.gate.keys import KEY
 from proxy.headers import HOP, for_upstream
@@ -61,6 +62,8 @@ class Ask:
         is_hopped: Whether another proxy of this kind passed it on: it stays here.
         is_ours: Whether no client waits for it: it keeps no model from leaving.
         form: The form that `body` is, or None: it is JSON.
+        is_let_in: Whether it is a further part of a request that was let into the line: it is never
+            refused for the length of the line.
     """
 
     request_id: str
@@ -80,6 +83,12 @@ class Ask:
     is_hopped: bool = False
     is_ours: bool = False
     form: Form | None = None
+    is_let_in: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Return how many slots an instance uses for it, where it has as many."""
+        return choices_of(self.kind, self.members)
 
     @property
     def may_load(self) -> bool:

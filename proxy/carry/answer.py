@@ -22,6 +22,7 @@ from multidict import CIMultiDict
 
 from proxy.errors import ProxyError
 from proxy.headers import EVENT_STREAM, for_client, is_event_stream
+from proxy.line.lease import Lease
 from proxy.record import Record
 
 # A client that stopped reading does not get its last event either.
@@ -67,6 +68,11 @@ class Answer:
     def response(self) -> web.StreamResponse:
         """What aiohttp is given back; an empty one where nothing has begun."""
         return _Response() if self._response is None else self._response
+
+    def leased(self, lease: Lease) -> None:
+        """Note that an instance has the request now."""
+        self.record.give(lease.upstream.name, lease.waited_s, lease.expected_cached)
+        self.traces = _traces(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         """Set the status and the header of an instance's answer; not again where a wait did.
@@ -171,6 +177,15 @@ class Answer:
             async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
                 await self.response.write(_error_event(self._request.path, error))
                 await self.response.write_eof()
+
+
+def _traces(lease: Lease) -> dict[str, str]:
+    """Return what a client is told of how its request fared."""
+    traces = {"X-Corral-Instance": lease.upstream.name}
+    if lease.position:
+        traces["X-Corral-Queue-Position"] = str(lease.position)
+        traces["X-Corral-Waited-Ms"] = str(round(lease.waited_s * 1000))
+    return traces
 
 
 def error_response(path: str, error: ProxyError) -> web.Response:

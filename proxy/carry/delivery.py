@@ -15,13 +15,13 @@ from typing import Any, Final
 import orjson
 from multidict import CIMultiDict
 
-from proxy.carry.answer import Answer
 from proxy.carry.gist import Gist
 from proxy.carry.progress import Prelude, Progress, is_start, progress_of
 from proxy.carry.refusal import error_of, is_loading, judged, refusal
 from proxy.carry.shape import Shape
 from proxy.carry.sse import DONE, Garbled, Splitter, data_of, members_of
 from proxy.carry.whole import Whole, whole_of
+from proxy.carry.writer import Writer
 from proxy.engine.exchange import Reply
 from proxy.errors import (
     UpstreamFailed,
@@ -50,7 +50,7 @@ _UNLEARNED: Final = frozenset({Kind.BATCH, Kind.SPEECH, Kind.LOOK})
 class Delivery:
     """One answer; `carry` brings it to the client."""
 
-    def __init__(self, shape: Shape, lease: Lease, reply: Reply, answer: Answer) -> None:
+    def __init__(self, shape: Shape, lease: Lease, reply: Reply, answer: Writer) -> None:
         self._ask = lease.ask
         self._shape = shape
         self._lease = lease

@@ -8,13 +8,17 @@ closes the connection upstream at once, and the instance is not blamed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 from proxy.carry.answer import Answer
+from proxy.carry.array import PromptArray, array_of
 from proxy.carry.delivery import Delivery
+from proxy.carry.part import Part, PartRefused, Parts, parts_of
 from proxy.carry.readdress import readdressed
 from proxy.carry.shape import Shape, plain, shaped
 from proxy.carry.waiting import ping_for, waiting
+from proxy.carry.writer import Writer
 from proxy.engine.exchange import Letter, exchange
 from proxy.errors import UpstreamFailed, UpstreamStopped, UpstreamTimeout, UpstreamUnreached
 from proxy.line.dispatch import Dispatch
@@ -39,21 +43,56 @@ class Forward:
             ConnectionError: The client left before its answer was complete.
             ProxyError: No instance took it, or none answered to the end.
         """
+        if array := array_of(ask):
+            await self._carry_parts(array, answer)
+            return
+        is_passed_stream = shaped(ask).is_passed_stream
+        async with waiting(answer, ping_for(ask.kind) if is_passed_stream else None):
+            await self._carry_one(ask, answer)
+
+    async def _carry_one(self, ask: Ask, answer: Writer) -> None:
         shape = shaped(ask)
-        async with waiting(answer, ping_for(ask.kind) if shape.is_passed_stream else None):
+        try:
+            await self._attempt(ask, shape, answer)
+        except (UpstreamUnreached, UpstreamStopped) as error:
+            if answer.is_committed:
+                raise
+            await self._attempt(ask, shape, answer, avoid=(error.instance,))
+
+    async def _carry_parts(self, array: PromptArray, answer: Answer) -> None:
+        """Have the prompts of an array answered, as many at once as slots are given for them.
+
+        One of them at a time waits for its turn, so the request has one place in the line.
+        """
+        is_stream = array.ask.is_stream and array.ask.kind.generates
+        parts = parts_of(array, answer)
+        async with waiting(answer, ping_for(array.ask.kind) if is_stream else None):
             try:
-                await self._attempt(ask, shape, answer)
-            except (UpstreamUnreached, UpstreamStopped) as error:
-                if answer.is_committed:
-                    raise
-                await self._attempt(ask, shape, answer, avoid=(error.instance,))
+                await self._carry_all(array, parts)
+            except PartRefused as refused:
+                await answer.refuse(refused.status, refused.headers, refused.body)
+            else:
+                await parts.finish()
+
+    async def _carry_all(self, array: PromptArray, parts: Parts) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at in range(len(array.prompts)):
+                    part = parts.part(at)
+                    task = group.create_task(self._carry_part(array.part(at), part))
+                    await _leased(part, task)
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # as it is: a task group wraps it up
+
+    async def _carry_part(self, ask: Ask, part: Part) -> None:
+        await self._carry_one(ask, part)
+        part.end()
 
     async def _attempt(
-        self, ask: Ask, shape: Shape, answer: Answer, avoid: Collection[str] = ()
+        self, ask: Ask, shape: Shape, answer: Writer, avoid: Collection[str] = ()
     ) -> None:
         async with self._dispatch.lease(ask, avoid) as lease:
-            answer.record.give(lease.upstream.name, lease.waited_s, lease.expected_cached)
-            answer.traces = _traces(lease)
+            answer.leased(lease)
             slot = await self._dispatch.slot(lease, shape.reach)
             try:
                 if not await self._exchange(shape, slot, lease, answer):
@@ -62,7 +101,7 @@ class Forward:
                 answer.record.tell_broken(self._tell, error)
                 raise
 
-    async def _exchange(self, shape: Shape, slot: int | None, lease: Lease, answer: Answer) -> bool:
+    async def _exchange(self, shape: Shape, slot: int | None, lease: Lease, answer: Writer) -> bool:
         """Ask the instance once; return whether the client has its answer."""
         letter = _letter(lease.ask, shape.naming(slot))
         if node := lease.upstream.node:
@@ -77,10 +116,7 @@ def _letter(ask: Ask, body: bytes) -> Letter:
     return Letter(ask.method, ask.path, ask.query, headers, body)
 
 
-def _traces(lease: Lease) -> dict[str, str]:
-    """Return what a client is told of how its request fared."""
-    traces = {"X-Corral-Instance": lease.upstream.name}
-    if lease.position:
-        traces["X-Corral-Queue-Position"] = str(lease.position)
-        traces["X-Corral-Waited-Ms"] = str(round(lease.waited_s * 1000))
-    return traces
+async def _leased(part: Part, task: asyncio.Task[None]) -> None:
+    """Return once an instance has a part, or its task is over."""
+    task.add_done_callback(lambda _: part.is_leased.set())
+    await part.is_leased.wait()

@@ -9,7 +9,7 @@ answered itself. Where it would not, the request passes as it is:
 - `logprobs`, `n_probs`: a stream leaves out the tokens that add no text, the last one among them
 - `verbose`, `response_fields`, `return_tokens`: a stream tells other details
 - `continue_final_message`: a stream leaves out the message that it continues
-- several prompts or answers at once on llama-server's own page
+- several answers at once on llama-server's own page
 - all other pages
 
 A whole answer that turns out to have no text at all is asked for once more, as it is (`plain`): a

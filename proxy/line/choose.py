@@ -49,6 +49,7 @@ class Candidate:
         prefill_tps: Tokens of prompts it computes each second, above 0.
         free_in_s: Seconds until a slot is free, as far as can be told; 0 where one is.
         is_spare: Whether it is for what finds no slot free elsewhere.
+        needed: How many of its slots the request would use.
     """
 
     name: str
@@ -61,11 +62,12 @@ class Candidate:
     prefill_tps: float = 500.0
     free_in_s: float = 0.0
     is_spare: bool = False
+    needed: int = 1
 
     @property
     def is_free(self) -> bool:
-        """Return whether a slot is free."""
-        return self.taken < self.slots
+        """Return whether as many slots are free as the request needs."""
+        return self.taken + self.needed <= self.slots
 
     @property
     def load(self) -> float:

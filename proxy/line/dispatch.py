@@ -214,12 +214,14 @@ class Dispatch:
                 lease.fly(flight)
                 yield lease
         except UpstreamUnreached as error:
-            pool.free(lease)
+            for one in lease.slots:
+                pool.free(one)
             self.unreached(lease.upstream, error)
             raise
         finally:
-            if lease in seat.leases:
-                self._reclaim.watch(lease, pool.free)
+            for one in lease.slots:
+                if one in seat.leases:
+                    self._reclaim.watch(one, pool.free)
             self._seats.forget(seat)
 
     async def slot(self, lease: Lease, reach: Reach) -> int | None:
@@ -236,7 +238,12 @@ class Dispatch:
         if not is_followed or not lease.ask.kind.takes_slot:
             return None
         berths = self._affinity.berths(upstream.name)
-        return await Boarding(lease, berths, self._settings, self._clock).board(reach)
+        slot = await Boarding(lease, berths, self._settings, self._clock).board(reach)
+        for one in lease.beside:
+            if berth := berths.board(one, None, self._clock()):
+                one.berth = berth
+                berths.depart(berth)
+        return slot
 
     async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
         """Return the right to ask what takes no slot, of whoever is least busy."""

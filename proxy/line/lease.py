@@ -76,10 +76,27 @@ class Lease:
         is_proof: Whether its answer shows what became of the conversation its slot began with.
         is_ending: Whether the request is over and the slot is not known to be idle yet.
         ended_at_s: Monotonic time at which the request was over, where it is ending.
+        beside: Further slots that the request uses, in the order of the instance's choice.
         is_overdue: Whether it was reported that the engine does not stop computing for it.
     """
 
-    def __init__(self, ask: Ask, seat: Seat, clock: Clock, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        seat: Seat,
+        clock: Clock,
+        keeper: Keeper | None = None,
+        first: Lease | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            ask: The request.
+            seat: Where the instance sits.
+            clock: Monotonic time.
+            keeper: Who hears what becomes of it.
+            first: The lease of the same request's first slot, where this is a further one.
+        """
         self.upstream = seat.upstream
         self.seat = seat
         self.ask = ask
@@ -92,12 +109,15 @@ class Lease:
         self.is_ending = False
         self.ended_at_s = 0.0
         self.is_overdue = False
+        self.beside: tuple[Lease, ...] = ()
+        self._first = first
         self.began_at_s = clock()
         self._clock = clock
         self._keeper = keeper
         self._flight: Flight | None = None
         self._done, self._cached, self._decoded = 0, 0, 0
-        self._total = ask.prompt.tokens if ask.prompt else 0
+        # The answers to one prompt share what is computed of it.
+        self._total = ask.prompt.tokens if ask.prompt and first is None else 0
         self._first_token_at_s: float | None = None
 
     # What whoever carries the request tells.
@@ -130,7 +150,8 @@ class Lease:
     def complete(self) -> None:
         """Note that the instance has sent its whole answer: its slot is free at once."""
         if self._keeper:
-            self._keeper.free(self)
+            for lease in self.slots:
+                self._keeper.free(lease)
 
     def learn(self, timings: Timings | None, reply: Mapping[str, Any] | None) -> None:
         """Note what the instance said of an answer that is complete.
@@ -152,6 +173,16 @@ class Lease:
         self._flight = flight
 
     @property
+    def slots(self) -> tuple[Lease, ...]:
+        """Return the leases of all slots that the request uses."""
+        return (self, *self.beside)
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether text was generated."""
+        return self._decoded > 0
+
+    @property
     def has_begun(self) -> bool:
         """Return whether the request is or was under way."""
         return self._flight is not None
@@ -170,7 +201,8 @@ class Lease:
 
     def facts(self) -> LeaseFacts:
         """Return what is known of the slot."""
-        begun: Literal["prefill", "decode"] = "decode" if self._decoded else "prefill"
+        has_text = (self._first or self).has_text
+        begun: Literal["prefill", "decode"] = "decode" if has_text else "prefill"
         return LeaseFacts(
             request_id=self.ask.request_id,
             client=self.ask.client,

@@ -99,7 +99,7 @@ class Pool:
         if waiter.lease is not None:
             return
         waiter.position = self._line.position(waiter, self._clock())
-        if len(self._line) > self._settings.line_max:
+        if len(self._line) > self._settings.line_max and not waiter.ask.is_let_in:
             self._line.leave(waiter)
             ahead = f"{len(self._line)} requests wait for {self.model} already"
             raise LineFull(f"{ahead}; ask again later", self.retry_after_s)
@@ -108,7 +108,10 @@ class Pool:
         """Give up a place, and a slot that was given but not used; else do nothing."""
         self._line.leave(waiter)
         if waiter.lease in self._promised:
-            self.free(waiter.lease)
+            for lease in waiter.lease.slots:
+                self.free(lease)
+        elif waiter.lease is None and waiter.ask.slots > 1:
+            self.settle()  # slots may have been kept for it
 
     def begin(self, waiter: Waiter) -> None:
         """Note that the slot that a request was given is used from now on."""
@@ -145,7 +148,8 @@ class Pool:
         """Note that an instance is withdrawn: who was promised a slot of it goes back in line."""
         for lease in tuple(seat.leases):
             if waiter := self._promised.pop(lease, None):
-                seat.leases.remove(lease)
+                for one in lease.slots:
+                    seat.leases.remove(one)
                 waiter.lease = None
                 waiter.woken.clear()
                 self._line.join(waiter)
@@ -230,8 +234,12 @@ class Pool:
         lease.expected_cached = self._affinity.cached_tokens(seat.upstream.name, prompt)
         if prompt:
             lease.talk = self._affinity.settle(seat.upstream, prompt, waiter.session)
+        lease.beside = tuple(
+            Lease(waiter.ask, seat, self._clock, self, first=lease)
+            for _ in range(seat.needed(waiter.ask) - 1)
+        )
         self._seats.ask(seat)
-        seat.leases.append(lease)
+        seat.leases += lease.slots
         self._promised[lease] = waiter
         waiter.lease = lease
         waiter.woken.set()

@@ -69,6 +69,20 @@ class Timings:
             int(accepted),
         )
 
+    def added_to(self, other: Timings | None) -> Timings:
+        """Return the sum of both: tokens, and times, which may have passed side by side."""
+        if other is None:
+            return self
+        return Timings(
+            self.cached_tokens + other.cached_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.prompt_ms + other.prompt_ms,
+            self.decoded_tokens + other.decoded_tokens,
+            self.decode_ms + other.decode_ms,
+            self.drafted_tokens + other.drafted_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

@@ -109,7 +109,7 @@ class Reclaim:
         for lease in idle:
             free(lease)
         for lease in ending[len(idle) :]:
-            if self._is_overdue(lease):
+            if lease in seat.leases and self._is_overdue(lease):
                 lease.is_overdue = True
                 self._overdue(lease)
 

@@ -91,6 +91,19 @@ class Seat:
         """Return whether a slot is free."""
         return len(self.leases) < self.upstream.slots
 
+    def has_room_for(self, ask: Ask) -> bool:
+        """Return whether as many slots are free as a request uses here."""
+        return self.free >= self.needed(ask)
+
+    @property
+    def free(self) -> int:
+        """Return how many slots are free."""
+        return self.upstream.slots - len(self.leases)
+
+    def needed(self, ask: Ask) -> int:
+        """Return how many slots a request uses here."""
+        return min(ask.slots, self.upstream.slots)
+
     def may_take(self, ask: Ask) -> bool:
         """Return whether a request may come here: one that was passed on stays on this machine."""
         return not (ask.is_hopped and self.upstream.node)

@@ -78,6 +78,7 @@ class View:
         self._now_s = now_s
         self._homes: Mapping[str, int] | None = None
         self._bound_for: Counter[str] = Counter()
+        self._kept: set[Seat] = set()
 
     @property
     def has_room(self) -> bool:
@@ -86,8 +87,9 @@ class View:
 
     def choice(self, waiter: Waiter) -> Choice:
         """Return what a request would do; those who wait for their home are remembered."""
-        seats = [seat for seat in self._seats if seat.may_take(waiter.ask)]
-        if len(seats) == 1 and seats[0].has_room:  # as it is with most models
+        ask = waiter.ask
+        seats = [one for one in self._seats if one.may_take(ask) and one not in self._kept]
+        if len(seats) == 1 and seats[0].has_room_for(ask):  # as it is with most models
             return Choice(seats[0].upstream.name)
         prompt = waiter.ask.prompt
         policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
@@ -98,13 +100,26 @@ class View:
         choice = choose(policy, candidates, tokens, home, self._now_s - waiter.joined_at_s)
         if choice.name is None and home is not None:
             self._bound_for[home] += 1
+        if choice.name is None and ask.slots > 1:
+            self._keep(seats, ask, home)
         return choice
+
+    def _keep(self, seats: Sequence[Seat], ask: Ask, home: str | None) -> None:
+        """Keep an instance's slots for a request that needs several.
+
+        Those behind it would else take each slot as it falls free. It is its home's, or that of
+        which the fewest are missing.
+        """
+        if seats:
+            self._kept.add(
+                min(seats, key=lambda one: (one.upstream.name != home, one.needed(ask) - one.free))
+            )
 
     def _candidate(self, seat: Seat, waiter: Waiter) -> Candidate:
         name, slots = seat.upstream.name, seat.upstream.slots
         if self._homes is None:
             self._homes = self._affinity.homes(seat.upstream.model)
-        turns = 0 if seat.has_room else 1 + self._bound_for[name]
+        turns = 0 if seat.has_room_for(waiter.ask) else 1 + self._bound_for[name]
         return Candidate(
             name=name,
             slots=slots,
@@ -116,4 +131,5 @@ class View:
             prefill_tps=seat.rates.prefill_tps,
             free_in_s=turns * self._held_s / slots,
             is_spare=seat.upstream.node is not None and seat.upstream.node.is_spare,
+            needed=seat.needed(waiter.ask),
         )

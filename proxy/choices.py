@@ -1,0 +1,33 @@
+"""How many answers to one prompt a request asks for. Pure.
+
+Source: llama-server, build 10434: `n` and `n_cmpl` mean the same on every page that generates text
+but Anthropic's, up to the number of slots; each answer is computed in a slot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from proxy.pages import Kind
+
+# More slots than any instance has; what is asked beyond that, the engine refuses.
+_MAX: Final = 4096
+
+
+def choices_of(kind: Kind, members: Mapping[str, Any]) -> int:
+    """Return how many answers to each prompt are asked for, 1 to 4096.
+
+    Args:
+        kind: What the request is.
+        members: What the body says, whatever that is.
+    """
+    if not kind.generates or kind is Kind.MESSAGES:
+        return 1
+    return max(_count(members.get("n")), _count(members.get("n_cmpl")))
+
+
+def _count(said: object) -> int:
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        return 1
+    return int(min(max(said, 1), _MAX))

@@ -1,0 +1,215 @@
+"""A request for several answers holds as many slots of one instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from fakes.asks import ask, upstream
+from fakes.clock import leap
+
+from proxy.choices import choices_of
+from proxy.engine.slots import Reach
+from proxy.engine.upstream import Upstream
+from proxy.errors import WaitedLong
+from proxy.line.dispatch import Dispatch
+from proxy.line.lease import Lease
+from proxy.pages import Kind
+from proxy.request import Ask
+from proxy.settings import ProxySettings
+
+
+def wide(n: object = 2, client: str = "wide", patience_s: float = 60) -> Ask:
+    asked = ask("hello", client=client, patience_s=patience_s)
+    return replace(asked, members={**asked.members, "n": n})
+
+
+class Holder:
+    """Requests that hold their leases until they are told to let go."""
+
+    def __init__(self, dispatch: Dispatch, group: asyncio.TaskGroup) -> None:
+        self.dispatch = dispatch
+        self.order: list[str] = []
+        self.held: dict[str, Lease] = {}
+        self._group = group
+        self._done: dict[str, asyncio.Event] = {}
+
+    async def hold(self, name: str, asked: Ask) -> None:
+        self._done[name] = asyncio.Event()
+        self._group.create_task(self._lease(name, asked))
+        await asyncio.sleep(0.001)
+
+    async def let_go(self, name: str) -> None:
+        self._done[name].set()
+        await asyncio.sleep(0.001)
+
+    async def _lease(self, name: str, asked: Ask) -> None:
+        async with self.dispatch.lease(asked) as lease:
+            self.order.append(name)
+            self.held[name] = lease
+            await self._done[name].wait()
+            lease.complete()
+        del self.held[name]
+
+
+def taken(dispatch: Dispatch, name: str = "a") -> int:
+    return next(len(seat.leases) for seat in dispatch.seats() if seat.upstream.name == name)
+
+
+def told(story: Callable[[Holder], Awaitable[None]], *upstreams: Upstream) -> None:
+    async def main() -> None:
+        dispatch = Dispatch(ProxySettings(), asyncio.get_running_loop().time)
+        for one in upstreams or (upstream("a", slots=2),):
+            dispatch.admit(one)
+        async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+            await story(Holder(dispatch, group))
+
+    leap(main())
+
+
+@pytest.mark.parametrize(("n", "slots"), [(1, 1), (2, 2), (3, 3), (9, 4), (None, 1), ("2", 1)])
+def test_it_takes_a_slot_for_each_answer_and_all_of_them_at_most(n: object, slots: int) -> None:
+    async def story(holder: Holder) -> None:
+        await holder.hold("one", wide(n))
+        assert taken(holder.dispatch) == slots
+        assert len({one.request_id for one in holder.dispatch.seats()[0].leases}) == 1
+        await holder.let_go("one")
+        assert taken(holder.dispatch) == 0
+
+    told(story, upstream("a", slots=4))
+
+
+def test_it_waits_for_as_many_and_those_behind_it_do_not_take_them_away() -> None:
+    async def story(holder: Holder) -> None:
+        await holder.hold("first", ask("a"))
+        await holder.hold("second", ask("b"))
+        await holder.hold("wide", wide())
+        for number in range(3):
+            await holder.hold(f"narrow {number}", ask("c"))
+        await holder.let_go("first")
+        assert taken(holder.dispatch) == 1
+        await holder.let_go("second")
+        assert holder.order == ["first", "second", "wide"]
+        await holder.let_go("wide")
+        for number in range(3):
+            await holder.let_go(f"narrow {number}")
+        assert len(holder.order) == 6
+
+    told(story)
+
+
+def test_two_of_them_never_wait_for_each_other() -> None:
+    async def story(holder: Holder) -> None:
+        await holder.hold("first", ask("a"))
+        await holder.hold("one", wide())
+        await holder.hold("other", wide(client="b"))
+        await holder.let_go("first")
+        assert holder.order == ["first", "one"]
+        await holder.let_go("one")
+        assert holder.order == ["first", "one", "other"]
+        await holder.let_go("other")
+
+    told(story)
+
+
+def test_those_behind_go_on_when_it_gives_up() -> None:
+    async def give_up(dispatch: Dispatch) -> None:
+        with pytest.raises(WaitedLong):
+            async with dispatch.lease(wide(patience_s=1)):
+                pass
+
+    async def story(holder: Holder) -> None:
+        await holder.hold("first", ask("a"))
+        giving_up = asyncio.get_running_loop().create_task(give_up(holder.dispatch))
+        await asyncio.sleep(0.001)
+        await holder.hold("narrow", ask("b"))
+        assert holder.order == ["first"]
+        await giving_up
+        await asyncio.sleep(0.001)
+        assert holder.order == ["first", "narrow"]
+        await holder.let_go("narrow")
+        await holder.let_go("first")
+
+    told(story)
+
+
+def test_others_use_the_other_instance_while_it_waits_for_one() -> None:
+    async def story(holder: Holder) -> None:
+        for number in range(4):
+            await holder.hold(f"{number}", ask(str(number)))
+        on_a = [name for name, lease in holder.held.items() if lease.upstream.name == "a"]
+        on_b = [name for name in holder.held if name not in on_a]
+        await holder.hold("wide", wide())
+        await holder.hold("narrow", ask("c"))
+        await holder.let_go(on_a[0])
+        assert "narrow" not in holder.order
+        await holder.let_go(on_b[0])
+        assert holder.held["narrow"].upstream.name == "b"
+        await holder.let_go(on_a[1])
+        assert holder.held["wide"].upstream.name == "a"
+        for name in list(holder.held):
+            await holder.let_go(name)
+
+    told(story, upstream("a", slots=2), upstream("b", slots=2))
+
+
+def test_all_its_slots_are_looked_after_when_its_client_leaves() -> None:
+    async def main() -> None:
+        counts = [2, 1, 0]
+        clock = asyncio.get_running_loop().time
+
+        async def count(_: Upstream) -> int:
+            return counts.pop(0) if len(counts) > 1 else counts[0]
+
+        dispatch = Dispatch(ProxySettings(), clock, count)
+        dispatch.admit(upstream("a", slots=2))
+        async with asyncio.TaskGroup() as group:
+            tending = group.create_task(dispatch.tend())
+            await asyncio.sleep(0)
+            async with dispatch.lease(wide()):
+                pass
+            seen = [taken(dispatch)]
+            for _ in range(8):
+                await asyncio.sleep(0.05)
+                seen.append(taken(dispatch))
+            tending.cancel()
+        assert list(dict.fromkeys(seen)) == [2, 1, 0]
+
+    leap(main())
+
+
+async def test_each_of_its_slots_is_followed() -> None:
+    dispatch = Dispatch(ProxySettings())
+    dispatch.admit(replace(upstream("a", slots=2), can_name_slots=True))
+    async with dispatch.lease(wide()) as lease:
+        await dispatch.slot(lease, Reach.NONE)
+        berths = [one.berth for one in lease.slots]
+        assert None not in berths
+        assert len({one.slot for one in berths if one}) == 2
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.NATIVE, Kind.RESPONSES])
+@pytest.mark.parametrize(
+    ("members", "count"),
+    [
+        ({"n": 2}, 2),
+        ({"n_cmpl": 3}, 3),
+        ({"n": 2, "n_cmpl": 4}, 4),
+        ({"n": 2.0}, 2),
+        ({"n": 1e300}, 4096),
+        ({"n": True}, 1),
+        ({"n": None}, 1),
+        ({"n": "3"}, 1),
+        ({"n": -5}, 1),
+        ({}, 1),
+    ],
+)
+def test_how_many_answers_are_asked_for(kind: Kind, members: dict[str, object], count: int) -> None:
+    assert choices_of(kind, members) == count
+
+
+@pytest.mark.parametrize("kind", [Kind.MESSAGES, Kind.BATCH, Kind.SPEECH, Kind.LOOK])
+def test_other_pages_give_one_answer(kind: Kind) -> None:
+    assert choices_of(kind, {"n": 4, "n_cmpl": 4}) == 1

@@ -1,0 +1,259 @@
+"""Arrays of prompts and several answers, behind the proxy and asked of the real engine itself."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from fakes import engine as engines
+from fakes.house import House, until
+from fakes.upstream import Call
+
+from supervisor.profile.engine import Engine
+
+TEXTS: Final = ["the cat", "in the", "a", "on the the cat"]
+GREEDY: Final = {"model": "chat", "temperature": 0, "seed": 1}
+# What differs from one answer to the same request to the next.
+_VARYING: Final = frozenset({"id", "created", "timings", "id_slot", "logprob", "top_logprobs"})
+# The prompts of an array find in the cache what those before them left there, in any order.
+_CACHED: Final = frozenset({"tokens_cached", "prompt_tokens_details"})
+
+
+@pytest.fixture(scope="module")
+def sockets(engine: Engine, tiny_model: Path) -> Iterator[Mapping[str, Path]]:
+    """Run three engines: one that generates, one for embeddings, one that ranks."""
+    # Without --kv-unified build 10434 gives wrong vectors for texts that it computes together, and
+    # the scores of a model without a head for ranking depend on that too.
+    options = ["-c", "4096", "-np", "2", "-t", "1", "--kv-unified"]
+    with (
+        engines.running(engine, tiny_model, *options) as text,
+        engines.running(
+            engine, tiny_model, *options, "--embeddings", "--pooling", "mean"
+        ) as vector,
+        engines.running(engine, tiny_model, *options, "-np", "1", "--reranking") as rank,
+    ):
+        yield {"text": text, "vector": vector, "rank": rank}
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+            house = House(Path(directory), stack)
+            await house.open()
+            yield house
+
+
+async def direct(socket: Path, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
+    """Ask the engine itself."""
+    async with (
+        aiohttp.ClientSession(
+            "http://engine",
+            connector=aiohttp.UnixConnector(str(socket)),
+            headers={"Authorization": f"Bearer {engines.KEY}"},
+        ) as session,
+        session.post(path, json=body) as response,
+    ):
+        return response.status, await response.read()
+
+
+async def both(
+    house: House, socket: Path, path: str, body: Mapping[str, Any]
+) -> tuple[tuple[int, bytes], tuple[int, bytes]]:
+    """Ask the engine itself, and behind the proxy."""
+    house.dispatch.admit(engines.upstream(socket, 2))
+    theirs = await direct(socket, path, body)
+    async with house.http.post(path, json=body) as response:
+        return theirs, (response.status, await response.read())
+
+
+def same(said: object) -> object:
+    """Return an answer without what varies, figures to 2 places: batches change the rest."""
+    if isinstance(said, dict):
+        left_out = _VARYING | _CACHED
+        return {name: same(one) for name, one in said.items() if name not in left_out}
+    if isinstance(said, list):
+        return [same(one) for one in said]
+    return round(said, 2) if isinstance(said, float) else said
+
+
+@pytest.mark.parametrize(
+    ("which", "path", "members"),
+    [
+        ("text", "/v1/completions", {"prompt": TEXTS, "max_tokens": 4}),
+        ("text", "/v1/completions", {"prompt": [[260, 261], "a", [262, "b"]], "max_tokens": 4}),
+        ("text", "/v1/completions", {"prompt": TEXTS, "max_tokens": 4, "n": 2}),
+        ("text", "/v1/completions", {"prompt": TEXTS, "max_tokens": 4, "logprobs": 2}),
+        ("text", "/v1/completions", {"prompt": ["a"], "max_tokens": 4}),
+        ("text", "/v1/completions", {"prompt": [260, 261, 262], "max_tokens": 4}),
+        ("text", "/completion", {"prompt": TEXTS, "n_predict": 4}),
+        ("text", "/completions", {"prompt": TEXTS, "n_predict": 4, "n_cmpl": 2}),
+        ("text", "/completion", {"prompt": TEXTS, "n_predict": 4, "n_probs": 2}),
+        ("text", "/completion", {"prompt": TEXTS, "n_predict": 4, "response_fields": ["content"]}),
+        ("text", "/completion", {"prompt": "a", "n_predict": 4, "n_cmpl": 2}),
+        ("vector", "/v1/embeddings", {"input": TEXTS}),
+        ("vector", "/v1/embeddings", {"input": [[260, 261], "a"]}),
+        ("vector", "/embedding", {"content": TEXTS}),
+        ("vector", "/embeddings", {"input": TEXTS, "embd_normalize": -1}),
+        ("rank", "/v1/rerank", {"query": "cat", "documents": TEXTS}),
+        ("rank", "/rerank", {"query": "cat", "documents": TEXTS, "top_n": 2}),
+        ("rank", "/rerank", {"query": "cat", "documents": TEXTS, "top_n": "2"}),
+        ("rank", "/reranking", {"query": "cat", "texts": TEXTS, "return_text": True}),
+    ],
+)
+async def test_an_array_of_prompts_is_answered_as_the_engine_answers_it(
+    house: House, sockets: Mapping[str, Path], which: str, path: str, members: Mapping[str, Any]
+) -> None:
+    theirs, ours = await both(house, sockets[which], path, {**GREEDY, **members})
+    assert (theirs[0], ours[0]) == (200, 200)
+    assert same(json.loads(ours[1])) == same(json.loads(theirs[1]))
+
+
+async def test_base64_is_gathered_too(house: House, sockets: Mapping[str, Path]) -> None:
+    members = {"input": TEXTS, "encoding_format": "base64"}
+    found = await both(house, sockets["vector"], "/v1/embeddings", {**GREEDY, **members})
+    lengths = [[len(one["embedding"]) for one in json.loads(said)["data"]] for _, said in found]
+    assert lengths[0] == lengths[1]
+    assert {one["encoding_format"] for one in json.loads(found[1][1])["data"]} == {"base64"}
+
+
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [
+        ("/v1/completions", {"prompt": TEXTS, "max_tokens": 4}),
+        ("/v1/completions", {"prompt": TEXTS, "max_tokens": 4, "n": 2}),
+        ("/completion", {"prompt": TEXTS, "n_predict": 4}),
+    ],
+)
+async def test_a_stream_of_several_prompts_tells_what_the_engines_own_tells(
+    house: House, sockets: Mapping[str, Path], path: str, members: Mapping[str, Any]
+) -> None:
+    body = {**GREEDY, **members, "stream": True}
+    theirs, ours = await both(house, sockets["text"], path, body)
+    assert texts_of(ours[1]) == texts_of(theirs[1])
+    assert ours[1].count(b"[DONE]") == theirs[1].count(b"[DONE]")
+    ids = {one["id"] for one in pieces_of(ours[1]) if "id" in one}
+    assert len(ids) <= 1
+
+
+def pieces_of(stream: bytes) -> list[dict[str, Any]]:
+    said = (event.removeprefix(b"data: ") for event in stream.split(b"\n\n"))
+    found = [json.loads(one) for one in said if one.startswith(b"{")]
+    return [one for one in found if isinstance(one, dict)]
+
+
+def texts_of(stream: bytes) -> dict[int, str]:
+    """Return what each answer of a stream says, by its number."""
+    texts: dict[int, str] = {}
+    for piece in pieces_of(stream):
+        for one in piece.get("choices", [piece]):
+            said = one.get("text", one.get("content"))
+            texts[one["index"]] = texts.get(one["index"], "") + said
+    return texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_of_one_prompt_is_the_answer(
+    house: House, sockets: Mapping[str, Path], *, stream: bool
+) -> None:
+    body = {**GREEDY, "prompt": ["a", "the " * 9000, "b"], "max_tokens": 4, "stream": stream}
+    theirs, ours = await both(house, sockets["text"], "/v1/completions", body)
+    assert theirs[0] == 400 or stream
+    assert b"exceed" in ours[1]
+    assert stream or ours[0] == 400
+    await until(lambda: not house.dispatch.busy("chat.1"))
+
+
+async def test_prompts_the_engine_refuses_are_refused_in_its_words(
+    house: House, sockets: Mapping[str, Path]
+) -> None:
+    body = {**GREEDY, "prompt": ["a", None], "max_tokens": 4}
+    theirs, ours = await both(house, sockets["text"], "/v1/completions", body)
+    assert (theirs[0], ours[0]) == (400, 400)
+    assert json.loads(theirs[1])["error"]["message"] == json.loads(ours[1])["error"]["message"]
+    async with house.http.post(
+        "/v1/rerank", json={"model": "chat", "query": "a", "documents": ["a", "b"], "top_n": -1}
+    ) as response:
+        assert response.status == 400
+
+
+async def test_a_client_that_leaves_cancels_all_prompts(
+    house: House, sockets: Mapping[str, Path]
+) -> None:
+    house.dispatch.admit(engines.upstream(sockets["text"], 2))
+    body = {**GREEDY, "prompt": TEXTS * 10, "max_tokens": 1500, "ignore_eos": True}
+
+    async def ask() -> None:
+        async with house.http.post("/v1/completions", json=body) as response:
+            await response.read()
+
+    async with asyncio.timeout(30):
+        asking = asyncio.get_running_loop().create_task(ask())
+        await until(lambda: house.dispatch.busy("chat.1") == 2)
+        asking.cancel()
+        await until(lambda: not house.dispatch.seats()[0].leases)
+    (told,) = house.events("request.finished")
+    assert told["status"] == 499
+
+
+async def test_an_array_of_a_thousand_takes_one_place_in_line_and_is_not_refused(
+    house: House, sockets: Mapping[str, Path]
+) -> None:
+    await house.open(line_max=1)
+    house.dispatch.admit(engines.upstream(sockets["vector"], 2))
+    most = 0
+
+    async def ask() -> bytes:
+        body = {"model": "chat", "input": ["a"] * 1000}
+        async with house.http.post("/v1/embeddings", json=body) as response:
+            assert response.status == 200
+            return await response.read()
+
+    async with asyncio.timeout(60):
+        asking = asyncio.get_running_loop().create_task(ask())
+        while not asking.done():
+            most = max(most, house.dispatch.demand("chat").waiting)
+            await asyncio.sleep(0)
+    answer = json.loads(asking.result())
+    assert [one["index"] for one in answer["data"]] == list(range(1000))
+    assert most == 1
+    (told,) = house.events("request.finished")
+    assert (told["status"], told["tries"]) == (200, 1)
+
+
+async def test_who_asks_beside_an_array_waits_for_one_prompt_and_not_for_all(
+    house: House,
+) -> None:
+    """The instance answers one call after the other, in the order in which they come."""
+    order: list[bytes] = []
+
+    async def answer(call: Call) -> None:
+        order.append(call.body)
+        await may_go_on.wait()
+        text = b'{"content":"x","index":0,"stop":true}'
+        await call.head("Content-Type: application/json", f"Content-Length: {len(text)}")
+        await call.send(text)
+
+    may_go_on = asyncio.Event()
+    fake = await house.fake(answer, is_admitted=False)
+    house.dispatch.admit(fake.upstream(slots=1))
+    many = {"prompt": [f"many {number}" for number in range(9)], "n_probs": 1}
+
+    async def ask(body: dict[str, Any]) -> int:
+        async with house.http.post("/completion", json=body) as response:
+            await response.read()
+            return response.status
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(many))]
+        await until(lambda: len(order) == 1 and house.dispatch.demand("chat").waiting == 1)
+        asked.append(group.create_task(ask({"prompt": "one", "n_probs": 1})))
+        await until(lambda: house.dispatch.demand("chat").waiting == 2)
+        may_go_on.set()
+    assert [task.result() for task in asked] == [200, 200]
+    assert [b"one" in body for body in order].index(True) <= 2
