@@ -12,7 +12,7 @@ the table of `pages`                      an instance of the model that the requ
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -24,6 +24,7 @@ from proxy.carry import props
 from proxy.carry.answer import Answer, error_response
 from proxy.carry.forward import Forward
 from proxy.carry.props import PropsAnswer, Remembered
+from proxy.connections import Connections, descriptors_max, limit_of
 from proxy.errors import NotLoaded, ProxyError, Unavailable
 from proxy.gate.door import RECORD, Door
 from proxy.gate.keys import KEY, visible
@@ -44,6 +45,7 @@ from proxy.watch.metrics import Metrics
 from proxy.watch.overview import engine_list, has_idle, overview
 
 FLOOR: Final = web.AppKey("floor", Floor)
+CONNECTIONS: Final = web.AppKey("connections", Connections[Hashable])
 
 
 def build_app(
@@ -72,9 +74,11 @@ def build_app(
     pages = _Pages(dispatch, loader, metrics, has_keys=settings.keys_file is not None)
     bodies = Bodies(settings)
     passed = _Passed(loader, forward, floor, metrics, reader, bodies)
-    door = Door(settings, floor, metrics.tell)
+    limit = limit_of(settings.max_connections, descriptors_max())
+    connections = Connections[Hashable](limit)
+    door = Door(settings, floor, metrics.tell, connections)
     app = web.Application(middlewares=[door.pass_through])
-    app[FLOOR] = floor
+    app[FLOOR], app[CONNECTIONS] = floor, connections
     app.on_response_prepare.append(door.sign)
     app.on_cleanup.append(bodies.close)
     for path in ("/health", "/v1/health"):

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.app import FLOOR
+from proxy.app import CONNECTIONS, FLOOR
 from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.settings import ProxySettings
@@ -18,7 +18,9 @@ from proxy.settings import ProxySettings
 # Only for what is left when every request is over: half-sent answers that nobody reads.
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
 _LINGERING_S: Final = 2.0
-_BACKLOG: Final = 1024
+_BACKLOG_MAX: Final = 1024
+# Of a body that nobody reads yet, about twice as much is held.
+_READ_BYTES: Final = 64 * 1024
 # A connection is asked whether it lives after so much silence, then every quarter of that.
 _ALIVE_S: Final = 60
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (read, not bound)
@@ -35,6 +37,7 @@ class Server:
         self._settings = settings
         self.port = settings.port
         self._floor = app[FLOOR]
+        self._connections = app[CONNECTIONS]
         self._patience: asyncio.Timeout | None = None
         self._runner = web.AppRunner(
             app,
@@ -62,7 +65,7 @@ class Server:
         await self._runner.setup()
         try:
             self._listener = await loop.create_server(
-                self._make_connection, host, port, backlog=_BACKLOG
+                self._make_connection, host, port, backlog=self._backlog
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -99,6 +102,15 @@ class Server:
         await self._cut()
         await self._runner.cleanup()
 
+    @property
+    def _backlog(self) -> int:
+        """How many connections the kernel takes ahead of us.
+
+        The loop takes all of them in one step, before any can be refused, so they must fit into
+        what is left of the descriptors beside those that are open.
+        """
+        return min(_BACKLOG_MAX, max(16, self._connections.limit // 2))
+
     def _make_connection(self) -> Connection:
         """Make what speaks HTTP on a connection that was just taken."""
         manager, settings = self._runner.server, self._settings
@@ -106,12 +118,15 @@ class Server:
         return Connection(
             manager,
             loop=asyncio.get_running_loop(),
+            connections=self._connections,
             head_timeout_s=settings.head_timeout_s,
+            head_max_bytes=settings.max_header_total_bytes,
             access_log=None,
             auto_decompress=False,  # by whoever reads a body, within the limits
             logger=self._logger,
             keepalive_timeout=settings.idle_timeout_s,
             lingering_time=_LINGERING_S,
+            read_bufsize=_READ_BYTES,
             max_line_size=settings.max_header_bytes,
             max_field_size=settings.max_header_bytes,
             max_headers=settings.max_headers,

@@ -28,6 +28,10 @@ class ProxySettings:
             what is made of them, by estimate; a body that is alone may take more.
         max_header_bytes: Longest request line and longest header field taken, at least 256.
         max_headers: Most header fields taken in one request, at least 16.
+        max_header_total_bytes: Bytes that a header may have altogether before its end, at least
+            4096; as many may come without a byte of a body: chunk extensions, trailers.
+        max_connections: Connections of clients at once, at least 8, or None: as many as the limit
+            of open files allows, and 1024 at most. It never exceeds that limit.
         idle_timeout_s: Seconds a client's connection may stay open without a request, above 0.
         connect_timeout_s: Seconds to wait for an instance to accept a connection, above 0.
         silence_timeout_s: Seconds an instance may send nothing before its answer is given up,
@@ -58,6 +62,8 @@ class ProxySettings:
     body_memory_bytes: int = 256 * 1024**2
     max_header_bytes: int = 16 * 1024
     max_headers: int = 128
+    max_header_total_bytes: int = 32 * 1024
+    max_connections: int | None = None
     idle_timeout_s: float = 75.0
     connect_timeout_s: float = 5.0
     silence_timeout_s: float = 3600.0

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -17,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.carry.answer import error_response
+from proxy.connections import Connections
 from proxy.errors import (
     Draining,
     Internal,
@@ -55,11 +57,24 @@ def check(settings: ProxySettings) -> None:
 class Door:
     """The middleware that all requests pass, and what signs every answer.
 
+    Args:
+        settings: Hosts, origins and keys.
+        floor: What is under way.
+        tell: Hears how each request ended.
+        connections: Told which of them a request was let in on.
+
     Raises:
         Misconfigured: An origin, a host or the keys file is wrong.
     """
 
-    def __init__(self, settings: ProxySettings, floor: Floor, tell: Tell) -> None:
+    def __init__(
+        self,
+        settings: ProxySettings,
+        floor: Floor,
+        tell: Tell,
+        connections: Connections[Hashable],
+    ) -> None:
+        self._connections = connections
         self._guard = Guard(settings)
         self._keyring = Keyring(settings.keys_file, tell)
         self._limits = Limits()
@@ -113,6 +128,7 @@ class Door:
             if not is_open:
                 raise
             return nullcontext()
+        self._connections.begin(request.protocol)
         if key is None:
             return nullcontext()
         request[KEY] = key

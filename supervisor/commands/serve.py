@@ -18,6 +18,7 @@ from supervisor.commands.choice import Choice, choose, rereader
 from supervisor.daemon import Daemon
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
+from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.life.logs import LogFile
 from supervisor.show import Outcome
@@ -35,6 +36,7 @@ def serve(
         report_fd: Set by `corral start`: a pipe for one line of JSON, `{"ok": true}` or
             `{"error": …}`. Such a daemon brings up nothing by itself, and logs to a file.
     """
+    raise_descriptor_limit()
     where = directories()
     with _reporting(report_fd) as report:
         is_background = report_fd is not None

@@ -56,6 +56,16 @@ class ProxyTable(Table):
         description="memory that the bodies of all requests may take together, in bytes; "
         "a request that would need more gets 503",
     )
+    max_header_total_bytes: int = Field(
+        32 * 1024, ge=4096, le=1024**2, description="largest request header taken, in bytes"
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=8,
+        le=100_000,
+        description="connections of clients at once; unset: as many as the limit of open files "
+        "allows, at most 1024",
+    )
     connect_timeout_s: float = Field(
         5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"
     )

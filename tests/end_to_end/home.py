@@ -55,12 +55,15 @@ class Corral:
     def argv(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "supervisor.cli", *words]
 
-    def serve(self, *, until_ready: bool = True) -> subprocess.Popen[bytes]:
-        """Run a daemon as a child of the test."""
+    def serve(
+        self, *, until_ready: bool = True, limit: str | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Run a daemon as a child of the test, behind a shell's `ulimit` with these words."""
         quiet = subprocess.DEVNULL
-        daemon = subprocess.Popen(
-            self.argv("serve"), env=self.env, cwd=self.home, stdout=quiet, stderr=quiet
-        )
+        argv = self.argv("serve")
+        if limit:
+            argv = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh", *argv]
+        daemon = subprocess.Popen(argv, env=self.env, cwd=self.home, stdout=quiet, stderr=quiet)
         self._daemons.append(daemon)
         if until_ready:
             # The socket may still be that of a daemon that was killed; the owner is not.

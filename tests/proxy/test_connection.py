@@ -1,11 +1,15 @@
 """What is no HTTP, or comes too slowly, and how it is answered."""
 
+import asyncio
+import contextlib
 import json
+import zlib
 from typing import Any
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from fakes.house import House
+from fakes.upstream import Call, say_ok
 
 from proxy.connection import unreadable
 
@@ -79,6 +83,153 @@ async def test_a_header_over_the_limits_is_too_large(house: House, raw: bytes, c
     assert status == 431
     assert body["error"]["code"] == "header_too_large"
     assert caplog.text == ""
+
+
+LIMIT = 32 * 1024
+
+
+def fields(count_bytes: int) -> bytes:
+    """Return header fields of so many bytes, each within its own limit, without an end."""
+    field = b"X-%04d: " + b"y" * 990 + b"\r\n"
+    return b"".join(field % i for i in range(count_bytes // 1000))
+
+
+async def test_a_header_that_does_not_end_is_bounded_while_it_is_read(house: House) -> None:
+    async with house.raw() as (reader, writer):
+        writer.write(GET + fields(100_000))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["error"]["message"] == f"the header is larger than {LIMIT} bytes"
+
+
+async def test_so_is_one_that_comes_in_small_pieces(house: House) -> None:
+    async with house.raw() as (reader, writer):
+        writer.write(GET)
+        for _ in range(LIMIT // 1000 + 1):  # the last is too much
+            writer.write(fields(1000))
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_so_is_one_behind_a_whole_request(house: House) -> None:
+    async with house.raw() as (reader, writer):
+        writer.write(GET + b"\r\n" + GET + fields(100_000))
+        answer = await reader.read()
+    assert [line for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1")] in (
+        [b"HTTP/1.1 200 OK", b"HTTP/1.1 431 Request Header Fields Too Large"],
+        [b"HTTP/1.1 200 OK"],  # closed where the answer to the first was under way
+    )
+
+
+async def test_so_is_one_behind_the_last_byte_of_a_body(house: House) -> None:
+    fake = await house.fake()
+    async with house.raw() as (reader, writer):
+        writer.write(POST + b"Content-Length: 2\r\n\r\n{")
+        await asyncio.sleep(0)
+        writer.write(b"}" + GET + fields(200_000))
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1") <= 2
+    assert b" 431 " in answer or answer.count(b"HTTP/1.1 200") == 1
+    assert fake.calls.qsize() == 1
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"0\r\n" + fields(100_000), b"2;" + b"x" * 100_000],
+    ids=["trailers", "a chunk extension"],
+)
+async def test_so_is_what_comes_beside_a_body(house: House, flood: bytes) -> None:
+    status, _, body = await speak(house, POST + b"Transfer-Encoding: chunked\r\n\r\n" + flood)
+    assert status == 400
+    assert "larger than 32768 bytes" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("size", [1, 100, 70_000])
+async def test_a_body_in_chunks_of_any_size_is_read(house: House, size: int) -> None:
+    fake = await house.fake()
+    body = b'{"content":"' + b"x" * 80_000 + b'"}'
+    parts = [body[i : i + size] for i in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    async with house.raw() as (reader, writer):
+        writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+    assert (await fake.calls.get()).body == body
+
+
+async def test_a_large_body_of_little_bytes_is_read(house: House) -> None:
+    fake = await house.fake()
+    body = b'{"content":"' + b"x" * 90_000 + b'"}'
+    packed = zlib.compress(body)
+    async with house.raw() as (reader, writer):
+        size = len(packed)
+        writer.write(POST + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % size)
+        writer.write(packed + GET + b"Connection: close\r\n\r\n")
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 2
+    assert (await fake.calls.get()).body == body
+
+
+async def test_many_requests_at_once_are_all_answered_in_order(house: House) -> None:
+    fake = await house.fake()
+    bodies = [b'{"content":"%d %s"}' % (i, b"x" * 3000) for i in range(60)]
+    raw = b"".join(POST + b"Content-Length: %d\r\n\r\n%b" % (len(one), one) for one in bodies)
+    async with house.raw() as (reader, writer):
+        writer.write(raw + GET + b"Connection: close\r\n\r\n")
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200") == 61
+    assert [(await fake.calls.get()).body for _ in bodies] == bodies
+
+
+async def test_what_follows_an_upgrade_is_not_kept(house: House) -> None:
+    upgrade = GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with house.raw() as (reader, writer):
+        writer.write(upgrade + b"x" * 1_000_000)
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.read()).count(b"HTTP/1.1") <= 1
+
+
+# How many connections.
+
+
+async def test_silent_connections_keep_nobody_out(house: House) -> None:
+    await house.open(max_connections=8)
+    async with contextlib.AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(house.raw()) for _ in range(8)]
+        for _ in range(20):
+            async with house.raw() as (reader, writer):
+                writer.write(GET + b"\r\n")
+                assert b" 200 " in await reader.readline()
+        assert await silent[0][0].read() == b""
+
+
+async def test_a_request_under_way_is_not_cut_for_a_new_connection(house: House) -> None:
+    may_end = asyncio.Event()
+
+    async def wait(call: Call) -> None:
+        await may_end.wait()
+        await say_ok(call)
+
+    fake = await house.fake(wait)
+    await house.open(max_connections=8)
+    async with contextlib.AsyncExitStack() as stack:
+        body = b"Content-Length: 2\r\n\r\n{}"
+        asked = [await stack.enter_async_context(house.raw()) for _ in range(8)]
+        for _, writer in asked:
+            writer.write(POST + body)
+            await fake.calls.get()
+        status, headers, content = await speak(house, GET + b"\r\n")
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert "max_connections" in content["error"]["message"]
+        may_end.set()
+        for reader, _ in asked:
+            assert b" 200 " in await reader.readline()
+        await speak_well(house)
+
+
+async def speak_well(house: House) -> None:
+    async with house.raw() as (reader, writer):
+        writer.write(GET + b"\r\n")
+        assert b" 200 " in await reader.readline()
 
 
 async def test_an_expectation_that_nobody_meets_is_told_in_json(house: House) -> None:
