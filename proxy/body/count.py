@@ -15,8 +15,10 @@ from typing import Final
 from proxy.errors import BodyTooComplex
 
 _PIECE_BYTES: Final = 64 * 1024
-# A list or an object takes as much memory, and as much time to make, as a few numbers.
+# A list or an object takes as much memory, and as much time to make, as a few numbers; so does the
+# name of a member.
 _CONTAINER_VALUES: Final = 4
+_NAME_VALUES: Final = 2
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 
@@ -24,7 +26,7 @@ _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 def count_values(body: bytes, max_values: int, max_depth: int) -> int:
     """Return how many values a JSON text holds, or a little more where that is within the limit.
 
-    A number, a string, a word and the name of a member count 1, a list or an object 4 beside what
+    A number, a string or a word counts 1, the name of a member 2, a list or an object 4 beside what
     it holds.
 
     Args:
@@ -48,7 +50,7 @@ def _bounds(body: bytes) -> tuple[int, int]:
     for piece in _pieces(body):
         opened = piece.count(b"[") + piece.count(b"{")
         openings += opened
-        values += piece.count(b",") + piece.count(b":") + _CONTAINER_VALUES * opened
+        values += piece.count(b",") + _NAME_VALUES * piece.count(b":") + _CONTAINER_VALUES * opened
     return values, openings
 
 
@@ -59,7 +61,7 @@ def _count_outside_strings(body: bytes, max_values: int, max_depth: int) -> int:
         deepest = max(accumulate(steps, initial=depth))
         depth += sum(steps)
         opened = steps.count(1)
-        values += text.count(b",") + text.count(b":") + _CONTAINER_VALUES * opened
+        values += text.count(b",") + _NAME_VALUES * text.count(b":") + _CONTAINER_VALUES * opened
         if deepest > max_depth:
             raise BodyTooComplex(f"lists and objects lie more than {max_depth} deep", "depth")
         if values > max_values:

@@ -21,7 +21,8 @@ OpenAI's responses have events of their own there: both are asked as the client 
 
 A body that needs no change passes byte for byte; one that does keeps every member the client sent.
 
-Source: llama-server, builds 10434 and 11434: `return_progress` on each page.
+Source: llama-server, builds 10434 and 11434: `return_progress` on each page; of a member that is
+given twice the last counts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _ASSEMBLED: Final = _COMPLETIONS | {Kind.MESSAGES, Kind.RESPONSES, Kind.NATIVE}
 _STREAMED: Final = _ASSEMBLED | {Kind.INFILL}
 # On Anthropic's page `return_progress` changes nothing.
 _WITH_PROGRESS: Final = _STREAMED - {Kind.MESSAGES}
+_REWRITTEN_MAX_BYTES: Final = 1024**2
 _UNEQUAL: Final = (
     "logprobs",
     "n_probs",
@@ -158,7 +160,8 @@ def _is_off(member: object) -> bool:
 def _changed(body: bytes, members: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
     if not changes:
         return body
-    if changes.keys() & members.keys():
+    # Writing a large body again takes long. Of a member given twice the last counts.
+    if changes.keys() & members.keys() and len(body) <= _REWRITTEN_MAX_BYTES:
         return orjson.dumps({**members, **changes})
     return _spliced(body, changes, is_empty=not members)
 

@@ -1,6 +1,7 @@
 """The real engine behind the proxy, asked by OpenAI's own client."""
 
 import asyncio
+import io
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -49,6 +50,25 @@ async def client(house: House, socket: Path) -> AsyncIterator[openai.AsyncOpenAI
 
 def upstream(socket: Path, key: str) -> Upstream:
     return Upstream("chat.1", "chat", 1, str(socket), "", 0, key)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"n_predict": 2, "n_probs": 1, "prompt": "a", "n_predict": 5}',
+        b'{"n_predict": 2, "prompt": "a", "n_probs": 1, "n\\u005fpredict": 5}',
+        b'{"n_predict": 2, "stream": false, "prompt": "a", "x": "%s", "n_predict": 5}'
+        % (b"a" * 1_100_000),
+    ],
+)
+async def test_of_a_member_given_twice_the_engine_too_takes_the_last(
+    house: House, socket: Path, body: bytes
+) -> None:
+    house.dispatch.admit(upstream(socket, KEY))
+    await house.open(max_body_bytes=2_000_000)
+    async with house.http.post("/completion", data=io.BytesIO(body)) as response:
+        answer = await response.json()
+    assert (response.status, answer["tokens_predicted"]) == (200, 5)
 
 
 async def test_a_chat_is_answered(client: openai.AsyncOpenAI) -> None:

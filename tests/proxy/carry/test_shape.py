@@ -55,6 +55,13 @@ def test_a_member_that_says_no_is_replaced_and_not_repeated() -> None:
     assert said["stream_options"] == {"other": 1, "include_usage": True}
 
 
+def test_what_replaces_a_member_of_a_large_body_comes_last() -> None:
+    body = orjson.dumps({"stream": False, **CHAT, "text": "a" * 2_000_000})
+    asked = shape_of(Kind.CHAT, body).body
+    assert asked.startswith(body[:-1])
+    assert orjson.loads(asked)["stream"] is True
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
