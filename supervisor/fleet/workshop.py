@@ -269,7 +269,7 @@ def stamp(path: Path) -> Stamp:
     """Return what tells a file from another of its path."""
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # missing; no path at all
         return Stamp(path)
     return Stamp(path, found.st_size, found.st_mtime_ns)
 

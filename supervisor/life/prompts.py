@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from supervisor.errors import SettingsInvalid
+from supervisor.host.files import open_regular
 
 SIZE_MAX_BYTES: Final = 1024**2
 # What says how to answer, not what is asked; and what only the proxy may set.
@@ -44,7 +45,7 @@ def read(path: Path) -> WarmPrompt:
         SettingsInvalid: It is missing, too large, or no prompt.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(SIZE_MAX_BYTES + 1)
         text = content.decode("utf-8")
     except OSError as error:
@@ -59,7 +60,7 @@ def read(path: Path) -> WarmPrompt:
         return of_text(path.name, text)
     try:
         return of_request(path.name, json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsInvalid(f"the prompt {path} is not JSON: {error}") from error
 
 

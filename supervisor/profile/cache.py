@@ -33,7 +33,7 @@ def get(directory: Path, key: str) -> dict[str, Any] | None:
     """Return what was kept under a key, or None."""
     try:
         found = json.loads((directory / f"{key}.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -38,6 +38,10 @@ _CTX_SLOT: Final = 8192
 _CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
+# An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
+NUMBER_MAX: Final = 2**31 - 1
+# LLAMA_MAX_SEQ of llama.cpp is 256; some room is left for builds with more.
+MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,17 @@ def positive(key: str, value: FlagValue) -> int:
     """Return the number that an option was set to.
 
     Raises:
-        SettingsInvalid: It is no number above 0.
+        SettingsInvalid: It is no number above 0, or larger than any engine takes.
     """
     try:
         number = int(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a text; infinity
         number = 0
-    if number < 1:
-        raise SettingsInvalid(f"{key} = {value} is not possible", hint="it takes a number above 0")
+    most = MOST.get(key, NUMBER_MAX)
+    if not 1 <= number <= most:
+        raise SettingsInvalid(
+            f"{key} = {value} is not possible", hint=f"it takes a number from 1 to {most}"
+        )
     return number
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.host.files import stat_regular
 from supervisor.profile import gguf, vocabulary
 from supervisor.profile.gguf import Gguf
 
@@ -33,10 +34,12 @@ class Draft:
     Attributes:
         gguf: The draft model, or None.
         why: A clause; empty where it was named.
+        skipped: Sentences on files beside the model that could not be read.
     """
 
     gguf: Gguf | None = None
     why: str = ""
+    skipped: tuple[str, ...] = ()
 
 
 def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
@@ -66,26 +69,35 @@ def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
 
 
 def _beside(model: Gguf, cache_dir: Path) -> Draft:
-    fitting = [one for one in _smaller(model, cache_dir) if not _misfit(one, model, cache_dir)]
+    skipped: list[str] = []
+    smaller = _smaller(model, cache_dir, skipped)
+    fitting = [one for one in smaller if not _misfit(one, model, cache_dir)]
     if not fitting:
         where = model.path.parent
-        return Draft(None, f"no GGUF of its vocabulary and a quarter of its size lies in {where}")
+        why = f"no GGUF of its vocabulary and a quarter of its size lies in {where}"
+        return Draft(None, why, tuple(skipped))
     best = min(fitting, key=lambda one: (one.tensor_bytes, one.path.name))
     among = f", of {len(fitting)} that would do" if len(fitting) > 1 else ""
-    return Draft(best, f"the smallest GGUF of the same vocabulary beside the model{among}")
+    why = f"the smallest GGUF of the same vocabulary beside the model{among}"
+    return Draft(best, why, tuple(skipped))
 
 
-def _smaller(model: Gguf, cache_dir: Path) -> Iterator[Gguf]:
-    """Yield the models beside a model that are small enough."""
+def _smaller(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
+    """Yield the models beside a model that are small enough; note those that cannot be read."""
     for path in sorted(model.path.parent.glob("*.gguf"))[:_LOOKED_AT]:
-        if path.stat().st_size * _SMALLER > model.size_bytes:
+        if gguf.is_later_shard(path):
             continue
         try:
+            if stat_regular(path).st_size * _SMALLER > model.size_bytes:
+                continue
             found = gguf.read(path, cache_dir=cache_dir)
-        except ModelInvalid:  # a later shard, or a file that is still being written
-            continue
-        if found.layers:  # a projector has none
-            yield found
+        except ModelInvalid as error:  # damaged, or still being written
+            skipped.append(f"not a draft for {model.path.name}: {error.message}")
+        except OSError as error:
+            skipped.append(f"not a draft for {model.path.name}: {path} {error.strerror}")
+        else:
+            if found.layers:  # a projector has none
+                yield found
 
 
 def _misfit(draft: Gguf, model: Gguf, cache_dir: Path) -> str | None:

@@ -23,6 +23,7 @@ from supervisor.show import size
 RESERVE_SHARE: Final = 0.05
 _MIB: Final = 1024**2
 _CTX_SLOT_MIN: Final = 512
+_SLOTS_EACH: Final = 64
 _UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
 
 
@@ -129,8 +130,14 @@ def _first_fitting(
 def _fewer_slots(burden: Burden) -> Iterator[Mapping[str, FlagValue]]:
     """Yield fewer slots, each with as much context as now."""
     each, count, is_shared = _context(burden)
-    for fewer in range(count - 1, 0, -1):
+    for fewer in _below(count):
         yield {"parallel": fewer, "ctx-size": each if is_shared else each * fewer}
+
+
+def _below(count: int) -> Iterator[int]:
+    """Yield smaller numbers down to 1, in large steps where they are large."""
+    while (count := count - max(1, (count - _SLOTS_EACH) // 8)) > 0:
+        yield count
 
 
 def _shorter(burden: Burden, under: Mapping[str, FlagValue]) -> Iterator[Mapping[str, FlagValue]]:

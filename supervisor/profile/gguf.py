@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
+from supervisor.host.files import NotRegular, open_regular, stat_regular
 from supervisor.profile import cache, header, layers, weights
 from supervisor.profile.header import Header
 
@@ -24,6 +25,7 @@ _CACHE_VERSION: Final = "gguf 3"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
+_CHUNK_BYTES: Final = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,14 @@ def read(path: Path, *, cache_dir: Path) -> Gguf:
         cache_dir: Where facts are kept between calls; made when missing.
 
     Raises:
-        ModelInvalid: It is missing, a directory, no GGUF, cut short, or a later shard.
+        ModelInvalid: It is missing, no regular file, no GGUF, cut short, a later shard, or says
+            of itself what no model can be.
     """
     shards = _shards(path.absolute())
-    key = cache.key_of(shards, _CACHE_VERSION)
+    try:
+        key = cache.key_of(shards, _CACHE_VERSION)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     kept = cache.get(cache_dir / "models", key)
     if kept and kept.keys() == {field.name for field in dataclasses.fields(Gguf)}:
         return Gguf(
@@ -119,6 +125,12 @@ def read(path: Path, *, cache_dir: Path) -> Gguf:
     found = _read(shards)
     cache.put(cache_dir / "models", key, dataclasses.asdict(found) | {"path": str(found.path)})
     return found
+
+
+def is_later_shard(path: Path) -> bool:
+    """Return whether a file's name is that of a later shard of a split model."""
+    split = _SHARD.fullmatch(path.name)
+    return split is not None and int(split[2]) > 1
 
 
 def _frozen(value: Any) -> Any:
@@ -139,13 +151,27 @@ def _shards(path: Path) -> tuple[Path, ...]:
 
 
 def _existing(path: Path) -> Path:
-    if path.is_dir():
-        raise ModelInvalid(f"{path} is a directory", hint="give the path of a .gguf file")
-    if not path.exists():
+    try:
+        stat_regular(path)
+    except FileNotFoundError as error:
         raise ModelInvalid(
             f"there is no model file {path}", hint="corral model list shows those there are"
-        )
+        ) from error
+    except NotRegular as error:
+        raise _no_file(path, error) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
     return path
+
+
+def _no_file(path: Path, error: NotRegular) -> ModelInvalid:
+    return ModelInvalid(f"{path} {error.strerror}", hint="give the path of a .gguf file")
+
+
+def _unreadable(path: Path, error: OSError) -> ModelInvalid:
+    return ModelInvalid(
+        f"{path} cannot be read: {error.strerror}", hint="check its path and permissions"
+    )
 
 
 def _later_shard(path: Path, first: Path) -> ModelInvalid:
@@ -159,14 +185,14 @@ def _read(shards: Sequence[Path]) -> Gguf:
     headers: list[Header] = []
     for path in shards:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 found = header.read(file, str(path))
                 _check_size(path, found, os.fstat(file.fileno()).st_size)
                 _sample(file, found.data_at, digest)
+        except NotRegular as error:
+            raise _no_file(path, error) from error
         except OSError as error:
-            raise ModelInvalid(
-                f"{path} cannot be read: {error.strerror}", hint="check its permissions"
-            ) from error
+            raise _unreadable(path, error) from error
         headers.append(found)
     _check_split(shards, headers[0])
     return _facts(shards, headers, digest.hexdigest()[:32])
@@ -188,7 +214,8 @@ def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
     size = file.seek(0, os.SEEK_END)
     digest.update(str(size).encode())
     file.seek(0)
-    digest.update(file.read(data_at))
+    for at in range(0, data_at, _CHUNK_BYTES):
+        digest.update(file.read(min(_CHUNK_BYTES, data_at - at)))
     for at in (data_at, (data_at + size) // 2, max(data_at, size - _SAMPLE_BYTES)):
         file.seek(at)
         digest.update(file.read(_SAMPLE_BYTES))

@@ -2,8 +2,9 @@
 
 The `gguf` package's own reader builds an array for every string of the vocabulary, which takes two
 seconds for 49 000 tokens, and raises a different numpy error at every place where a file may be
-cut. This one keeps scalars, strings and short arrays, counts the rest, and knows one error. What
-the numbers mean (block sizes, names of file types) still comes from that package.
+cut. This one keeps scalars, strings and short arrays, counts the rest, and knows one error.
+`walker.py` reads the values, `hyperparameters.py` bounds what they say. What the numbers mean
+(block sizes, names of file types) still comes from that package.
 
 Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
 """
@@ -11,29 +12,31 @@ Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
-
-Scalar = str | int | float | bool
+from supervisor.profile import hyperparameters
+from supervisor.profile.walker import ARRAY, STRING, Damaged, Scalar, Walker
 
 _MAGIC: Final = b"GGUF"
-_FORMATS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-_STRING: Final = 8
-_ARRAY: Final = 9
-# The longest array kept whole: one value a layer, for any model there is.
-_ARRAY_KEPT: Final = 1024
-# Nothing of sense is larger; beyond it the file is damaged, and must not cost memory or time.
-_STRING_MAX: Final = 16 * 1024**2
-_COUNT_MAX: Final = 1 << 24
+_VERSIONS: Final = frozenset({2, 3})
 _ALIGNMENT: Final = 32
+_ALIGNMENT_MAX: Final = 1 << 16
+# What a key with the smallest value takes, a tensor without dimensions, an empty string.
+_PAIR_MIN_BYTES: Final = 8 + 4 + 1
+_TENSOR_MIN_BYTES: Final = 8 + 4 + 4 + 8
+_STRING_MIN_BYTES: Final = 8
+# More than any model has. Real ones have some 50 keys and 2 000 tensors; 50 000 tensors were seen
+# where each expert had its own. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
+_PAIRS_MAX: Final = 1 << 14
+_TENSORS_MAX: Final = 1 << 16
+_ARRAY_MAX: Final = 1 << 24
+_KEY_MAX_BYTES: Final = 1024
+_TENSOR_NAME_MAX_BYTES: Final = 256
+_DIMENSIONS_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,6 @@ class Header:
         return max(self.integers(key), default=otherwise)
 
 
-class _Cut(Exception):
-    """The file ends, or makes no sense, inside its header."""
-
-
 def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
     """Return the header of an open file.
 
@@ -110,23 +109,24 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
         strings_of: The key of an array of strings to keep, or nothing.
 
     Raises:
-        ModelInvalid: It is empty, no GGUF, of a version that is not read, or cut short.
+        ModelInvalid: It is empty, no GGUF, of a version that is not read, cut short, or says of
+            itself what no model can be.
     """
-    _check_magic(file.read(4), name)
-    walker = _Walker(file, strings_of)
+    size_bytes = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    _check_magic(file.read(len(_MAGIC)), name)
     try:
-        version = walker.number("I")
-        if version not in {2, 3}:
-            raise ModelInvalid(
-                f"{name} is a GGUF of version {version}; 2 and 3 are read",
-                hint="convert the model anew with a current llama.cpp",
-            )
-        return walker.header()
-    except _Cut as error:
+        walker = Walker(file, max(0, size_bytes - len(_MAGIC)))
+        _check_version(walker.u32(), name)
+        found = _header(file, walker, strings_of)
+        _check_elements(found.tensors, size_bytes)
+    except Damaged as error:
         raise ModelInvalid(
-            f"{name} is cut short or damaged: its header does not end",
-            hint="download the file again",
+            f"{name} is cut short or damaged: {error}", hint="download the file again"
         ) from error
+    if wrong := hyperparameters.trouble(found.metadata, found.lengths):
+        raise ModelInvalid(f"{name} is no model: {wrong}", hint="download the file again")
+    return found
 
 
 def _check_magic(magic: bytes, name: str) -> None:
@@ -139,104 +139,66 @@ def _check_magic(magic: bytes, name: str) -> None:
         )
 
 
-class _Walker:
-    """Reads one value after the other."""
+def _check_version(version: int, name: str) -> None:
+    if version not in _VERSIONS:
+        raise ModelInvalid(
+            f"{name} is a GGUF of version {version}; 2 and 3 are read",
+            hint="convert the model anew with a current llama.cpp",
+        )
 
-    def __init__(self, file: BinaryIO, strings_of: str) -> None:
-        self._file = file
-        self._strings_of = strings_of
-        self._kept: tuple[bytes, ...] = ()
-        self._metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
-        self._lengths: dict[str, int] = {}
 
-    def header(self) -> Header:
-        tensors, pairs = self._count(), self._count()
-        for _ in range(pairs):
-            self._pair()
-        found = tuple(self._tensor() for _ in range(tensors))
-        alignment = self._metadata.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise _Cut
-        data_at = -(-self._file.tell() // alignment) * alignment
-        return Header(self._metadata, self._lengths, found, data_at, self._kept)
-
-    def number(self, code: str) -> int:
-        value = self._scalar(code)
-        if not isinstance(value, int):
-            raise _Cut
-        return value
-
-    def _pair(self) -> None:
-        key = self._string()
-        kind = self.number("I")
-        if kind == _ARRAY:
-            self._array(key)
+def _header(file: BinaryIO, walker: Walker, strings_of: str) -> Header:
+    tensors = walker.count("tensors", most=_TENSORS_MAX, each_bytes=_TENSOR_MIN_BYTES)
+    pairs = walker.count("keys", most=_PAIRS_MAX, each_bytes=_PAIR_MIN_BYTES)
+    metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
+    lengths: dict[str, int] = {}
+    kept: tuple[bytes, ...] = ()
+    value: Scalar | tuple[Scalar, ...] | None
+    for _ in range(pairs):
+        key, kind = walker.name("a key", _KEY_MAX_BYTES), walker.u32()
+        if kind == ARRAY:
+            value, lengths[key], strings = _array(walker, keep=key == strings_of)
+            kept = strings or kept
         else:
-            self._metadata[key] = self._value(kind)
+            value = walker.value(kind)
+        if value is not None:
+            metadata[key] = value
+    found = tuple(_tensor(walker) for _ in range(tensors))
+    alignment = _alignment(metadata)
+    data_at = -(-file.tell() // alignment) * alignment
+    return Header(metadata, lengths, found, data_at, kept)
 
-    def _array(self, key: str) -> None:
-        kind, count = self.number("I"), self._count()
-        self._lengths[key] = count
-        if kind == _STRING:
-            strings = self._strings(count)
-            self._kept = strings if key == self._strings_of else self._kept
-        elif count <= _ARRAY_KEPT:
-            self._metadata[key] = tuple(self._value(kind) for _ in range(count))
-        else:
-            self._skip(count * struct.calcsize(self._format(kind)))
 
-    def _strings(self, count: int) -> tuple[bytes, ...]:
-        """Return an array of strings. A vocabulary has 262 144, so that each call counts."""
-        read, length, found = self._file.read, struct.Struct("<Q").unpack, []
-        for _ in range(count):
-            head = read(8)
-            if len(head) < 8 or (size := length(head)[0]) > _STRING_MAX:
-                raise _Cut
-            text = read(size)
-            if len(text) < size:
-                raise _Cut
-            found.append(text)
-        return tuple(found)
+def _array(
+    walker: Walker, *, keep: bool
+) -> tuple[tuple[Scalar, ...] | None, int, tuple[bytes, ...]]:
+    """Return an array of numbers where it is short enough, its length, and strings to be kept."""
+    kind = walker.u32()
+    if kind == STRING:
+        count = walker.count("strings", most=_ARRAY_MAX, each_bytes=_STRING_MIN_BYTES)
+        return None, count, walker.strings(count, keep=keep)
+    count = walker.count("values", most=_ARRAY_MAX, each_bytes=1)
+    values = walker.scalars(kind, count)
+    return (values if len(values) == count else None), count, ()
 
-    def _tensor(self) -> Tensor:
-        name = self._string()
-        shape = tuple(self.number("Q") for _ in range(min(self.number("I"), 8)))
-        kind, offset = self.number("I"), self.number("Q")
-        return Tensor(name, offset, kind, shape)
 
-    def _value(self, kind: int) -> Scalar:
-        return self._string() if kind == _STRING else self._scalar(self._format(kind))
+def _tensor(walker: Walker) -> Tensor:
+    name, dimensions = walker.name("the name of a tensor", _TENSOR_NAME_MAX_BYTES), walker.u32()
+    if dimensions > _DIMENSIONS_MAX:
+        raise Damaged(f"a tensor has {dimensions:,} dimensions, more than {_DIMENSIONS_MAX}")
+    shape = walker.numbers(dimensions)
+    return Tensor(name, kind=walker.u32(), offset=walker.u64(), shape=shape)
 
-    @staticmethod
-    def _format(kind: int) -> str:
-        if kind not in _FORMATS:
-            raise _Cut
-        return _FORMATS[kind]
 
-    def _scalar(self, code: str) -> Scalar:
-        value: Scalar = struct.unpack(f"<{code}", self._bytes(struct.calcsize(code)))[0]
-        return value
+def _alignment(metadata: Mapping[str, object]) -> int:
+    found = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(found, int) or not 0 < found <= _ALIGNMENT_MAX or found.bit_count() != 1:
+        raise Damaged(f"general.alignment is no power of two up to {_ALIGNMENT_MAX}")
+    return found
 
-    def _string(self) -> str:
-        return self._bytes(self._length()).decode("utf-8", errors="replace")
 
-    def _length(self) -> int:
-        length = self.number("Q")
-        if length > _STRING_MAX:
-            raise _Cut
-        return length
-
-    def _count(self) -> int:
-        count = self.number("Q")
-        if count > _COUNT_MAX:
-            raise _Cut
-        return count
-
-    def _bytes(self, size: int) -> bytes:
-        found = self._file.read(size)
-        if len(found) < size:
-            raise _Cut
-        return found
-
-    def _skip(self, size: int) -> None:
-        self._bytes(size)
+def _check_elements(tensors: Iterable[Tensor], size_bytes: int) -> None:
+    """Refuse more weights than the file has bits; no type has less than one bit a weight."""
+    for tensor in tensors:
+        if tensor.elements > 8 * size_bytes:
+            raise Damaged(f"a tensor of {tensor.elements:,} weights does not fit into the file")

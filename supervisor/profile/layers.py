@@ -62,6 +62,8 @@ def sliding(header: Header, architecture: str, layers: int) -> tuple[bool, ...]:
     if len(pattern) == layers > 1:
         return tuple(map(bool, pattern))
     period = pattern[0] if pattern else _PERIODS.get(architecture, 1)
+    if not period:  # all of them
+        return (True,) * layers
     return tuple(layer % period < period - 1 for layer in range(layers))
 
 

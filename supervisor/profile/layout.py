@@ -18,6 +18,8 @@ from supervisor.profile.kv import Cache
 from supervisor.profile.profile import FlagValue
 
 _MIB: Final = 1024**2
+# An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
+_NUMBER_MAX: Final = 2**31 - 1
 _CTX: Final = 4096
 _SLOTS: Final = 4
 _BATCH: Final = 2048
@@ -132,12 +134,12 @@ def draft_layout(of: Layout, chosen: Chosen) -> Layout:
 
 
 def number(chosen: Chosen, key: str, otherwise: int) -> int:
-    """Return an option as a number; what stands otherwise where it is none, or below 0."""
+    """Return an option as a number; what stands otherwise where no engine takes it for one."""
     try:
         found = int(chosen.get(key, otherwise))
-    except ValueError:
+    except (ValueError, OverflowError):
         return otherwise
-    return found if found >= 0 else otherwise
+    return found if 0 <= found <= _NUMBER_MAX else otherwise
 
 
 def _guessed(chosen: Chosen) -> int:

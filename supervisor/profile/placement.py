@@ -8,6 +8,7 @@ Source: llama-model.cpp, load_tensors.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Final
@@ -49,12 +50,12 @@ def offloaded(burden: Burden, numbers: Layout, devices: tuple[Device, ...], asid
     if asked == "all" or burden.chosen.get("fit") == "off":
         return most
     room = sum(max(0, one.total_mib * _MIB - _DEVICE_MARGIN_BYTES) for one in devices)
-    fitting = (
-        count
-        for count in range(most, 0, -1)
-        if on_devices(burden, numbers, count, aside).total <= room
+    # What they take grows with each layer.
+    return bisect.bisect_right(
+        range(1, most + 1),
+        room,
+        key=lambda count: on_devices(burden, numbers, count, aside).total,
     )
-    return next(fitting, 0)
 
 
 def layers_left(gguf: Gguf, count: int) -> int:

@@ -173,7 +173,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         gguf=gguf,
         lines=_lines(entry, gguf, rendered, kept),
         omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
-        warnings=tuple(_warnings(case, engine, chosen)),
+        warnings=(*_warnings(case, engine, chosen), *draft.skipped),
         slots=slots(chosen),
         ctx_size=ctx_slot(chosen) * streams(chosen),
         burden=Burden(

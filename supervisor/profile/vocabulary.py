@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.errors import ModelInvalid
+from supervisor.host.files import open_regular
 from supervisor.profile import cache, header
 from supervisor.profile.header import Header
 
@@ -69,7 +70,7 @@ def read(path: Path, *, cache_dir: Path) -> Vocabulary:
         kept = cache.get(cache_dir / "vocabularies", key)
         if kept and kept.keys() == {field.name for field in dataclasses.fields(Vocabulary)}:
             return Vocabulary(**kept | {"digests": tuple(kept["digests"])})
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = _vocabulary(header.read(file, str(path), strings_of=_TOKENS))
     except OSError as error:
         raise ModelInvalid(

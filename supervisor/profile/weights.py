@@ -24,12 +24,8 @@ MatrixBytes = tuple[tuple[str, bool, int], ...]
 
 def tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor; 0 for a type that this version does not know."""
-    constants = tables()
-    try:
-        block, size = constants.GGML_QUANT_SIZES[constants.GGMLQuantizationType(tensor.kind)]
-    except ValueError:
-        return 0
-    return int(tensor.elements // block * size)
+    block, size = _block(tensor.kind)
+    return tensor.elements // block * size
 
 
 def embedding_bytes(tensors: Iterable[Tensor]) -> int:
@@ -64,6 +60,18 @@ def file_type(number: int) -> str:
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
+@functools.lru_cache(maxsize=256)
+def _block(kind: int) -> tuple[int, int]:
+    """Return the weights of a block and its bytes; no bytes for an unknown type."""
+    constants = tables()
+    try:
+        block, size = constants.GGML_QUANT_SIZES[constants.GGMLQuantizationType(kind)]
+    except (ValueError, KeyError):
+        return 1, 0
+    return int(block), int(size)
+
+
+@functools.lru_cache(maxsize=256)
 def _type(kind: int) -> str:
     try:
         name: str = tables().GGMLQuantizationType(kind).name

@@ -1,0 +1,61 @@
+"""Opens files that people name: regular ones only, never a pipe or a device that would block."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_KINDS: Final = (
+    (stat.S_ISDIR, "is a directory"),
+    (stat.S_ISFIFO, "is a pipe"),
+    (stat.S_ISSOCK, "is a socket"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+)
+# A device may act on being opened, so that it is looked at first; a pipe may take a file's place
+# between the two, and must not hold us up.
+_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotRegular(OSError):
+    """The path leads to something that is not a regular file; `strerror` says to what."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a symbolic link is followed.
+
+    Raises:
+        NotRegular: It is a directory, a pipe, a socket or a device.
+        OSError: It is missing or cannot be opened; a path that no system can have counts as such.
+    """
+    stat_regular(path)
+    file = os.fdopen(os.open(path, _FLAGS), "rb")
+    try:
+        _check(os.fstat(file.fileno()))
+    except NotRegular:
+        file.close()
+        raise
+    return file
+
+
+def stat_regular(path: Path) -> os.stat_result:
+    """Return what is true of a regular file.
+
+    Raises:
+        NotRegular, OSError: As `open_regular`.
+    """
+    try:
+        found = path.stat()
+    except ValueError as error:  # a NUL character
+        raise OSError(None, str(error)) from error
+    _check(found)
+    return found
+
+
+def _check(found: os.stat_result) -> None:
+    if stat.S_ISREG(found.st_mode):
+        return
+    said = next((text for is_kind, text in _KINDS if is_kind(found.st_mode)), "is no regular file")
+    raise NotRegular(None, said)
