@@ -191,12 +191,13 @@ def logs(
     model: Annotated[str | None, typer.Argument(help="A model; none means the daemon.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("-n", min=0, max=100_000, help="Lines to begin with.")] = 50,
+    raw: Annotated[bool, typer.Option("--raw", help="As written, escapes too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the log of a model's engines, or of the daemon."""
     from supervisor.commands.logs import logs as call
 
-    _finish("logs", lambda: call(model, lines, go_on=follow), as_json=as_json)
+    _finish("logs", lambda: call(model, lines, go_on=follow, raw=raw), as_json=as_json)
 
 
 @app.command()

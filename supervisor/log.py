@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TextIO
 
-import orjson
-
 from supervisor.events import Event, Level
-from supervisor.show import wants_colour
+from supervisor.show import one_line, wants_colour
+from supervisor.show import to_json as as_json
 
 # Load progress is for whoever watches a start; a log would drown in it.
 _QUIET: Final = frozenset({"instance.progressed"})
@@ -51,12 +50,12 @@ def to_terminal(write: Write, *, colours: bool) -> Sink:
     import structlog  # noqa: PLC0415 (see the module's docstring)
 
     renderer = structlog.dev.ConsoleRenderer(colors=colours)
-    return _sink(write, lambda event: str(renderer(None, event.level, _entry(event))))
+    return _sink(write, lambda event: str(renderer(None, event.level, _visible(_entry(event)))))
 
 
 def to_json(write: Write) -> Sink:
     """Return a sink that writes each event as one line of JSON."""
-    return _sink(write, lambda event: _line(_entry(event)))
+    return _sink(write, lambda event: as_json(_entry(event)))
 
 
 def to_journal(write: Write) -> Sink:
@@ -107,11 +106,15 @@ def _entry(event: Event) -> dict[str, object]:
     return {"timestamp": at, "level": event.level, "event": event.name, **_known(event.fields)}
 
 
-def _line(entry: Mapping[str, object]) -> str:
-    try:
-        return orjson.dumps(entry, default=str).decode()
-    except orjson.JSONEncodeError:  # a path that is not UTF-8
-        return json.dumps(entry, default=str)
+def _visible(entry: Mapping[str, object]) -> dict[str, object]:
+    """Return an entry with its values as a terminal may be shown them, in one line."""
+    return {key: _shown(value) for key, value in entry.items()}
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, bool | int | float):
+        return value
+    return one_line(str(value))
 
 
 def _known(fields: Mapping[str, object]) -> dict[str, object]:

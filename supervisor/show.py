@@ -5,11 +5,18 @@ the same keys whether a command worked, failed, or failed before it ran:
 
     {"schema": 1, "command": "status", "status": "ok", "exit_code": 0,
      "data": …, "notes": […], "error": null | {"code", "message", "hint", "log"}}
+
+Names of models, words of clients and lines of logs come from strangers. Whatever goes to a terminal
+goes through `write`, which makes everything visible that would command it.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import re
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +25,19 @@ from typing import Final, TextIO
 from supervisor.errors import CorralError
 
 SCHEMA: Final = 1
+_ONE_BYTE: Final = 0x100
 _EXIT_INTERRUPTED: Final = 130
 _EXIT_PIPE_CLOSED: Final = 141
 _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
+# C0 and C1 controls but tabulator and newline, DEL, and what changes the direction of text or ends
+# a line without being seen; halves of surrogate pairs cannot be written at all.
+# Source: ECMA-48; Unicode 15, chapter 23, and UAX 9.
+_UNPRINTABLE: Final = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+# Stands for the escape character in our own styles until they are written. Random, so that no text
+# of a stranger has it.
+_OUR_ESCAPE: Final = f"\x1b{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +49,14 @@ class Outcome:
         text: What a person reads; no final newline. Empty prints nothing.
         notes: Remarks for stderr, one line each.
         exit_code: 0, or a code of supervisor.errors where the outcome is no error to shout about.
+        is_raw: Whether the text goes out as it is, also what commands a terminal.
     """
 
     data: object
     text: str = ""
     notes: tuple[str, ...] = ()
     exit_code: int = 0
+    is_raw: bool = False
 
 
 def finish(command: str, call: Callable[[], Outcome], *, as_json: bool) -> int:
@@ -48,7 +67,7 @@ def finish(command: str, call: Callable[[], Outcome], *, as_json: bool) -> int:
     try:
         return _finish(command, call, as_json=as_json)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        write("", sys.stderr)
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough (`corral logs | head`). Python flushes once more at
@@ -73,16 +92,66 @@ def _show_outcome(command: str, outcome: Outcome, *, as_json: bool) -> None:
         _print_envelope(command, outcome, None)
         return
     if outcome.text:
-        print(outcome.text)
+        write(outcome.text, raw=outcome.is_raw)
     for note in outcome.notes:
-        print(paint(note, "yellow", sys.stderr), file=sys.stderr)
+        write(paint(note, "yellow", sys.stderr), sys.stderr)
 
 
 def _show_error(command: str, error: CorralError, *, as_json: bool) -> None:
     if as_json:
         _print_envelope(command, Outcome(None, exit_code=error.exit_code), error)
     else:
-        print(describe(error, sys.stderr), file=sys.stderr)
+        write(describe(error, sys.stderr), sys.stderr)
+
+
+@functools.cache
+def warn(text: str) -> None:
+    """Say on stderr, once, what a person should know whatever becomes of the command."""
+    write(f"{paint('warning:', 'yellow', sys.stderr)} {text}", sys.stderr)
+
+
+def write(text: str, stream: TextIO | None = None, *, end: str = "\n", raw: bool = False) -> None:
+    """Write text to a terminal, a pipe or a file: stdout, where nothing else is said.
+
+    This is the one place that does. What would command a terminal is made visible, our own styles
+    aside; `raw` lets everything pass.
+    """
+    stream = stream or sys.stdout
+    shown = text if raw else printable(text)
+    shown = shown.replace(printable(_OUR_ESCAPE), "\x1b")
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(shown.encode(encoding, "backslashreplace").decode(encoding) + end)
+    stream.flush()
+
+
+def printable(text: str) -> str:
+    r"""Return text with `\x1b` or `\u202e` for each character that is not for eyes."""
+    return _UNPRINTABLE.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """Return text as `printable` does, and in one line."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < _ONE_BYTE else f"\\u{code:04x}"
+
+
+def to_json(value: object, *, indent: bool = False) -> str:
+    """Return JSON that a terminal may be shown; what orjson refuses is written by `json`.
+
+    orjson refuses numbers of more than 64 bits, and paths that are not UTF-8.
+    """
+    import orjson
+
+    try:
+        option = orjson.OPT_INDENT_2 if indent else 0
+        text = orjson.dumps(value, option=option, default=str).decode()
+    except orjson.JSONEncodeError:
+        text = json.dumps(value, indent=2 if indent else None, default=str)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def describe(error: CorralError, stream: TextIO) -> str:
@@ -96,8 +165,6 @@ def describe(error: CorralError, stream: TextIO) -> str:
 
 
 def _print_envelope(command: str, outcome: Outcome, error: CorralError | None) -> None:
-    import orjson
-
     envelope = {
         "schema": SCHEMA,
         "command": command,
@@ -107,7 +174,7 @@ def _print_envelope(command: str, outcome: Outcome, error: CorralError | None) -
         "notes": outcome.notes,
         "error": error and error.as_json(),
     }
-    print(orjson.dumps(envelope, option=orjson.OPT_INDENT_2, default=str).decode())
+    write(to_json(envelope, indent=True))
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -123,13 +190,15 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, stream: TextIO = sys.stdout) -> str:
-    """Return text in a style of _STYLES where the stream takes colour."""
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream) else text
+    """Return text in a style of _STYLES where the stream takes colour; for `write` to write."""
+    if not wants_colour(stream):
+        return text
+    return f"{_OUR_ESCAPE}[{_STYLES[style]}m{text}{_OUR_ESCAPE}[0m"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns as wide as their widest cell; numbers (by look) stand to the right."""
-    cells = [head, *rows]
+    cells = [head, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     numeric = [bool(rows) and all(_looks_numeric(row[i]) for row in rows) for i in range(len(head))]
 
@@ -140,7 +209,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         )
         return "  ".join(aligned).rstrip()
 
-    return "\n".join([paint(line(head), "bold"), *map(line, rows)])
+    return "\n".join([paint(line(head), "bold"), *map(line, cells[1:])])
 
 
 def _looks_numeric(cell: str) -> bool:
@@ -191,12 +260,13 @@ class Meter:
             return
         self._shown[label] = step
         line = f"{label} · {percent} %" + (f" · {detail}" if detail else "")
-        self._stream.write(f"\r\x1b[2K{line}" if self._live else f"{line}\n")
-        self._stream.flush()
+        if self._live:
+            write(f"\r\x1b[2K{printable(line)}", self._stream, end="", raw=True)
+        else:
+            write(line, self._stream)
 
     def clear(self) -> None:
         """Take the redrawn line away."""
         if self._live and self._shown:
-            self._stream.write("\r\x1b[2K")
-            self._stream.flush()
+            write("\r\x1b[2K", self._stream, end="", raw=True)
         self._shown.clear()

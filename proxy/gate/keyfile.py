@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from proxy.errors import Misconfigured
 from proxy.gate.private import read_private
+from proxy.toml_text import parse_toml
 
 # Some thousand keys; more would be looked through for each request.
 _FILE_MAX_BYTES: Final = 1024**2
@@ -104,8 +104,8 @@ def parse_keys(text: bytes, path: Path) -> tuple[Key, ...]:
         Misconfigured: It is no TOML, or an entry is wrong; `path` is named, no key is.
     """
     try:
-        table = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise Misconfigured(f"the keys file {path} is not TOML: {error}", _SEE) from error
     unknown = [name for name in table if name != "keys"]
     entries = table.get("keys", {})

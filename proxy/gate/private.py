@@ -33,8 +33,9 @@ def read_private(
             found = os.fstat(file.fileno())
             _check_access(path, what, found, wrong)
             text = file.read(max_bytes + 1)
-    except OSError as error:
-        raise Misconfigured(f"{what} {path} cannot be read: {error.strerror}", missing) from error
+    except (OSError, ValueError) as error:  # a path with a NUL character is the latter
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Misconfigured(f"{what} {path} cannot be read: {reason}", missing) from error
     if len(text) > max_bytes:
         raise Misconfigured(f"{what} {path} is larger than {_size(max_bytes)}", wrong)
     return text, found

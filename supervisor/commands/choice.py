@@ -14,6 +14,7 @@ from typing import Any
 
 from supervisor.control.wire import DaemonStatus
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
+from supervisor.host.files import expanded
 from supervisor.host.paths import Directories
 from supervisor.profile import models
 from supervisor.settings.load import Loaded, load
@@ -101,7 +102,7 @@ def among(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
 def _file(word: str, where: Directories, known: Mapping[str, object]) -> tuple[str, Path]:
     """Return name and path of a model that the settings do not name."""
     if _looks_like_path(word):
-        return name_of(Path(word)), Path(word).expanduser().absolute()
+        return name_of(Path(word)), expanded(Path(word)).absolute()
     pins = models.pins()
     if word not in pins:
         raise NoSuchModel(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Final
 
@@ -10,7 +9,7 @@ from supervisor.control.client import Client
 from supervisor.control.wire import EventLine
 from supervisor.host.paths import directories
 from supervisor.log import words
-from supervisor.show import Outcome, paint
+from supervisor.show import Outcome, paint, to_json, write
 
 _STYLES: Final = {"info": "dim", "warning": "yellow", "error": "red"}
 
@@ -24,10 +23,10 @@ def events(*, as_json: bool) -> Outcome:
     Raises:
         NotRunning, DaemonBusy: There is no daemon to listen to.
     """
-    render = json.dumps if as_json else describe
+    render = to_json if as_json else describe
     for line in Client(directories().control_socket).events():
         if "event" in line:
-            print(render(line["event"]), flush=True)  # noqa: T201 (a stream has no end to show)
+            write(render(line["event"]))
     return Outcome(None)
 
 

@@ -125,7 +125,7 @@ def _path(loaded: Loaded) -> Path:
 
 
 def _keys(path: Path) -> tuple[Key, ...]:
-    return api_keys(path) if path.exists() else ()
+    return api_keys(path) if os.path.lexists(path) else ()
 
 
 def _notes(wish: Wish, loaded: Loaded, path: Path) -> Iterable[str]:

@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from supervisor.errors import NoSuchModel
 from supervisor.host.paths import Directories, directories
 from supervisor.life.follow import follow, tail
-from supervisor.show import Outcome
+from supervisor.show import Outcome, write
 
 
-def logs(model: str | None, lines: int, *, go_on: bool) -> Outcome:
+def logs(model: str | None, lines: int, *, go_on: bool, raw: bool) -> Outcome:
     """Show the last lines of a log; to go on, print each new line until Ctrl-C.
+
+    Args:
+        model: Whose engines' log; None means the daemon's.
+        lines: To begin with.
+        go_on: Whether to go on.
+        raw: Whether to write lines as they are, also what commands a terminal in them.
 
     Raises:
         NoSuchModel: No log of that name was ever written.
     """
     files = _files(model, directories())
     if go_on:
-        asyncio.run(_print_all(files, lines))
+        asyncio.run(_print_all(files, lines, raw=raw))
     last = [line for file in files for line in tail(file, lines)]
-    return Outcome({"files": [str(file) for file in files], "lines": last}, "\n".join(last))
+    data = {"files": [str(file) for file in files], "lines": last}
+    return Outcome(data, "\n".join(last), is_raw=raw)
 
 
-async def _print_all(files: Sequence[Path], lines: int) -> None:
+async def _print_all(files: Sequence[Path], lines: int, *, raw: bool) -> None:
     async with asyncio.TaskGroup() as readers:
         for file in files:
-            readers.create_task(_print(file, lines, f"{file.stem}: " if len(files) > 1 else ""))
+            prefix = f"{file.stem}: " if len(files) > 1 else ""
+            readers.create_task(_print(file, lines, prefix, raw=raw))
 
 
-async def _print(file: Path, lines: int, prefix: str) -> None:
+async def _print(file: Path, lines: int, prefix: str, *, raw: bool) -> None:
     async for line in follow(file, lines):
-        sys.stdout.write(f"{prefix}{line}\n")
-        sys.stdout.flush()
+        write(f"{prefix}{line}", raw=raw)
 
 
 def _files(model: str | None, where: Directories) -> list[Path]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from supervisor.host.files import expanded
 from supervisor.host.paths import directories
 from supervisor.profile import gguf, models
 from supervisor.profile.gguf import Gguf
-from supervisor.show import Meter, Outcome, size, table
+from supervisor.show import Meter, Outcome, one_line, size, table
 
 
 def get(name: str) -> Outcome:
@@ -60,7 +61,7 @@ def show_model(word: str) -> Outcome:
     """
     where = directories()
     pin = models.pins().get(word)
-    path = pin.path(where.models) if pin else Path(word).expanduser().absolute()
+    path = pin.path(where.models) if pin else expanded(Path(word)).absolute()
     facts = gguf.read(path, cache_dir=where.cache)
     return Outcome(asdict(facts), _render(facts))
 
@@ -81,7 +82,7 @@ def _render(facts: Gguf) -> str:
         "sliding window": f"{facts.sliding_window} tokens" if facts.sliding_window else "none",
         "recurrent": "yes" if facts.recurrent else "no",
     }
-    return "\n".join(f"{label:15} {value}" for label, value in rows.items())
+    return "\n".join(f"{label:15} {one_line(value)}" for label, value in rows.items())
 
 
 def _range(numbers: tuple[int, ...]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 _KINDS: Final = (
     (stat.S_ISDIR, "is a directory"),
@@ -14,6 +15,8 @@ _KINDS: Final = (
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
 )
+_PATH_MAX: Final = 4096
+_NAME_MAX: Final = 255
 # A device may act on being opened, so that it is looked at first; a pipe may take a file's place
 # between the two, and must not hold us up.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -23,7 +26,30 @@ class NotRegular(OSError):
     """The path leads to something that is not a regular file; `strerror` says to what."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def expanded(path: Path) -> Path:
+    """Return a path with `~` for the home directory; as it is where there is no such home."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path leads to a regular file; False for what no system can have."""
+    try:
+        stat_regular(path)
+    except OSError:
+        return False
+    return True
+
+
+def too_long(path: Path) -> bool:
+    """Return whether a path or a part of it is too long for any system. Source: limits.h."""
+    parts = [os.fsencode(part) for part in path.parts]
+    return sum(map(len, parts)) >= _PATH_MAX or any(len(part) > _NAME_MAX for part in parts)
+
+
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; a symbolic link is followed.
 
     Raises:

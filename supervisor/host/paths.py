@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from supervisor.errors import StateDenied
+from supervisor.host.files import too_long
 
 _APP = "llama-corral"
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
@@ -130,7 +131,12 @@ def _platform(kind: str) -> str:
 
 def _choose(ours: str, systemd: str, otherwise: str) -> Path:
     named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0] or otherwise
-    return Path(named).expanduser().absolute()
+    if "\0" in named or too_long(Path(named)):
+        raise StateDenied(f"{ours} cannot be used: longer than a path may be")
+    try:
+        return Path(named).expanduser().absolute()
+    except (RuntimeError, FileNotFoundError) as error:  # ~nobody; a relative path in no directory
+        raise StateDenied(f"{ours} cannot be used: {error}", hint="give a whole path") from error
 
 
 def make_private(directory: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.errors import EngineBroken, EngineMissing
+from supervisor.host.files import NotRegular, stat_regular
 from supervisor.host.paths import shipped
 from supervisor.profile import cache
 from supervisor.profile import help as flags_help
@@ -195,11 +196,13 @@ def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | Non
         EngineBroken: It cannot be read, or stands where a pinned one should and is another.
     """
     path = candidate.path
-    if not path.is_file():
-        what = "is not a file" if path.exists() else "is not there"
-        raise EngineMissing(f"the engine {path} {what}", hint=_INSTALL)
     try:
+        stat_regular(path)
         digest = _digest(path, cache_dir)
+    except FileNotFoundError as error:
+        raise EngineMissing(f"the engine {path} is not there", hint=_INSTALL) from error
+    except NotRegular as error:
+        raise EngineMissing(f"the engine {path} {error.strerror}", hint=_INSTALL) from error
     except OSError as error:
         raise EngineBroken(f"{path} cannot be read: {error.strerror}") from error
     pin = next((pin for pin in engine_pins(vendor) if pin.sha256 == digest), None)

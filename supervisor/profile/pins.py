@@ -7,6 +7,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.host.files import open_regular
+
 
 @dataclass(frozen=True, slots=True)
 class PortablePin:
@@ -92,5 +94,5 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,6 @@ a profile of the same name takes the place of ours, and may extend the one it re
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,14 @@ from typing import Any, Final
 
 from supervisor.errors import SettingsInvalid
 from supervisor.profile.help import nearest
+from supervisor.settings.problems import brief
+from supervisor.settings.toml_file import read_toml
+from supervisor.settings.values import flag_name, flag_value
 
 FlagValue = str | int | float | bool
 
+_CHAIN_MAX: Final = 32
+_NAME_MAX: Final = 128
 _KEYS: Final = frozenset({"description", "extends", "flags"})
 
 
@@ -62,6 +66,8 @@ def names(dirs: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
+    if len(above) > _CHAIN_MAX:
+        raise SettingsInvalid(f"{above[0]} extends more than {_CHAIN_MAX} profiles, one another")
     path = _find(name, dirs, above)
     table = _read(path)
     extends = table.get("extends")
@@ -91,13 +97,13 @@ def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
     known = names(dirs)
     near = nearest(name, known)
     raise SettingsInvalid(
-        f"there is no profile {name!r}" + (f"; did you mean {near}?" if near else ""),
+        f"there is no profile {brief(name)}" + (f"; did you mean {near}?" if near else ""),
         hint=f"profiles there are: {', '.join(known)}",
     )
 
 
 def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
-    if Path(name).name != name:
+    if Path(name).name != name or len(name) > _NAME_MAX or "\0" in name:
         return
     for directory in dirs:
         path = directory / f"{name}.toml"
@@ -106,12 +112,7 @@ def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsInvalid(f"{path} is not TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(f"{path} cannot be read: {error}") from error
+    table = read_toml(path)
     _check(path, table)
     return table
 
@@ -133,3 +134,8 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
                 f"{path}: flags.{key} is neither a text, a number, true nor false",
                 hint="write a list as one text with commas",
             )
+        try:
+            flag_name(key)
+            flag_value(value)
+        except ValueError as error:
+            raise SettingsInvalid(f"{path}: flags.{brief(key)}: {error}") from error

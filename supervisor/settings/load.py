@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import EnvSettingsSource, SettingsError
 
+from proxy.toml_text import DEPTH_MAX, is_deeper
 from supervisor.errors import SettingsInvalid
+from supervisor.host.files import NotRegular, expanded, stat_regular
+from supervisor.settings import trust
 from supervisor.settings.model import ModelTable
-from supervisor.settings.problems import check_names, explain
+from supervisor.settings.problems import check_names, check_tables, explain
 from supervisor.settings.root import Settings
+from supervisor.settings.toml_file import read_toml
+from supervisor.show import warn
 
 FILE_NAME: Final = "corral.toml"
 
@@ -53,15 +57,17 @@ def load(
             reads the rest from the process's own.
 
     Raises:
-        SettingsInvalid: The file is missing, is no TOML, or says something that cannot be.
+        SettingsInvalid: The file is missing, is no TOML, or says something that cannot be; or a
+            variable does.
     """
     path = find_file(config, config_dir=config_dir, environ=environ)
     sources = {
-        "file": _read(path) if path else {},
-        "environment": EnvSettingsSource(Settings)(),
+        "file": read_toml(path) if path else {},
+        "environment": _environment(),
         "command line": dict(overrides or {}),
     }
     merged: dict[str, Any] = functools.reduce(_merged, sources.values(), {})
+    check_tables(merged, path)
     try:
         settings = Settings(**merged)
     except ValidationError as error:
@@ -74,20 +80,59 @@ def load(
 
 
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the settings file to read, or None when there is none.
+    """Return the settings file to read, or None when there is none; warn of what is doubtful.
+
+    A file in the current directory that others can have written is left aside.
 
     Raises:
         SettingsInvalid: A file was named, and it is not there.
     """
     named = config or (Path(environ["CORRAL_CONFIG"]) if environ.get("CORRAL_CONFIG") else None)
     if named is not None:
-        if not named.expanduser().is_file():
-            raise SettingsInvalid(
-                f"there is no settings file {named}",
-                hint="corral config path lists the places that are looked at",
-            )
-        return named.expanduser().absolute()
-    return next((place.absolute() for place in search_path(config_dir) if place.is_file()), None)
+        return _trusted(_named(named))
+    here, at_home = search_path(config_dir)
+    if _is_there(here):
+        if (reason := _doubts(here)) is None:
+            return here.absolute()
+        warn(
+            f"{here.absolute()} is left aside: {reason}; if it is yours, "
+            f"put that right or name it: --config {here}"
+        )
+    return _trusted(at_home.absolute()) if _is_there(at_home) else None
+
+
+def _named(path: Path) -> Path:
+    found = expanded(path)
+    try:
+        stat_regular(found)
+    except OSError as error:
+        reason = error.strerror if isinstance(error, NotRegular) else None
+        raise SettingsInvalid(
+            f"there is no settings file {path}" + (f": it {reason}" if reason else ""),
+            hint="corral config path lists the places that are looked at",
+        ) from error
+    return found.absolute()
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a directory that may not be entered
+        return False
+
+
+def _trusted(path: Path) -> Path:
+    """Return the path of a file that counts in any case, with a warning where others can write."""
+    if reason := _doubts(path):
+        warn(f"the settings file {path} may be another's: {reason}")
+    return path
+
+
+def _doubts(path: Path) -> str | None:
+    try:
+        return trust.doubts(trust.see(path), trust.this_user())
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
 
 
 def search_path(config_dir: Path) -> tuple[Path, ...]:
@@ -116,20 +161,27 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return {**under, **over, **both}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
+    """Return what the variables of the environment say.
+
+    Raises:
+        SettingsInvalid: One of them holds no JSON where it must, or is nested too deep.
+    """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        found = EnvSettingsSource(Settings)()
+    except (SettingsError, ValueError, RecursionError) as error:
         raise SettingsInvalid(
-            f"{path} is not TOML: {error}", hint="see toml.io for the rules"
+            f"a variable CORRAL_… cannot be read: {error}",
+            hint="a table is set by JSON, or key by key: CORRAL_PROXY__LISTEN=HOST:PORT",
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(f"{path} cannot be read: {error}") from error
+    if is_deeper(found, DEPTH_MAX):
+        raise SettingsInvalid(f"a variable CORRAL_… is nested deeper than {DEPTH_MAX} levels")
+    return found
 
 
 def _relative_to(settings: Settings, path: Path | None) -> Settings:
     """Return the settings with relative paths counted from the file's directory."""
-    base = path.parent if path else Path.cwd()
+    base = path.parent if path else _here()
 
     def anchored(model: ModelTable) -> ModelTable:
         draft = base / model.draft if isinstance(model.draft, Path) else model.draft
@@ -148,3 +200,10 @@ def _relative_to(settings: Settings, path: Path | None) -> Settings:
     }
     anchors = {"models": models, "nodes": nodes, "engine": engine, "proxy": proxy}
     return settings.model_copy(update=anchors)
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was removed; no relative path means anything
+        return Path("/")

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from supervisor.settings.tables import Table
-from supervisor.settings.values import Alias, ExpandedPath, FlagSetting, VariantName
+from supervisor.settings.values import (
+    Alias,
+    Argument,
+    ExpandedPath,
+    FlagName,
+    FlagSetting,
+    JsonValue,
+    Text,
+    VariantName,
+    json_value,
+)
 
 
 class ModelRestartTable(Table):
@@ -30,13 +40,14 @@ class VariantTable(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    set: dict[str, Any] = Field(
+    set: dict[str, JsonValue] = Field(
         default_factory=dict, description="request members that count whatever the client gives"
     )
-    strip: tuple[str, ...] = Field((), description="request members that are taken out")
+    strip: tuple[Text, ...] = Field((), description="request members that are taken out")
 
     @model_validator(mode="after")
     def _changes_something(self) -> VariantTable:
+        json_value(dict(self.defaults))
         members = {*self.defaults, *self.set}
         if not (members or self.strip):
             raise ValueError("a variant that changes nothing; give it request members")
@@ -54,7 +65,7 @@ class ModelTable(Table):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
     path: ExpandedPath = Field(description="the GGUF file; of a split model, its first shard")
-    profile: str = Field("base", description="a profile of `corral profile list`")
+    profile: Text = Field("base", description="a profile of `corral profile list`")
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         1, description="processes that serve this model; auto: as many as pay on this machine"
     )
@@ -78,10 +89,10 @@ class ModelTable(Table):
     min_residency_s: float = Field(
         2, ge=0, le=86_400, description="how long it stays at least before it leaves for another"
     )
-    flags: dict[str, FlagSetting] = Field(
+    flags: dict[FlagName, FlagSetting] = Field(
         default_factory=dict, description="llama-server's own long names; they win over the profile"
     )
-    args: tuple[str, ...] = Field(
+    args: tuple[Argument, ...] = Field(
         (), description="passed to llama-server as they are, unchecked, last"
     )
     warm_prompts: tuple[ExpandedPath, ...] = Field(

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from supervisor.settings.limits import LimitsTable
-from supervisor.settings.values import Address, Bytes, ExpandedPath, NodeAddress
+from supervisor.settings.values import Address, Bytes, ExpandedPath, NodeAddress, Text
 
 
 class Table(BaseModel):
     """A table of which every key is known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ProxyTable(Table):
@@ -114,12 +114,12 @@ class ProxyTable(Table):
     keys_file: ExpandedPath | None = Field(
         None, description="TOML file of API keys that are taken; unset: anybody may ask"
     )
-    origins: tuple[str, ...] = Field(
+    origins: tuple[Text, ...] = Field(
         (),
         description="origins whose web pages may ask, besides the local ones; "
         "one * may stand in the host, as in https://*.example.com",
     )
-    hosts: tuple[str, ...] = Field(
+    hosts: tuple[Text, ...] = Field(
         (),
         description="names of this machine taken in Host, besides localhost, IP addresses and its "
         "hostname (the last two only where listen is no loopback address)",
@@ -176,7 +176,7 @@ class SupervisorTable(Table):
         le=3600,
         description="an engine with work in which nothing moves for two of these is replaced",
     )
-    memory_budget: Annotated[Bytes, Field(ge=1024**2)] | None = Field(
+    memory_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = Field(
         None,
         description="main memory that all models together may take, in bytes or as in 12 GiB; "
         "unset: all but a twentieth",
@@ -205,7 +205,7 @@ class SupervisorTable(Table):
         default=True,
         description="keep conversations on the disk while their model is away, for this user only",
     )
-    slots_budget: Annotated[Bytes, Field(ge=1024**2)] = Field(
+    slots_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
         8 * 1024**3, description="disk that kept conversations may take, in bytes or as in 8 GiB"
     )
     save_timeout_s: float = Field(
@@ -224,7 +224,7 @@ class NodeTable(Table):
     key_file: ExpandedPath | None = Field(
         None, description="file with the API key it asks for, readable by this user alone"
     )
-    models: tuple[str, ...] = Field(
+    models: tuple[Text, ...] = Field(
         (), description="those of its models that are served here; unset: all"
     )
     slots: int = Field(

@@ -9,7 +9,7 @@ from typing import TextIO
 import pytest
 
 from supervisor.events import Event
-from supervisor.log import Sink, is_journal, to_journal, to_json, to_stream
+from supervisor.log import Sink, is_journal, to_journal, to_json, to_stream, to_terminal
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 STOPPING = Event("daemon.stopping", AT, {"reason": "SIGTERM received"})
@@ -98,3 +98,12 @@ def test_who_reads_the_stream_decides_its_form(tmp_path: Path) -> None:
     assert json.loads(plain)["event"] == "daemon.stopping"
     assert "daemon.stopping" in terminal.getvalue()
     assert "{" not in terminal.getvalue()
+
+
+def test_no_sink_lets_words_of_a_client_command_a_terminal() -> None:
+    evil = "\x1b[2J\x9b1m\x7f\u202e\nforged"
+    refused = Event("request.refused", AT, {"model": evil})
+    makers = (to_json, to_journal, lambda write: to_terminal(write, colours=False))
+    for make in makers:
+        (line,) = said(make, refused)
+        assert line.removesuffix("\n").isprintable()

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from supervisor.errors import CorralError, ModelInvalid, from_json
-from supervisor.show import Meter, Outcome, duration, finish, paint, size, table
+from supervisor.show import Meter, Outcome, duration, finish, paint, size, table, write
 
 KEYS = {"schema", "command", "status", "exit_code", "data", "notes", "error"}
 
@@ -62,18 +62,67 @@ def test_an_error_survives_the_wire() -> None:
     assert type(from_json({"code": "from_the_future", "message": "?"})) is CorralError
 
 
+def painted(text: str, stream: io.StringIO) -> str:
+    write(paint(text, "red", stream), stream, end="")
+    return stream.getvalue()
+
+
 def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert paint("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
-    assert paint("x", "red", io.StringIO()) == "x"
+    assert painted("x", Terminal()) == "\x1b[31mx\x1b[0m"
+    assert painted("x", io.StringIO()) == "x"
     monkeypatch.setenv("TERM", "dumb")
-    assert paint("x", "red", Terminal()) == "x"
+    assert painted("x", Terminal()) == "x"
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert paint("x", "red", io.StringIO()) == "\x1b[31mx\x1b[0m"
+    assert painted("x", io.StringIO()) == "\x1b[31mx\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert paint("x", "red", Terminal()) == "x"
+    assert painted("x", Terminal()) == "x"
+
+
+HOSTILE = "\x1b[2J\x1b]0;t\x07 \r \x7f \x9b31m \u202etxt \u2066 \udcff \u2028 \x1b[31mred"
+
+
+def test_what_commands_a_terminal_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert painted(HOSTILE, Terminal()) == (
+        "\x1b[31m"
+        r"\x1b[2J\x1b]0;t\x07 \x0d \x7f \x9b31m \u202etxt \u2066 \udcff \u2028 \x1b[31mred"
+        "\x1b[0m"
+    )
+
+
+def test_raw_text_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish("logs", lambda: Outcome({}, "\x1b[1ma", is_raw=True), as_json=False) == 0
+    assert capsys.readouterr().out == "\x1b[1ma\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_way_out_of_a_command_lets_an_escape_through(
+    capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    def failing() -> Outcome:
+        raise ModelInvalid(HOSTILE, hint=HOSTILE, log=HOSTILE)
+
+    finish("model show", lambda: Outcome({"name": HOSTILE}, HOSTILE, (HOSTILE,)), as_json=as_json)
+    finish("model show", failing, as_json=as_json)
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert text.replace("\n", "").isprintable()
+    if as_json:
+        first, _ = json.JSONDecoder().raw_decode(shown.out)
+        assert first["data"]["name"] == HOSTILE
+
+
+def test_a_table_keeps_a_row_in_a_line() -> None:
+    assert len(table(("NAME",), [("a\nb\t",)]).splitlines()) == len(("NAME", "row"))
+
+
+def test_a_number_of_more_than_64_bits_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish("plan", lambda: Outcome({"bytes": 2**80}), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["bytes"] == 2**80
 
 
 def test_a_table_aligns_names_left_and_numbers_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from supervisor.fleet.slots.header import Head
+from supervisor.host.files import is_regular
 from supervisor.life.slots import Moved
 from supervisor.profile.plan import Plan
 
@@ -187,7 +188,7 @@ def _check(content: dict[str, Any]) -> str:
 
 def _stamped(value: str | None) -> str | None:
     """Return an option's value; of one that names a file, with what tells it from another."""
-    if value is None or "/" not in value or not Path(value).is_file():
+    if value is None or "/" not in value or not is_regular(Path(value)):
         return value
     found = Path(value).stat()
     return f"{value} ({found.st_size} bytes, {found.st_mtime_ns})"

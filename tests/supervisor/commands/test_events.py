@@ -1,9 +1,11 @@
+import io
 from datetime import datetime
 
 import pytest
 
 from supervisor.commands.events import describe
 from supervisor.control.wire import EventLine
+from supervisor.show import write
 
 AT = datetime(2026, 11, 21, 9, 0, 1, 250_000).astimezone()
 
@@ -34,4 +36,6 @@ def test_a_field_that_is_no_word_is_quoted(text: str) -> None:
 def test_what_matters_is_coloured(monkeypatch: pytest.MonkeyPatch, level: str, colour: str) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert f"\x1b[{colour}m" in describe(event(level))
+    stream = io.StringIO()
+    write(describe(event(level)), stream)
+    assert f"\x1b[{colour}m" in stream.getvalue()

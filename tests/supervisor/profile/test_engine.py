@@ -150,7 +150,7 @@ def test_an_engine_that_is_not_where_the_setting_says(
     fake(tmp_path / "bin" / "llama-server")
     with pytest.raises(EngineMissing, match="is not there"):
         load(tmp_path / "none", cache_dir=cache, places=places)
-    with pytest.raises(EngineMissing, match="is not a file"):
+    with pytest.raises(EngineMissing, match="is a directory"):
         load(tmp_path, cache_dir=cache, places=places)
 
 

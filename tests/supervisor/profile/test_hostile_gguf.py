@@ -123,7 +123,7 @@ def test_a_wrong_file_beside_a_model_is_no_draft_and_no_obstacle(tmp_path: Path)
 def test_more_slots_and_layers_than_any_model_are_planned_at_once() -> None:
     heads = (2**14,) * 1024
     found = samples.model(layers=1024, kv_heads=heads, key_length=2**16, value_length=2**16)
-    chosen = {"parallel": 1024, "ctx-size": 2**31 - 1, "gpu-layers": "auto"}
+    chosen: dict[str, int | str] = {"parallel": 1024, "ctx-size": 2**31 - 1, "gpu-layers": "auto"}
     engine = samples.engine("b10434", samples.GPU)
     began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     assert not remedies(Burden(found, chosen, engine), Room(2**34, {"Vulkan0": 2**34}))

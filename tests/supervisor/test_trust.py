@@ -1,0 +1,104 @@
+"""A settings file names programs that are run: whose may be read where it merely lies around."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from supervisor.settings import trust
+from supervisor.settings.load import load
+from supervisor.settings.trust import Access, User, doubts
+
+ME = User(1000, private_gid=1000)
+CHAT = '[models.chat]\npath = "chat.gguf"\n'
+
+
+def access(uid: int = 1000, mode: int = 0o644, gid: int = 1000) -> Access:
+    return Access("it", uid, gid, mode)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (access(), None),
+        (access(uid=0), None),
+        (access(mode=0o664), None),  # umask 002, and a group of one's own
+        (access(uid=65534), "belongs to another user"),
+        (access(mode=0o666), "everybody can write it"),
+        (access(mode=0o1777), "everybody can write it"),  # sticky, as /tmp is
+        (access(mode=0o664, gid=100), "a group can write it"),
+    ],
+)
+def test_a_place_is_doubted_where_others_can_write(place: Access, said: str | None) -> None:
+    found = doubts((access(), place), ME)
+    assert (found is None) == (said is None)
+    assert (said or "") in (found or "")
+
+
+def test_root_has_no_group_of_its_own_and_trusts_only_itself() -> None:
+    assert doubts((Access("it", 0, 0, 0o664),), User(0))
+    assert doubts((Access("it", 1000, 1000, 0o644),), User(0))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "project"
+    directory.mkdir(mode=0o700)
+    monkeypatch.chdir(directory)
+    (directory / "corral.toml").write_text(CHAT, "utf-8")
+    (directory / "corral.toml").chmod(0o644)
+    return directory
+
+
+def found(tmp_path: Path) -> Path | None:
+    return load(config_dir=tmp_path / "config", environ={}).path
+
+
+def test_a_file_of_ours_in_a_directory_of_ours_counts(here: Path, tmp_path: Path) -> None:
+    assert found(tmp_path) == here / "corral.toml"
+
+
+@pytest.mark.parametrize("name", ["corral.toml", "."])
+def test_what_others_can_write_is_left_aside_and_named(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (here / name).chmod(0o777)
+    assert found(tmp_path) is None
+    said = capsys.readouterr().err
+    assert str(here / "corral.toml") in said
+    assert "everybody can write" in said
+    assert "--config" in said
+
+
+def test_the_file_behind_a_link_is_looked_at_where_it_is(here: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "shared"
+    elsewhere.mkdir()
+    (here / "corral.toml").replace(elsewhere / "theirs.toml")
+    (here / "corral.toml").symlink_to(elsewhere / "theirs.toml")
+    assert found(tmp_path) == here / "corral.toml"
+    elsewhere.chmod(0o777)
+    assert found(tmp_path) is None
+
+
+def test_a_named_file_counts_with_a_warning(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = here / "corral.toml"
+    path.chmod(0o666)
+    assert load(path, config_dir=tmp_path, environ={}).path == path
+    assert load(config_dir=tmp_path, environ={"CORRAL_CONFIG": str(path)}).path == path
+    assert "may be another's: everybody can write it" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("name", ["corral.toml", "."])
+def test_a_file_of_another_user_is_left_aside(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    os.chown(here / name, 65534, 65534)
+    assert found(tmp_path) is None
+    assert "belongs to another user (uid 65534)" in capsys.readouterr().err
+
+
+def test_this_user_can_be_told() -> None:
+    assert trust.this_user().uid == os.geteuid()
