@@ -31,6 +31,7 @@ from supervisor.errors import (
     from_json,
 )
 from supervisor.host.paths import Directories, directories, make_private
+from supervisor.life.logs import open_log
 from supervisor.show import Meter, Outcome
 
 # Codes of causes that are the settings' own fault, found before anything was spawned, keep their
@@ -208,8 +209,8 @@ def _spawn_daemon(choice: Choice, listen: str | None, where: Directories) -> Non
         CorralError: What the daemon met, or that it died without a word.
     """
     make_private(where.log)
+    output = open_log(where.daemon_log)
     reader, writer = os.pipe()
-    output = os.open(where.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         words = _daemon_words(choice, listen, writer)
         subprocess.Popen(  # it outlives us by design

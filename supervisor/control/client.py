@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from supervisor.control.wire import DaemonStatus, Line
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
+from supervisor.host.paths import check_owner
 
 # A stream of lines says "waiting" every 5 s, so silence of this length is a mute daemon.
 _SILENCE_MAX_S: Final = 20.0
@@ -113,7 +114,11 @@ class _UnixConnection(http.client.HTTPConnection):
 def _answer(
     path: Path, method: str, target: str, body: Mapping[str, Any] | None = None
 ) -> Iterator[http.client.HTTPResponse]:
-    """Ask, and hold the answer open for the length of the block, whose reading may fail too."""
+    """Ask, and hold the answer open for the length of the block, whose reading may fail too.
+
+    A socket in another user's directory is not asked: it could answer anything.
+    """
+    check_owner(path.parent)
     connection = _UnixConnection(path)
     try:
         content = None if body is None else json.dumps(body)

@@ -104,10 +104,17 @@ def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
         return Finding(name, "fail", f"{path}: {error.strerror}", _OTHER_PLACE)
     if fault := _fault(path, found, is_private=is_private):
         return Finding(name, "fail", f"{path} {fault}", _OTHER_PLACE)
-    if is_private and stat.S_IMODE(found.st_mode) & 0o077:
-        mode = f"{stat.S_IMODE(found.st_mode):o}"
-        return Finding(name, "warn", f"{path} is open to others (mode {mode})", f"chmod 700 {path}")
+    if cure := _cure_of_mode(path, is_private=is_private):
+        return Finding(name, "warn", f"{path} is open to others", cure)
     return Finding(name, "ok", str(path))
+
+
+def _cure_of_mode(path: Path, *, is_private: bool) -> str | None:
+    """Return what keeps others out of a directory; None where they are kept out."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if is_private and mode & 0o077:
+        return f"chmod 700 {path}"
+    return f"chmod go-w {path}" if mode & 0o022 else None
 
 
 def _fault(path: Path, found: os.stat_result, *, is_private: bool) -> str | None:

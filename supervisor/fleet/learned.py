@@ -24,7 +24,7 @@ import orjson
 from supervisor.errors import SettingsInvalid, StateDenied
 from supervisor.events import Emit
 from supervisor.fleet.slots.files import write_whole
-from supervisor.host.paths import make_private
+from supervisor.host.paths import is_ours, make_private
 from supervisor.life import prompts
 from supervisor.life.prompts import WarmPrompt
 
@@ -62,7 +62,9 @@ class Learned:
 
     def prompts(self, model: str) -> list[WarmPrompt]:
         """Return a model's prompts, the one used last first; what cannot be read is left out."""
-        found = []
+        found: list[WarmPrompt] = []
+        if not is_ours(self._root / model):
+            return found
         for path in _latest(self._root / model):
             with suppress(SettingsInvalid):
                 found.append(prompts.read(path))

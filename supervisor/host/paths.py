@@ -5,6 +5,7 @@ Names from outside never become paths here: callers pass only names that the set
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -15,6 +16,7 @@ import platformdirs
 
 from supervisor.errors import StateDenied
 from supervisor.host.files import too_long
+from supervisor.show import warn
 
 _APP = "llama-corral"
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
@@ -122,11 +124,52 @@ def directories() -> Directories:
 
 
 def _platform(kind: str) -> str:
-    if kind == "runtime" and sys.platform == "linux" and not os.environ.get("XDG_RUNTIME_DIR"):
-        # The alternative would be a name in /tmp that anybody could take first.
-        return f"{_platform('state')}/run"
+    if kind == "runtime" and sys.platform != "darwin":
+        return _runtime(os.environ.get("XDG_RUNTIME_DIR", ""))
     found: str = getattr(platformdirs, f"user_{kind}_dir")(_APP, appauthor=False)
     return found
+
+
+def _runtime(session: str) -> str:
+    """Return the runtime directory: in the session's own, or else where our state is.
+
+    platformdirs would fall back to a name in /tmp that anybody could take first.
+    """
+    otherwise = f"{_platform('state')}/run"
+    if not session:
+        return otherwise
+    if trouble := _session_trouble(session):
+        warn(f"XDG_RUNTIME_DIR is not used, {otherwise} is: {session} {trouble}")
+        return otherwise
+    return f"{session}/{_APP}"
+
+
+def _session_trouble(session: str) -> str | None:
+    try:
+        found = Path(session).stat()
+    except (OSError, ValueError) as error:
+        return f"cannot be used: {getattr(error, 'strerror', None) or error}"
+    if not Path(session).is_absolute():
+        return "is no whole path"
+    return trouble(found.st_mode, found.st_uid, os.geteuid(), 0o077)
+
+
+def trouble(mode: int, uid: int, ours: int, closed: int) -> str | None:
+    """Return why a directory is not to be used, as the end of a sentence; None where it is. Pure.
+
+    Args:
+        mode: Its type and permissions, as `stat` has them.
+        uid: Its owner.
+        ours: This user.
+        closed: The permissions that nobody must have.
+    """
+    if not stat.S_ISDIR(mode):
+        return "is no directory"
+    if uid != ours:
+        return f"belongs to another user (uid {uid})"
+    if mode & closed:
+        return f"is open to others (mode {stat.S_IMODE(mode):o})"
+    return None
 
 
 def _choose(ours: str, systemd: str, otherwise: str) -> Path:
@@ -145,19 +188,74 @@ def make_private(directory: Path) -> Path:
     Raises:
         StateDenied: It cannot be made, is no directory, or belongs to somebody else.
     """
+    return _make(directory, 0o077, os.O_NOFOLLOW)
+
+
+def make_ours(directory: Path) -> Path:
+    """Make a directory that only its owner can write, or make an existing one of ours so.
+
+    For those that people choose and may share, such as that of models, also by a link: what is
+    private stands in private directories below.
+
+    Raises:
+        StateDenied: As `make_private`, or all users share it, as they do /tmp.
+    """
+    return _make(directory, 0o022, 0)
+
+
+def is_ours(directory: Path) -> bool:
+    """Return whether only this user can have written what stands in a directory and its parent."""
+    try:
+        found = [directory.lstat(), directory.parent.stat()]
+    except OSError:
+        return False
+    ours = os.geteuid()
+    return not any(trouble(one.st_mode, one.st_uid, ours, 0o022) for one in found)
+
+
+def check_owner(directory: Path) -> None:
+    """Refuse a directory of another user, unless root asks; one that is missing is fine.
+
+    Raises:
+        StateDenied: It belongs to another user.
+    """
+    try:
+        owner = directory.lstat().st_uid
+    except OSError:
+        return
+    if os.geteuid() not in {owner, 0}:
+        raise _not_ours(directory)
+
+
+def _make(directory: Path, closed: int, flags: int) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat()
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | flags)
     except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR} and directory.is_symlink():
+            raise _not_ours(directory) from error
         raise StateDenied(
             f"cannot use the directory {directory}: {error.strerror}",
             hint="make it yours and writable, or name another (corral config path lists them)",
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise StateDenied(
-            f"{directory} is not a directory of this user",
-            hint="remove what stands there, or name another (corral config path lists them)",
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        directory.chmod(0o700)
+    try:
+        _close(directory, descriptor, closed)
+    finally:
+        os.close(descriptor)
     return directory
+
+
+def _close(directory: Path, descriptor: int, closed: int) -> None:
+    """Take permissions away from a directory that is ours."""
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX:
+        raise _not_ours(directory)
+    if found.st_mode & closed:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~closed)
+
+
+def _not_ours(directory: Path) -> StateDenied:
+    return StateDenied(
+        f"{directory} is not a directory of this user",
+        hint="remove what stands there, or name another (corral config path lists them)",
+    )

@@ -7,6 +7,7 @@ nothing else. Nobody ever waits for a log: when the disk is full, bytes are drop
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Final, Self
 
@@ -69,7 +70,7 @@ class LogFile:
         self._size_bytes = size_bytes
         self._kept = kept
         self._lost_bytes = 0
-        self._fd = _open(path)
+        self._fd = open_log(path)
         self._written_bytes = os.fstat(self._fd).st_size
 
     def write(self, chunk: bytes) -> None:
@@ -121,14 +122,42 @@ def _aside(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK a pipe in a log's place would hold us up.
+_FLAGS: Final = (
+    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)
 
 
-def _open(path: Path) -> int:
+def open_log(path: Path) -> int:
+    """Open a log to append to, made for its owner only, and return the descriptor.
+
+    Raises:
+        StateDenied: It cannot be opened, is a link or no regular file, or another user's.
+    """
     try:
-        return os.open(path, _FLAGS, 0o600)
+        descriptor = os.open(path, _FLAGS, 0o600)
+        found = os.fstat(descriptor)
     except OSError as error:
-        raise StateDenied(
-            f"cannot write the log {path}: {error.strerror}",
-            hint="make its directory yours and writable, or set CORRAL_LOG_DIR to another",
-        ) from error
+        raise _denied(path, error.strerror) from error
+    if reason := _fault(found.st_mode, found.st_uid, found.st_nlink, os.geteuid()):
+        os.close(descriptor)
+        raise _denied(path, reason)
+    if found.st_mode & 0o077:
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def _fault(mode: int, uid: int, links: int, ours: int) -> str | None:
+    """Return why a file is no log of ours. Pure."""
+    if not stat.S_ISREG(mode):
+        return "it is no regular file"
+    if uid != ours:
+        return f"it belongs to another user (uid {uid})"
+    return "it has a second name (a hard link)" if links > 1 else None
+
+
+def _denied(path: Path, reason: str | None) -> StateDenied:
+    return StateDenied(
+        f"cannot write the log {path}: {reason}",
+        hint="remove what stands there, or set CORRAL_LOG_DIR to a directory of your own",
+    )

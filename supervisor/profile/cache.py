@@ -15,6 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from supervisor.errors import StateDenied
+from supervisor.host.paths import is_ours, make_ours, make_private
+
 
 def key_of(files: Iterable[Path], *more: str) -> str:
     """Return a key that changes when one of the files is replaced, or one of the texts differs.
@@ -30,7 +33,9 @@ def key_of(files: Iterable[Path], *more: str) -> str:
 
 
 def get(directory: Path, key: str) -> dict[str, Any] | None:
-    """Return what was kept under a key, or None."""
+    """Return what was kept under a key, or None; also where others could have written it."""
+    if not is_ours(directory):
+        return None
     try:
         found = json.loads((directory / f"{key}.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -40,8 +45,9 @@ def get(directory: Path, key: str) -> dict[str, Any] | None:
 
 def put(directory: Path, key: str, value: Mapping[str, Any]) -> None:
     """Keep a value under a key, where the disk lets us."""
-    with contextlib.suppress(OSError):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(OSError, StateDenied):
+        make_ours(directory.parent)
+        make_private(directory)
         handle, name = tempfile.mkstemp(dir=directory)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

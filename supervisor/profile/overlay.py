@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.errors import StateDenied
+from supervisor.host.paths import make_ours, make_private
 from supervisor.profile.packages import find_inside
 from supervisor.profile.pins import EnginePin, PortablePin, sha256_of
 
@@ -60,19 +62,31 @@ def overlay_for(
     if not library or sha256_of(library) != pin.portable.sha256:
         return Overlay(warning=f"{doomed}; pip install {pin.portable.package}")
     try:
-        directory = _provide(library, pin.portable, cache_dir / "libraries")
-    except OSError as error:
+        make_ours(cache_dir)
+        directory = _provide(library, pin.portable, make_private(cache_dir / "libraries"))
+    except (OSError, StateDenied) as error:
         return Overlay(warning=f"{doomed}; its stand-in cannot be put into {cache_dir}: {error}")
     return Overlay((directory,), note=f"{lack}: the portable CPU library of {pin.portable.package}")
 
 
 def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
-    """Return a directory that holds only a copy of the library, under its own name."""
+    """Return a directory that holds only a copy of the library, under its own name.
+
+    The engine loads it as code: a copy counts by its digest, in a directory that is ours alone.
+    """
     home = directory / pin.sha256[:16]
     there = home / library.name
-    if there.is_file() and there.stat().st_size == library.stat().st_size:
+    make_private(home)
+    if _is(there, pin.sha256):
         return home
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         shutil.copyfile(library, Path(scratch, library.name)).replace(there)
     return home
+
+
+def _is(path: Path, sha256: str) -> bool:
+    """Return whether a file is there, is no link, and has this digest."""
+    try:
+        return not path.is_symlink() and sha256_of(path) == sha256
+    except OSError:
+        return False

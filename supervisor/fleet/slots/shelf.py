@@ -28,7 +28,7 @@ from supervisor.fleet.slots.header import Head, NoSlotFile
 from supervisor.fleet.slots.manifest import Label, Manifest, dump
 from supervisor.fleet.slots.quarantine import Quarantine
 from supervisor.fleet.slots.worth import Budget, superfluous, to_drop
-from supervisor.host.paths import make_private
+from supervisor.host.paths import is_ours, make_private
 from supervisor.life.slots import Moved
 from supervisor.profile.pins import sha256_of
 
@@ -184,7 +184,7 @@ class Shelf:
         return rejected
 
     def _directories(self, model: str | None) -> Iterator[Path]:
-        if self._kept.is_dir():
+        if is_ours(self._kept):
             yield from (
                 path
                 for path in sorted(self._kept.iterdir())

@@ -114,3 +114,32 @@ def test_a_full_disk_loses_log_and_nothing_else(
 def test_closing_twice_is_no_error(tmp_path: Path) -> None:
     with LogFile(tmp_path / "a.log") as log:
         log.close()
+
+
+@pytest.mark.parametrize("what", ["a link", "a second name", "a pipe"])
+def test_a_log_that_is_not_ours_alone_is_refused(tmp_path: Path, what: str) -> None:
+    path, other = tmp_path / "a.log", tmp_path / "other"
+    if what == "a pipe":
+        os.mkfifo(path)
+    else:
+        other.write_text("theirs", "utf-8")
+        path.symlink_to(other) if what == "a link" else path.hardlink_to(other)
+    with pytest.raises(StateDenied, match="cannot write the log"):
+        LogFile(path)
+    assert what == "a pipe" or other.read_text("utf-8") == "theirs"
+
+
+def test_a_log_open_to_others_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.touch(mode=0o644)
+    LogFile(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_log_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.touch()
+    os.chown(path, 65534, 65534)
+    with pytest.raises(StateDenied, match="belongs to another user"):
+        LogFile(path)

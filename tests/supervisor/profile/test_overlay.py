@@ -78,6 +78,23 @@ def test_a_copy_that_was_cut_short_is_made_anew(
     assert len(list(directory.parent.iterdir())) == 1
 
 
+def test_a_copy_of_the_right_size_and_another_content_is_made_anew(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    (directory,) = overlay_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    (directory / library.name).write_bytes(b"a lib!ary")
+    overlay_for(pin, OLD_CPU, tmp_path, at(library))
+    assert (directory / library.name).read_bytes() == b"a library"
+
+
+def test_a_link_to_a_library_is_made_a_copy(pin: EnginePin, library: Path, tmp_path: Path) -> None:
+    (directory,) = overlay_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    (directory / library.name).unlink()
+    (directory / library.name).symlink_to(library)
+    overlay_for(pin, OLD_CPU, tmp_path, at(library))
+    assert not (directory / library.name).is_symlink()
+
+
 def test_a_missing_library_says_what_to_install(pin: EnginePin, tmp_path: Path) -> None:
     found = overlay_for(pin, OLD_CPU, tmp_path, at(None))
     assert not found.library_dirs
