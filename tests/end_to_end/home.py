@@ -42,10 +42,14 @@ class Corral:
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
+        return self.within(self.home, *words)
+
+    def within(self, directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a directory to its end."""
         return subprocess.run(
             self.argv(*words),
             env=self.env,
-            cwd=self.home,
+            cwd=directory,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

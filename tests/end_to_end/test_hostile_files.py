@@ -1,0 +1,99 @@
+"""A running daemon, and files that lie: models, settings, keys."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import hostile_gguf
+from end_to_end.home import Corral, until
+
+
+def models(**paths: Path) -> str:
+    return "\n".join(f'[models.{name}]\npath = "{path}"' for name, path in paths.items())
+
+
+def evil(directory: Path, name: str) -> Path:
+    path = directory / f"{name.replace(' ', '-')}.gguf"
+    path.write_bytes(hostile_gguf.REFUSED[name][0])
+    return path
+
+
+def test_a_wrong_model_file_is_that_models_error(
+    corral: Corral, tiny_model: Path, tmp_path: Path
+) -> None:
+    names = ("2^32 - 1 layers", "2^64 - 1 layers", "10^8 layers")
+    wrong = {f"wrong{number}": evil(tmp_path, name) for number, name in enumerate(names)}
+    os.mkfifo(tmp_path / "pipe.gguf")
+    beside = Path(shutil.copy(tiny_model, tmp_path))
+    text = models(tiny=tiny_model, pipe=tmp_path / "pipe.gguf", **wrong)
+    corral.configure(
+        f'{text}\n[models.later]\npath = "{wrong["wrong2"]}"\npreload = false\n'
+        f'[models.auto]\npath = "{beside}"\ndraft = "auto"\npreload = false\nreplicas = "auto"'
+    )
+    corral.serve(until_ready=False)
+    until(lambda: corral("start", "tiny").returncode == 0)
+    corral.ok("start", "auto")
+    assert corral("start", "later").returncode == 78
+    status = corral.data("status")
+    states = {model["name"]: model["state"] for model in status["models"]}
+    assert states["tiny"] == "loaded"
+    assert {states[name] for name in ("wrong0", "wrong1", "wrong2", "pipe")} == {"failed"}
+    for command in (
+        ("model", "show", str(wrong["wrong0"])),
+        ("plan", "wrong1"),
+        ("config", "check"),
+    ):
+        done = corral(*command)
+        assert done.returncode == 78
+        assert "Traceback" not in done.stderr
+    assert "block_count is 100000000" in corral("doctor").stdout
+
+
+def test_a_reload_of_settings_that_lie_is_refused_and_the_daemon_goes_on(
+    corral: Corral, tiny_model: Path
+) -> None:
+    good = models(tiny=tiny_model)
+    corral.configure(good)
+    daemon = corral.serve()
+    settings = corral.home / "config" / "corral.toml"
+    for text in (
+        "a = " + "[" * 100_000,
+        "a = " + "{a = " * 100_000,
+        ".".join("a" * 100_000) + " = 1",
+        f"{good}\nflags = {{ parallel = inf }}",
+        f"{good}\nflags = {{ parallel = 0x{'f' * 5000} }}",
+        "_env_prefix = 5",
+    ):
+        settings.write_text(text, "utf-8")
+        done = corral("reload")
+        assert (done.returncode, "Traceback" in done.stderr) == (78, False), done.stderr
+        daemon.send_signal(signal.SIGHUP)
+    corral.configure(good)
+    corral.ok("reload")
+    assert corral.data("status")["models"][0]["state"] == "loaded"
+    assert daemon.poll() is None
+
+
+def test_logs_of_hostile_words_are_shown_visibly_unless_raw(corral: Corral) -> None:
+    (corral.home / "log").mkdir(mode=0o700)
+    log = corral.home / "log" / "daemon.log"
+    log.write_bytes(b"before \x1b]0;pwned\x07\x1b[2J\x9b after \xe2\x80\xae\n")
+    assert corral.ok("logs") == "before \\x1b]0;pwned\\x07\\x1b[2J\ufffd after \\u202e\n"
+    assert "\x1b]0;pwned\x07" in corral.ok("logs", "--raw")
+    assert "\x1b" not in corral.ok("logs", "--json")
+
+
+def test_settings_in_a_directory_of_all_are_left_aside(corral: Corral, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    marker = tmp_path / "ran"
+    engine = shared / "engine"
+    engine.write_text(f"#!/bin/sh\ntouch {marker}\n", "utf-8")
+    engine.chmod(0o755)
+    (shared / "corral.toml").write_text('engine = "engine"', "utf-8")
+    for words in (("doctor",), ("config", "check"), ("engine", "list"), ("config", "path")):
+        done = corral.within(shared, *words)
+        assert f"{shared / 'corral.toml'} is left aside" in done.stderr
+    assert not marker.exists()
