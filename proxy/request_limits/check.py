@@ -13,6 +13,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
+from proxy.errors import BadRequest
 from proxy.pages import Kind
 from proxy.request_limits.limit import Limit
 from proxy.request_limits.limits import RequestLimits
@@ -60,8 +61,9 @@ _SCHEMAS: Final = (
 )
 _PROMPTS: Final = ("prompt",)
 _INPUTS: Final = ("prompt", "input", "content", "documents", "texts")
-# `type` of a trigger that is no regular expression: a token, a word.
-_PLAIN_TRIGGERS: Final = (0, 1)
+# Values of `type` of a trigger; an engine aborts on any other number.
+# Source: common/common.h of llama.cpp, common_grammar_trigger_type, build 10434.
+_TOKEN, _WORD, _PATTERN, _PATTERN_FULL = range(4)
 
 
 def check(kind: Kind, members: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -74,6 +76,7 @@ def check(kind: Kind, members: Mapping[str, Any], limits: RequestLimits) -> None
 
     Raises:
         LimitExceeded: It holds more; the first excess is named.
+        BadRequest: A trigger is of a type that no engine knows.
     """
     limit = Limit(limits)
     patterns = Patterns(limit)
@@ -86,7 +89,7 @@ def check(kind: Kind, members: Mapping[str, Any], limits: RequestLimits) -> None
         _check_prompts(limit, name, members.get(name), limits.prompts)
     if isinstance(grammar := members.get("grammar"), str):
         check_grammar(limit, "grammar", grammar)
-    _check_triggers(patterns, members.get("grammar_triggers"))
+    _check_triggers(limit, patterns, members.get("grammar_triggers"))
     schemas = Schemas(limit, patterns)
     for name in _SCHEMAS:
         if name in members:
@@ -125,8 +128,18 @@ def _check_prompts(limit: Limit, name: str, value: object, most: int) -> None:
         limit(name, "prompts", len(value), "prompts")
 
 
-def _check_triggers(patterns: Patterns, triggers: object) -> None:
+def _check_triggers(limit: Limit, patterns: Patterns, triggers: object) -> None:
+    expressions = 0
     for one in triggers if isinstance(triggers, list) else ():
-        value = one.get("value") if isinstance(one, dict) else None
-        if isinstance(value, str) and one.get("type") not in _PLAIN_TRIGGERS:
+        kind, value = (one.get("type"), one.get("value")) if isinstance(one, dict) else (None, None)
+        if not isinstance(kind, int | float):
+            continue
+        if int(kind) not in range(_PATTERN_FULL + 1):
+            raise BadRequest(f"grammar_triggers: type is {kind}; it must be 0 to {_PATTERN_FULL}")
+        expressions += int(kind) >= _PATTERN
+        limit("grammar_triggers", "regular expressions", expressions, "trigger_patterns")
+        if isinstance(value, str) and int(kind) == _WORD:
+            limit("grammar_triggers", "characters in one entry", len(value), "text_chars")
+            patterns.count("grammar_triggers", value)
+        elif isinstance(value, str) and int(kind) >= _PATTERN:
             patterns.check("grammar_triggers", value)

@@ -10,7 +10,8 @@ one core of a shared machine:
 | rules of which each is the next one | 30 000 | 100 000: SIGSEGV |
 | alternatives of a grammar, three tokens | 1 000: 0.7 s | 10 000: 9.6 s |
 | optional parts in a row, three tokens | 64: 0.6 s | 100: 4.7 s; 200: over 15 s |
-| characters of a trigger's expression | 30 000 | 100 000: SIGSEGV |
+| `(a*)*` in a row in a trigger, then `b` | | 20: over 130 s |
+| characters of a trigger's expression, or word | 30 000 | 100 000: SIGSEGV |
 | optional properties of an object | 300: 0.3 s | 1 000: 5.3 s; 2 000: over 15 s |
 | levels of a schema | 1 000: 0.3 s, 0.3 GB | 10 000: SIGSEGV |
 | values of an `enum`, three tokens | 1 000: 0.7 s | 10 000: 5.6 s |
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may hold at most; every limit is at least 1.
+    """What one request may hold at most; every limit but `trigger_patterns` is at least 1.
 
     Attributes:
         grammar_bytes: Characters of a grammar.
@@ -44,6 +45,8 @@ class RequestLimits:
         schema_optional: Properties of one object that are not required.
         schema_choices: Entries of one list in a schema, such as `enum` or `anyOf`.
         triggers: Grammar triggers, and preserved tokens.
+        trigger_patterns: Regular expressions among them; 0 refuses all, for an engine matches
+            each against all of the answer at each token, and some take it 2^n steps.
         stop: Texts that end an answer.
         logit_bias: Tokens that are made more or less likely.
         text_chars: Characters of one of these texts, triggers and sequence breakers.
@@ -68,6 +71,7 @@ class RequestLimits:
     schema_optional: int = 300
     schema_choices: int = 2000
     triggers: int = 1024
+    trigger_patterns: int = 0
     stop: int = 256
     logit_bias: int = 10_000
     text_chars: int = 4096

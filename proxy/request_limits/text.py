@@ -23,8 +23,8 @@ class Patterns:
         self._limit = limit
         self._chars = 0
 
-    def check(self, member: str, text: str) -> None:
-        """Refuse an expression that is too large, or one too many.
+    def count(self, member: str, text: str) -> None:
+        """Refuse one text too many that an engine makes an expression of.
 
         Raises:
             LimitExceeded: It is.
@@ -32,6 +32,14 @@ class Patterns:
         self._chars += len(text)
         what = "characters of regular expressions"
         self._limit(member, what, self._chars, "pattern_bytes")
+
+    def check(self, member: str, text: str) -> None:
+        """Refuse an expression that is too large, or one too many.
+
+        Raises:
+            LimitExceeded: It is.
+        """
+        self.count(member, text)
         measure(text, lambda shape: _check(self._limit, member, shape), is_grammar=False)
 
 

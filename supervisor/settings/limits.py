@@ -46,6 +46,12 @@ class LimitsTable(BaseModel):
         2000, ge=1, le=_MAX, description="entries of one list in a schema, such as enum"
     )
     triggers: int = Field(1024, ge=1, le=_MAX, description="grammar triggers, and preserved tokens")
+    trigger_patterns: int = Field(
+        0,
+        ge=0,
+        le=_MAX,
+        description="regular expressions among grammar triggers; some keep an engine for minutes",
+    )
     stop: int = Field(256, ge=1, le=_MAX, description="texts that end an answer")
     logit_bias: int = Field(
         10_000, ge=1, le=_MAX, description="tokens that are made more or less likely"

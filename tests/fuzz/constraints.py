@@ -104,5 +104,9 @@ def triggers(random: Random) -> Members:
     value = random.choice(
         ("(" * count + ")" * count, "(a*)*" * 20 + "b", "a|" * count, "[", "\\", "a{99999}")
     )
-    trigger = {"type": random.choice((0, 1, 2, 3, 9, "word")), "value": value, "token": 5}
+    trigger = {
+        "type": random.choice((0, 1, 2, 3, 9, "word")),
+        "value": value,
+        "token": random.choice(INTEGERS),
+    }
     return {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [trigger]}

@@ -147,6 +147,7 @@ async def _follow(reader: asyncio.StreamReader, pid: int) -> None:
         if line.strip() == b"data: [DONE]":
             return
         if why := _error(line):
+            gap.tell("stream")
             _tell("broken", gap.began_s, 0, why=why)
             return
         if not (text := _text(line)):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes.house import House
 
-from proxy.errors import LimitExceeded
+from proxy.errors import BadRequest, LimitExceeded
 from proxy.pages import Kind
 from proxy.request_limits.check import check
 from proxy.request_limits.limits import RequestLimits
@@ -39,8 +39,8 @@ def answer(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
 
 
-def trigger(pattern: str) -> list[object]:
-    return [{"type": 2, "value": pattern}]
+def trigger(value: str, kind: float = 2) -> list[object]:
+    return [{"type": kind, "value": value}]
 
 
 PARENTHESES = "(" * 100_000 + "a" + ")" * 100_000
@@ -61,9 +61,12 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "long pattern": ({"json_schema": {"pattern": "a" * 20_000}}, "pattern_bytes"),
     "many patterns": ({"json_schema": {"anyOf": [{"pattern": "a" * 99}] * 999}}, "pattern_bytes"),
     "optional pattern": ({"json_schema": {"pattern": "a?" * 100}}, "grammar_optionals"),
-    "trigger": ({"grammar_triggers": trigger("(" * 200)}, "grammar_depth"),
-    "long trigger": ({"grammar_triggers": trigger("a" * 100_000)}, "pattern_bytes"),
-    "triggers": ({"grammar_triggers": trigger("a") * 2000}, "triggers"),
+    # Kept an engine busy for two minutes.
+    "trigger": ({"grammar_triggers": trigger("(a*)*" * 20 + "b")}, "trigger_patterns"),
+    "full trigger": ({"grammar_triggers": trigger("a", 3.5)}, "trigger_patterns"),
+    "long word": ({"grammar_triggers": trigger("(" * 50_000, 1)}, "text_chars"),
+    "many words": ({"grammar_triggers": trigger("(" * 4000, 1) * 9}, "pattern_bytes"),
+    "triggers": ({"grammar_triggers": trigger("a", 1) * 2000}, "triggers"),
     "preserved tokens": ({"preserved_tokens": ["a"] * 2000}, "triggers"),
     "optional properties": ({"json_schema": optional(2000)}, "schema_optional"),
     "of a tool": ({"tools": tool(optional(2000))}, "schema_optional"),
@@ -109,6 +112,7 @@ FINE: dict[str, dict[str, Any]] = {
     "200 countries": {"json_schema": {"enum": ["country"] * 200}},
     "a prompt in tokens": {"prompt": list(range(100_000))},
     "to the end": {"n_predict": -1, "max_tokens": 2**31 - 1, "repeat_last_n": -1},
+    "words and tokens that trigger": {"grammar_triggers": trigger("<a>", 1) + trigger("", 0)},
     "other types": {
         "grammar": 1,
         "stop": None,
@@ -142,6 +146,20 @@ def test_many_inputs_are_counted_where_each_is_computed() -> None:
     with pytest.raises(LimitExceeded):
         check(Kind.BATCH, many, LIMITS)
     check(Kind.RESPONSES, many, LIMITS)
+
+
+@pytest.mark.parametrize("kind", [4, 9, -1, 2**40, 9.5])
+def test_a_kind_of_trigger_that_aborts_an_engine_is_refused(kind: float) -> None:
+    with pytest.raises(BadRequest, match="type"):
+        check(Kind.NATIVE, {"grammar_triggers": trigger("a", kind)}, LIMITS)
+
+
+def test_expressions_that_are_allowed_are_still_bounded() -> None:
+    some = replace(LIMITS, trigger_patterns=2)
+    check(Kind.NATIVE, {"grammar_triggers": trigger("a") * 2}, some)
+    for value, setting in (("(" * 200, "grammar_depth"), ("a" * 20_000, "pattern_bytes")):
+        with pytest.raises(LimitExceeded, match=setting):
+            check(Kind.NATIVE, {"grammar_triggers": trigger(value)}, some)
 
 
 NAMES = [field.name for field in fields(RequestLimits)]
