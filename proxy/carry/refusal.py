@@ -12,6 +12,7 @@ Source: llama-server, build 10434; openai-python and anthropic-python, their exc
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -27,12 +28,21 @@ _ANTHROPIC_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# How it begins to tell of a mistake that it takes for a fault.
-_MISTAKES: Final = (
-    "image input is not supported",
-    "audio input is not supported",
-    "Failed to parse messages",
-    "Failed to parse tools",
+# How its message begins where it takes a client's mistake for a fault of its own (500).
+_MISTAKES: Final = re.compile(
+    r"""
+      \[json\.exception\.                       # a member of another type, or one that is missing
+    | Failed\ to\ parse\ (messages|tools)
+    | (image|audio|video)\ input\ is\ not\ supported
+    | Unknown\ reasoning\ format
+    | '[^']{1,80}'\ is\ required
+    | "prompt"\                                 # of embeddings too: empty, or of another type
+    | vector::_M_                              # a token that the vocabulary has not; top_n below 0
+    | (tools|tool_choice)\ param\ requires\ --jinja
+    | At\ least\ one\ of\ min_value\ or\ max_value   # a JSON schema's integer
+    | got\ exception:\ Unexpected\ empty\ grammar\ stack   # ignore_eos beyond a grammar's end
+    """,
+    re.VERBOSE,
 )
 
 
@@ -43,11 +53,22 @@ _TOO_LONG: Final = re.compile(
 
 
 def judged(status: int, body: bytes) -> tuple[int, bytes]:
-    """Return the status and the body of an error, a client's mistake called what it is."""
+    """Return the status and the body of an error, a client's mistake called what it is.
+
+    What a model or its engine does not do (501) is a mistake too: asked again, it is the same.
+
+    Source: llama-server, build 10434, a wrong value for each member of each page
+    (`tests/laws/test_mistakes.py`); openai-python and anthropic-python ask again from 500 on.
+    """
     error = error_of(body) or {}
-    if status == 500 and (found := _TOO_LONG.match(str(error.get("message")))):
+    message = str(error.get("message"))
+    if status == HTTPStatus.NOT_IMPLEMENTED and error:
+        return 400, orjson.dumps({"error": {**error, "code": 400}})
+    if status != HTTPStatus.INTERNAL_SERVER_ERROR:
+        return status, body
+    if found := _TOO_LONG.match(message):
         return 400, orjson.dumps({"error": _too_long(*map(int, found.groups()))})
-    if status == 500 and str(error.get("message")).startswith(_MISTAKES):
+    if _MISTAKES.match(message):
         mistake = {**error, "code": 400, "type": "invalid_request_error"}
         return 400, orjson.dumps({"error": mistake})
     return status, body

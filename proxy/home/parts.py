@@ -144,6 +144,8 @@ def _result(content: object) -> Iterator[Part]:
 
 def _text_or_data(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
     kind, text = item.get("type"), item.get("text")
+    if not isinstance(kind, str):
+        kind = None  # a client's mistake, for the engine to tell
     if kind in _TEXTS and isinstance(text, str):
         yield from _text(role, text)
     elif kind not in _UNSEEN:

@@ -38,6 +38,39 @@ def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[json.exception.type_error.302] type must be string, but is array",
+        "Failed to parse messages: Missing 'role' in message: {}",
+        "Failed to parse tools: Missing tool type: {}",
+        "Unknown reasoning format: x",
+        "'messages' is required",
+        '"prompt" must not be empty',
+        "vector::_M_range_check: __n (which is 18446744073709551615) >= this->size()",
+        "tools param requires --jinja flag",
+        "got exception: Unexpected empty grammar stack after accepting piece: a (30)",
+    ],
+)
+def test_every_form_of_a_mistake_is_known(message: str) -> None:
+    status, told = judged(500, body({"code": 500, "message": message, "type": "server_error"}))
+    assert (status, json.loads(told)["error"]["message"]) == (400, message)
+
+
+def test_what_a_model_does_not_do_is_not_asked_again() -> None:
+    said = {"code": 501, "message": "no embeddings", "type": "not_supported_error"}
+    status, told = judged(501, body(said))
+    assert (status, json.loads(told)) == (400, {"error": {**said, "code": 400}})
+
+
+@pytest.mark.parametrize(
+    "message", ["Invalid input batch.", "Compute error.", "failed to decode", "std::bad_alloc", ""]
+)
+def test_faults_in_an_engines_own_words_stay_faults(message: str) -> None:
+    fault = body({"code": 500, "message": message, "type": "server_error"})
+    assert judged(500, fault) == (500, fault)
+
+
 @pytest.mark.parametrize("said", [body({**BAD, "message": "compute error"}), b"", body([])])
 def test_a_fault_of_the_engine_stays_one(said: bytes) -> None:
     assert judged(500, said) == (500, said)

@@ -1,0 +1,67 @@
+"""What a client did wrong is its mistake: never 500 or more, which its library would ask again.
+
+One of eleven requests is tried; all of them with `MISTAKES=all` in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from fakes import engine as engines
+from fakes.house import House
+from laws.mistakes import requests
+
+from supervisor.profile.engine import Engine
+
+STEP: Final = 1 if os.environ.get("MISTAKES") == "all" else 11
+# A page that a model of the sort does not serve is a mistake as well.
+SORTS: Final[dict[str, list[str]]] = {
+    "writes": ["--jinja"],
+    "embeds": ["--embeddings", "--pooling", "mean"],
+    "ranks": ["--reranking"],
+}
+
+
+@pytest.fixture(scope="module", params=SORTS)
+def socket(engine: Engine, tiny_model: Path, request: Any) -> Iterator[Path]:
+    options = ["-c", "512", "-np", "2", "-t", "1", *SORTS[request.param]]
+    with engines.running(engine, tiny_model, *options) as socket:
+        yield socket
+
+
+@pytest.fixture
+async def house(socket: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+            house = House(Path(directory), stack)
+            await house.open()
+            house.dispatch.admit(engines.upstream(socket, 2))
+            yield house
+
+
+@pytest.mark.timeout(600)
+async def test_no_mistake_of_a_client_is_a_fault_of_ours(house: House) -> None:
+    faults = []
+    for path, body in list(requests())[::STEP]:
+        async with house.http.post(path, json={"model": "chat", **body}) as response:
+            said = await response.read()
+            if response.status >= 500:
+                faults.append((response.status, path, body, said))
+            elif response.status >= 400:
+                assert has_the_shape_of(path, await response.json()), (path, body, said)
+    assert not faults
+
+
+def has_the_shape_of(path: str, said: dict[str, Any]) -> bool:
+    """Return whether an error is one that the client library of a page understands."""
+    error = said["error"]
+    if path.startswith("/v1/messages"):
+        return said.keys() == {"type", "error"} and {"type", "message"} <= error.keys()
+    is_openais = path.startswith("/v1/")
+    return "message" in error and (not is_openais or {"param", "code", "type"} <= error.keys())
