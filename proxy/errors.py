@@ -21,6 +21,7 @@
     ├── Internal                     500    a fault of the proxy itself
     ├── UpstreamFailed               502    an instance broke while it answered
     │   ├── UpstreamUnreached        502    it did not begin to answer: one more try is safe
+    │   │   ├── UpstreamSilent       502    it is not there to be asked: others are asked instead
     │   │   ├── UpstreamLoading      503    its model is not loaded yet
     │   │   └── UpstreamUnready      503    another machine cannot take the request now
     │   └── UpstreamStopped          502    it was stopped: one more try is safe before a first byte
@@ -317,6 +318,13 @@ class UpstreamUnreached(UpstreamFailed):
     def __init__(self, instance: str, what: str) -> None:
         super().__init__(f"{instance} {what}")
         self.instance = instance
+
+
+class UpstreamSilent(UpstreamUnreached):
+    """An instance sent no first byte, and did not answer `/health` beside it."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance, "sent no first byte and does not answer /health")
 
 
 class UpstreamLoading(UpstreamUnreached):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from typing import Final
 
 from proxy.carry.answer import Answer
 from proxy.carry.array import PromptArray, array_of
@@ -20,12 +21,21 @@ from proxy.carry.shape import Shape, plain, shaped
 from proxy.carry.waiting import ping_for, waiting
 from proxy.carry.writer import Writer
 from proxy.engine.exchange import Letter, exchange
-from proxy.errors import UpstreamFailed, UpstreamStopped, UpstreamTimeout, UpstreamUnreached
+from proxy.errors import (
+    UpstreamFailed,
+    UpstreamSilent,
+    UpstreamStopped,
+    UpstreamTimeout,
+    UpstreamUnreached,
+)
 from proxy.line.dispatch import Dispatch
 from proxy.line.lease import Lease
 from proxy.record import Tell
 from proxy.request import Ask
 from proxy.settings import ProxySettings
+
+# An instance is left once in two seconds; with more of them silent than this, it is a failure.
+_MOVES_MAX: Final = 4
 
 
 class Forward:
@@ -53,11 +63,11 @@ class Forward:
     async def _carry_one(self, ask: Ask, answer: Writer) -> None:
         shape = shaped(ask)
         try:
-            await self._attempt(ask, shape, answer)
+            await self._ask(ask, shape, answer)
         except (UpstreamUnreached, UpstreamStopped) as error:
             if answer.is_committed:
                 raise
-            await self._attempt(ask, shape, answer, avoid=(error.instance,))
+            await self._ask(ask, shape, answer, avoid=(error.instance,))
 
     async def _carry_parts(self, array: PromptArray, answer: Answer) -> None:
         """Have the prompts of an array answered, as many at once as slots are given for them.
@@ -88,6 +98,20 @@ class Forward:
         await self._carry_one(ask, part)
         part.end()
 
+    async def _ask(
+        self, ask: Ask, shape: Shape, answer: Writer, avoid: Collection[str] = ()
+    ) -> None:
+        """Ask an instance, and others instead as long as those that are asked are not there."""
+        for _ in range(_MOVES_MAX):
+            try:
+                await self._attempt(ask, shape, answer, avoid)
+            except UpstreamSilent as error:
+                avoid = (*avoid, error.instance)
+                answer.record.tell_broken(self._tell, error)
+            else:
+                return
+        await self._attempt(ask, shape, answer, avoid)
+
     async def _attempt(
         self, ask: Ask, shape: Shape, answer: Writer, avoid: Collection[str] = ()
     ) -> None:
@@ -107,6 +131,7 @@ class Forward:
         if node := lease.upstream.node:
             letter = readdressed(letter, node, lease.ask.form)
         async with exchange(lease.upstream, letter, self._settings) as reply:
+            self._dispatch.answered(lease)
             return await Delivery(shape, lease, reply, answer).carry()
 
 

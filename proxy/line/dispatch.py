@@ -11,6 +11,7 @@ All that changes, changes in methods without `await`, most of it in `proxy.line.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from proxy.line.pool import LineFacts, Pool
 from proxy.line.rates import Timings
 from proxy.line.reclaim import Count, Reclaim, slots_in_use
 from proxy.line.seats import Pulse, Seat, SeatFacts, Seats
+from proxy.line.silence import IsThere, Silence, answers_health
 from proxy.line.turn import served, turn
 from proxy.line.waiter import waiter_for
 from proxy.loader import Loader
@@ -60,6 +62,7 @@ class Dispatch:
         settings: The policy, and how long a line may be.
         clock: Monotonic time.
         count: Asks an instance how many of its slots are in use; None for the usual way.
+        is_there: Asks an instance whether it is there; None for the usual way.
 
     Attributes:
         loader: Brings models up; without one, a model that is not up is unavailable.
@@ -77,6 +80,7 @@ class Dispatch:
         settings: ProxySettings = ProxySettings(),  # noqa: B008 (frozen)
         clock: Clock = time.monotonic,
         count: Count | None = None,
+        is_there: IsThere | None = None,
     ) -> None:
         self.loader: Loader | None = None
         self.tell: Tell | None = None
@@ -92,6 +96,7 @@ class Dispatch:
         self._reclaim = Reclaim(
             count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._tell_overdue
         )
+        self._silence = Silence(self._seats, is_there or answers_health(settings), self._settle)
 
     # What whoever runs the instances tells and asks.
 
@@ -166,8 +171,10 @@ class Dispatch:
         return self._affinity.chains(name, page, self._clock())
 
     async def tend(self) -> None:
-        """Give back the slots of requests that were cut, once they are idle; until cancelled."""
-        await self._reclaim.serve()
+        """Look after slots of requests that were cut, and silent instances; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._silence.serve())
+            await self._reclaim.serve()
 
     # What is known.
 
@@ -202,6 +209,7 @@ class Dispatch:
             NotLoaded: No instance is up, and the request only looks.
             Unavailable: No instance is up, and none will be; so may the loader's own errors say.
             UpstreamStopped: `close` cut the block.
+            UpstreamSilent: The instance is not there; another has a slot free.
         """
         pool = self._pool(ask.model)
         if ask.kind.takes_slot:
@@ -212,6 +220,7 @@ class Dispatch:
         try:
             async with Flight(seat.flights) as flight:
                 lease.fly(flight)
+                self._silence.watch(lease)
                 yield lease
         except UpstreamUnreached as error:
             for one in lease.slots:
@@ -219,10 +228,15 @@ class Dispatch:
             self.unreached(lease.upstream, error)
             raise
         finally:
+            self._silence.forget(lease)
             for one in lease.slots:
                 if one in seat.leases:
                     self._reclaim.watch(one, pool.free)
             self._seats.forget(seat)
+
+    def answered(self, lease: Lease) -> None:
+        """Note that the header of its answer is there."""
+        self._silence.forget(lease)
 
     async def slot(self, lease: Lease, reach: Reach) -> int | None:
         """Return the slot that a request should name, or None for whichever the engine takes.
@@ -252,7 +266,7 @@ class Dispatch:
             await served(pool, ask, self.loader)
         elif not pool.serves(ask):
             raise NotLoaded(ask.model)
-        seats = [seat for seat in self._seats.admitted(ask.model) if seat.may_take(ask)]
+        seats = [seat for seat in self._seats.answering(ask.model) if seat.may_take(ask)]
         fresh = [seat for seat in seats if seat.upstream.name not in avoid]
         return Lease(ask, min(fresh or seats, key=_calm), self._clock)
 
@@ -264,6 +278,9 @@ class Dispatch:
             self._pools[model].idled = self._idled
             self._pools[model].proved = self._proved
         return self._pools[model]
+
+    def _settle(self, model: str) -> None:
+        self._pool(model).settle()
 
     def _idled(self) -> None:
         self.idled()  # whoever is told may be known later than the pool is made

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from proxy.errors import ProxyError
 from proxy.home.berths import Berth
 from proxy.line.flight import Flight
 from proxy.line.rates import Timings
@@ -171,6 +172,11 @@ class Lease:
     def fly(self, flight: Flight) -> None:
         """Note that the request begins."""
         self._flight = flight
+
+    def cut(self, error: ProxyError) -> None:
+        """End the request with this error, if it is under way."""
+        if self._flight:
+            self._flight.cut(error)
 
     @property
     def slots(self) -> tuple[Lease, ...]:

@@ -211,7 +211,7 @@ class Pool:
 
     def _serve_one_of(self, waiters: Iterable[Waiter]) -> Waiter | None:
         """Give a free slot to the first of those who take one; return who that was."""
-        seats, now_s = self._seats.admitted(self.model), self._clock()
+        seats, now_s = self._seats.answering(self.model), self._clock()
         view = View(seats, self._affinity, self._settings.policy, held_s=self._held_s, now_s=now_s)
         if self.is_held or not view.has_room:
             return None

@@ -26,11 +26,13 @@ class Pulse:
             has yet to take what was sent.
         bytes_heard: Bytes of answers that came from it so far, pings not counted; never less while
             it is admitted or holds a request.
+        is_silent: Whether it does not answer `/health`.
     """
 
     held: int = 0
     awaited: int = 0
     bytes_heard: int = 0
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Seat:
         upstream: The instance.
         rates: How fast it is.
         is_admitted: Whether it may be given requests.
+        is_silent: Whether it does not answer; it is then given none that another can take.
         turn: When it was last given one, in the count of `Seats`.
         bytes_heard: Bytes of answers that came from it.
         flights: The requests it holds.
@@ -76,6 +79,7 @@ class Seat:
     upstream: Upstream
     rates: Rates
     is_admitted: bool = True
+    is_silent: bool = False
     turn: int = 0
     bytes_heard: int = 0
     flights: Flights = field(default_factory=Flights)
@@ -84,7 +88,7 @@ class Seat:
     @property
     def pulse(self) -> Pulse:
         """Return what it does for us now."""
-        return Pulse(len(self.flights), self.flights.awaited, self.bytes_heard)
+        return Pulse(len(self.flights), self.flights.awaited, self.bytes_heard, self.is_silent)
 
     @property
     def has_room(self) -> bool:
@@ -150,6 +154,11 @@ class Seats:
     def admitted(self, model: str) -> list[Seat]:
         """Return the instances of a model that may be given requests."""
         return [seat for seat in self if seat.is_admitted and seat.upstream.model == model]
+
+    def answering(self, model: str) -> list[Seat]:
+        """Return those of them that are not silent; all of them where all are."""
+        admitted = self.admitted(model)
+        return [seat for seat in admitted if not seat.is_silent] or admitted
 
     def admit(self, upstream: Upstream) -> Seat:
         """Let an instance be given requests; facts of an earlier admission are replaced."""

@@ -62,7 +62,7 @@ class Gate:
     def pulse(self, name: str) -> Pulse:
         """Return what an instance does for clients now."""
         pulse = self._dispatch.pulse(name)
-        return Pulse(pulse.held, pulse.awaited, pulse.bytes_heard)
+        return Pulse(pulse.held, pulse.awaited, pulse.bytes_heard, pulse.is_silent)
 
     @asynccontextmanager
     async def lend(self, name: str) -> AsyncIterator[Callable[[], bool]]:

@@ -81,6 +81,7 @@ class Attendant:
             pulse.awaited + self._is_probing,
             pulse.bytes_seen + self._probes_answered,
             look,
+            pulse.is_silent,
         )
 
     async def _ask_for_a_token(self) -> None:

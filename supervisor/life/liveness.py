@@ -10,7 +10,8 @@ threads that go on when decoding hangs. So the question is what moved since the 
    The process's processor time does, so an engine that computes is given `batch_s`, and one that
    does not (stopped, waiting for a lock or for a device that hangs) no more than two intervals.
 
-An engine without work is asked for one token now and then; real work counts in its place. A gap
+An engine without work is asked for one token now and then, and at once when clients found that it
+does not answer; real work counts in its place. A gap
 between two readings longer than an interval means that we stood still, not the engine: everything
 begins anew, and nobody is blamed.
 
@@ -89,12 +90,14 @@ class Reading:
         awaited: Requests whose next bytes it owes.
         bytes_seen: Bytes of answers that came from it.
         look: What asking found out; None where nobody asked.
+        is_silent: Whether clients' requests were moved away because it did not answer.
     """
 
     at_s: float
     awaited: int
     bytes_seen: int
     look: Look | None = None
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,8 @@ def judge(rules: Rules, vigil: Vigil) -> Need:
     """Say what is to be done after the last reading."""
     now_s = vigil.last.at_s
     if not vigil.last.awaited:
-        is_due = rules.probe_s and now_s - vigil.sent_at_s >= rules.probe_s
+        is_waited_for = now_s - vigil.sent_at_s >= rules.probe_s or vigil.last.is_silent
+        is_due = rules.probe_s and is_waited_for
         return Need.PROBE if is_due else Need.NOTHING
     is_at_rest = now_s - vigil.computed_at_s >= rules.silence_s
     if is_at_rest or now_s - vigil.moved_at_s >= max(rules.batch_s, rules.silence_s):

@@ -18,11 +18,13 @@ class Pulse:
         in_flight: Requests it holds.
         awaited: Those of them whose next bytes it owes; the others wait for a slow client.
         bytes_seen: Bytes of answers that came from it so far. Only a change of it means anything.
+        is_silent: Whether requests were moved away because it does not answer `/health`.
     """
 
     in_flight: int = 0
     awaited: int = 0
     bytes_seen: int = 0
+    is_silent: bool = False
 
 
 class NotLent(Exception):

@@ -177,6 +177,13 @@ def test_a_rest_brings_a_probe_once_in_a_while_and_work_replaces_it() -> None:
     assert {need for _, need in worked} == {Need.NOTHING}
 
 
+@pytest.mark.parametrize(("probe_s", "need"), [(60, Need.PROBE), (0, Need.NOTHING)])
+def test_one_that_did_not_answer_clients_is_probed_at_once(probe_s: float, need: Need) -> None:
+    rules = Rules(interval_s=4, probe_s=probe_s)
+    vigil = observe(rules, begin(Reading(0, 0, 0)), Reading(1, 0, 0, is_silent=True))
+    assert judge(rules, vigil) is need
+
+
 def test_a_probe_can_be_turned_off() -> None:
     calm = watch(awaited=never, rules=Rules(interval_s=4, probe_s=0), for_s=300)
     assert {need for _, need in calm} == {Need.NOTHING}
