@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 import traceback
+import unicodedata
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,9 +90,20 @@ def tried(words: tuple[str, ...]) -> list[dict[str, Any]]:
         found.append(
             {"what": f"{name}: takes over {MEMORY_MIB:g} MiB", "detail": f"{peak_mib:.0f}"}
         )
-    if bad := sorted({one for one in result.output if not one.isprintable()} - {"\n"}):
-        found.append({"what": f"{name}: prints what is not printable", "detail": ascii(bad[:20])})
+    if bad := sorted(filter(commands_a_terminal, set(result.output))):
+        found.append({"what": f"{name}: prints what commands a terminal", "detail": ascii(bad)})
     return found
+
+
+def commands_a_terminal(character: str) -> bool:
+    """Tell whether a character may move, colour or turn text: controls, separators, direction.
+
+    Source: Unicode's general categories and UAX 9; a mark of no width has the class BN.
+    """
+    category = unicodedata.category(character)
+    if category == "Cf":
+        return unicodedata.bidirectional(character) != "BN"
+    return category in {"Cc", "Cs", "Zl", "Zp"} and character not in "\n\t"
 
 
 def _cut(text: str) -> str:

@@ -49,10 +49,10 @@ def _reload(seed: int, limits: Limits, findings: Findings, home: Path) -> Report
         daemon.end()
 
 
-def _connections(_seed: int, limits: Limits, findings: Findings, home: Path) -> Report:
+def _connections(_seed: int, _limits: Limits, findings: Findings, home: Path) -> Report:
     daemon = Daemon(home, FILES_MAX)
     try:
-        return asyncio.run(Connections(daemon, COUNT, limits, findings).run())
+        return asyncio.run(Connections(daemon, COUNT, findings).run())
     finally:
         daemon.end()
 

@@ -123,6 +123,9 @@ class Reload:
         try:
             await asyncio.to_thread(lambda: list(self.daemon.client.reload(dry_run=dry_run)))
         except CorralError as error:
+            if "under way" in error.message and self.daemon.is_alive():  # that of SIGHUP
+                await asyncio.sleep(_SETTLE_S)
+                return await self._reload(dry_run=dry_run)
             if not self.daemon.is_alive() or error.exit_code != 78:
                 self._found(f"reload: {type(error).__name__}: {error}"[:120], "", time.monotonic())
             return False

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fuzz import finding, observer, parts, verdict
 from fuzz.attacks import attack
+from fuzz.child import commands_a_terminal
 from fuzz.client import Answer
 from fuzz.daemon import read_log
 from fuzz.request import KEY, Input, post
@@ -22,6 +23,14 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
 def test_the_same_seed_gives_the_same_files(part: str) -> None:
     case = importlib.import_module(f"fuzz.{part}").case
     assert [case(1, number) for number in range(100)] == [case(1, number) for number in range(100)]
+
+
+@pytest.mark.parametrize("part", ["settings", "keys", "profiles", "gguf"])
+def test_nothing_is_found_in_some_files(part: str, tmp_path: Path) -> None:
+    findings = finding.Findings(tmp_path, 1)
+    report = parts.run(part, 1, 60, 12, 0, findings)
+    assert not findings.told
+    assert report.inputs == 12
 
 
 def test_a_part_without_inputs_finds_nothing(tmp_path: Path) -> None:
@@ -75,6 +84,12 @@ def test_a_good_refusal_is_no_finding() -> None:
 )
 def test_a_bad_line_of_the_log_is_found(line: dict[str, object] | str) -> None:
     assert observer.wrong(line)
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\x00", "\x9b", "\u202e", "\u2028"])
+def test_what_commands_a_terminal_is_found(character: str) -> None:
+    assert commands_a_terminal(character)
+    assert not any(map(commands_a_terminal, "\n\ta\u0130\U0001f999\ufeff"))
 
 
 def test_a_traceback_is_one_text_of_a_log() -> None:
