@@ -177,7 +177,8 @@ async def _content(
     body = await read_body(request, share)
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
-        return _of_form(await read_form(content_type, body), named, cards, share.settings)
+        form = await read_form(content_type, body)
+        return await share.run(len(body), lambda: _of_form(form, named, cards, share.settings))
     await check_complexity(body, share)
     return await share.run(len(body), lambda: _of_json(body, kind, named, cards, share.settings))
 

@@ -15,9 +15,9 @@ from typing import Final
 from proxy.errors import BodyTooComplex
 
 _PIECE_BYTES: Final = 64 * 1024
-# A list or an object takes as much memory, and as much time to make, as a few numbers; so does the
-# name of a member.
-_CONTAINER_VALUES: Final = 4
+# A list or an object takes as much memory, and as much time to make, as several numbers; the name
+# of a member as two.
+_CONTAINER_VALUES: Final = 8
 _NAME_VALUES: Final = 2
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
@@ -26,7 +26,7 @@ _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 def count_values(body: bytes, max_values: int, max_depth: int) -> int:
     """Return how many values a JSON text holds, or a little more where that is within the limit.
 
-    A number, a string or a word counts 1, the name of a member 2, a list or an object 4 beside what
+    A number, a string or a word counts 1, the name of a member 2, a list or an object 8 beside what
     it holds.
 
     Args:

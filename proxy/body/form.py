@@ -119,10 +119,12 @@ async def read_form(content_type: str, body: bytes) -> Form:
         BadRequest: It is no such form, or has more parts, longer fields or headers than are taken.
     """
     try:
-        parts = [part async for part in _parts(_reader(content_type, body))]
+        reader = await _reader(content_type, body)
+        parts = [part async for part in _parts(reader)]
     except _MALFORMED as error:
-        why = str(error).partition("\n")[0][:120]
-        raise BadRequest(f"the form cannot be read: {ascii(why)[1:-1]}") from error
+        said = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
+        why = ascii(str(said).partition("\n")[0][:120])[1:-1]
+        raise BadRequest(f"the form cannot be read: {why or type(error).__name__}") from error
     _check_names(parts)
     return Form(tuple(part for part in parts if part.name not in _DROPPED))
 
@@ -144,7 +146,7 @@ class _Stream(StreamReader):
         return await super().readuntil(separator, max_size=max_size or _LINE_MAX_BYTES)
 
 
-def _reader(content_type: str, body: bytes) -> MultipartReader:
+async def _reader(content_type: str, body: bytes) -> MultipartReader:
     boundary = _boundary(content_type)
     # What stands before the first part is read line by line, however much it is.
     if not body.startswith(f"--{boundary}\r\n".encode()):
@@ -153,6 +155,8 @@ def _reader(content_type: str, body: bytes) -> MultipartReader:
     # In pieces: the reader copies what is left of one when it looks ahead.
     for start in range(0, len(body), _CHUNK_BYTES):
         stream.feed_data(body[start : start + _CHUNK_BYTES])
+        if start % (_CHUNK_BYTES * _CHUNKS_AT_ONCE) == 0:
+            await asyncio.sleep(0)
     stream.feed_eof()
     headers = {str(hdrs.CONTENT_TYPE): f'{_TYPE}; boundary="{boundary}"'}
     return MultipartReader(

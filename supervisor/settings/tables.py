@@ -41,7 +41,7 @@ class ProxyTable(Table):
         ge=1000,
         le=100_000_000,
         description="most values in a JSON request body; "
-        "a number or a string counts 1, a member's name 2, a list or an object 4 more",
+        "a number or a string counts 1, a member's name 2, a list or an object 8 more",
     )
     max_body_depth: int = Field(
         200,

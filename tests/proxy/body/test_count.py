@@ -22,9 +22,9 @@ JSON = st.recursive(
 def counted(said: object) -> int:
     match said:
         case dict():
-            return 4 + (2 * len(said) + sum(map(counted, said.values())) or 1)
+            return 8 + (2 * len(said) + sum(map(counted, said.values())) or 1)
         case list():
-            return 4 + (sum(map(counted, said)) or 1)
+            return 8 + (sum(map(counted, said)) or 1)
     return 1
 
 
