@@ -1,4 +1,4 @@
-"""What all request bodies together may take: memory, and threads that parse the large ones."""
+"""What all request bodies together may take: memory, and the thread that parses the large ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _COPIES: Final = 5
 _VALUE_BYTES: Final = 64
 # Below, parsing on the loop takes less than 20 ms whatever the bytes are.
 _LARGE_BYTES: Final = 128 * 1024
-_THREADS: Final = 2
+# What parses holds the interpreter, so a second one would only keep the loop waiting longer.
+_THREADS: Final = 1
 
 _Result = TypeVar("_Result")
 
@@ -99,7 +100,7 @@ class Bodies:
         self.held_bytes += size_bytes
 
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Return what `work` makes of a body; in a thread, two at once, where it is large.
+        """Return what `work` makes of a body; in a thread, one after the other, where it is large.
 
         Args:
             size_bytes: The size of the body.
@@ -110,5 +111,5 @@ class Bodies:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def close(self, _app: object = None) -> None:
-        """End the threads; what waits for one is given up."""
+        """End the thread; what waits for it is given up."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -53,7 +53,7 @@ def test_the_count_and_the_depth_are_exact_wherever_the_pieces_end(
 
 def test_what_stands_in_strings_counts_for_nothing_where_it_matters() -> None:
     body = orjson.dumps({"content": '[{",\\"' * 10_000})
-    assert count_values(body, 10, 2) < 10
+    assert count_values(body, 12, 2) <= 12
 
 
 def test_a_prompt_of_128_thousand_tokens_is_within_the_usual_limits() -> None:
