@@ -151,13 +151,13 @@ def is_several(members: dict[str, Any]) -> bool:
 
 
 def events(stream: bytes) -> list[tuple[str, Any]]:
-    """Return the name and the content of each event; comments and pings are nobody's answer."""
+    """Return the name and the content of each event; comments, pings and null tell nothing."""
     told = []
     for event in stream.split(b"\n\n"):
         fields = [line.partition(b":") for line in event.splitlines()]
         name = b"".join(value for field, _, value in fields if field == b"event").decode()
         data = b"".join(value for field, _, value in fields if field == b"data").decode()
-        if data and name.strip() != "ping":
+        if data.strip() not in {"", "null"} and name.strip() != "ping":
             told.append((name, data if "[DONE]" in data else without_passing(json.loads(data))))
     return told
 
