@@ -23,6 +23,8 @@ from proxy.home.prefix import read_prompt
 from proxy.pages import Kind
 from proxy.request import Ask
 
+# What the parts of one request may have in common, times how often it is sent.
+_REPEATED_MAX_BYTES: Final = 64 * 1024**2
 _EMBEDDING: Final = frozenset({"/embedding", "/embeddings", "/v1/embeddings"})
 _RERANKING: Final = frozenset({"/rerank", "/reranking", "/v1/rerank", "/v1/reranking"})
 
@@ -78,7 +80,8 @@ def array_of(ask: Ask) -> PromptArray | None:
     """Return the prompts of a request, or None where it has not several.
 
     Raises:
-        BadRequest: `top_n` is negative, which build 10434 finds out when all is computed.
+        BadRequest: `top_n` is negative, which build 10434 finds out when all is computed, or what
+            stands beside the prompts is too much to be sent with each of them.
     """
     name = _member(ask)
     prompts = ask.members.get(name) if name else None
@@ -90,7 +93,21 @@ def array_of(ask: Ask) -> PromptArray | None:
     array = PromptArray(ask, name, prompts, choices_of(ask.kind, ask.members), is_ranked)
     if array.top_n < 0:
         raise BadRequest("top_n must be 0 or more")
+    _check_size(array)
     return array
+
+
+def _check_size(array: PromptArray) -> None:
+    most_bytes = _REPEATED_MAX_BYTES // len(array.prompts)
+    if len(array.ask.body) <= most_bytes:
+        return
+    beside = {name: said for name, said in array.ask.members.items() if name != array.name}
+    size_bytes = len(_written(beside))
+    if size_bytes > most_bytes:
+        raise BadRequest(
+            f"what stands beside the {len(array.prompts)} prompts has {size_bytes} bytes, where "
+            f"{most_bytes} may be sent with each of so many; send fewer prompts at once"
+        )
 
 
 def _member(ask: Ask) -> str | None:

@@ -21,6 +21,7 @@ from proxy.carry.shape import Shape, plain, shaped
 from proxy.carry.waiting import ping_for, waiting
 from proxy.carry.writer import Writer
 from proxy.engine.exchange import Letter, exchange
+from proxy.engine.upstream import Node
 from proxy.errors import (
     UpstreamFailed,
     UpstreamSilent,
@@ -36,6 +37,8 @@ from proxy.settings import ProxySettings
 
 # An instance is left once in two seconds; with more of them silent than this, it is a failure.
 _MOVES_MAX: Final = 4
+
+_LARGE_BYTES: Final = 1024**2
 
 
 class Forward:
@@ -56,12 +59,11 @@ class Forward:
         if array := array_of(ask):
             await self._carry_parts(array, answer)
             return
-        is_passed_stream = shaped(ask).is_passed_stream
-        async with waiting(answer, ping_for(ask.kind) if is_passed_stream else None):
-            await self._carry_one(ask, answer)
-
-    async def _carry_one(self, ask: Ask, answer: Writer) -> None:
         shape = shaped(ask)
+        async with waiting(answer, ping_for(ask.kind) if shape.is_passed_stream else None):
+            await self._carry_one(ask, shape, answer)
+
+    async def _carry_one(self, ask: Ask, shape: Shape, answer: Writer) -> None:
         try:
             await self._ask(ask, shape, answer)
         except (UpstreamUnreached, UpstreamStopped) as error:
@@ -95,7 +97,7 @@ class Forward:
             raise failed.exceptions[0] from None  # as it is: a task group wraps it up
 
     async def _carry_part(self, ask: Ask, part: Part) -> None:
-        await self._carry_one(ask, part)
+        await self._carry_one(ask, shaped(ask), part)
         part.end()
 
     async def _ask(
@@ -129,10 +131,17 @@ class Forward:
         """Ask the instance once; return whether the client has its answer."""
         letter = _letter(lease.ask, shape.naming(slot))
         if node := lease.upstream.node:
-            letter = readdressed(letter, node, lease.ask.form)
+            letter = await _readdressed(letter, node, lease.ask)
         async with exchange(lease.upstream, letter, self._settings) as reply:
             self._dispatch.answered(lease)
             return await Delivery(shape, lease, reply, answer).carry()
+
+
+async def _readdressed(letter: Letter, node: Node, ask: Ask) -> Letter:
+    """Return a letter as a node is to read it; a large one is written again in a thread."""
+    if len(letter.body) <= _LARGE_BYTES:
+        return readdressed(letter, node, ask.form)
+    return await asyncio.to_thread(readdressed, letter, node, ask.form)
 
 
 def _letter(ask: Ask, body: bytes) -> Letter:
