@@ -17,11 +17,14 @@
     ├── TooMany                      429    not now; Retry-After says when
     │   ├── LineFull                 429    too many wait for the model
     │   └── OverLimit                429    the key has used up what it may
+    ├── CrashesEngine                422    engines crashed twice while they computed this request
     ├── HeaderTooLarge               431    the header has too many fields, or too long ones
     ├── Internal                     500    a fault of the proxy itself
     ├── UpstreamFailed               502    an instance broke while it answered
+    │   ├── UpstreamCrashed          502    a signal ended it while it computed the request
     │   ├── UpstreamUnreached        502    it did not begin to answer: one more try is safe
     │   │   ├── UpstreamSilent       502    it is not there to be asked: others are asked instead
+    │   │   ├── UpstreamUnconnected  502    it takes no connection: nothing was sent
     │   │   ├── UpstreamLoading      503    its model is not loaded yet
     │   │   └── UpstreamUnready      503    another machine cannot take the request now
     │   └── UpstreamStopped          502    it was stopped: one more try is safe before a first byte
@@ -264,6 +267,27 @@ class HeaderTooLarge(ProxyError):
     ends_connection = True
 
 
+class CrashesEngine(ProxyError):
+    """Engines crashed twice while they computed this request; clients' libraries do not repeat it.
+
+    Args:
+        model: The model's id.
+        crashes: How many engines crashed.
+        rest_s: Whole seconds for which it is still refused.
+    """
+
+    status = 422
+    code = "crashes_engine"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+    def __init__(self, model: str, crashes: int, rest_s: int) -> None:
+        super().__init__(
+            f"{crashes} engines of {model} crashed while they computed this request; "
+            f"it is refused for {rest_s} s more: change it, or ask again later"
+        )
+
+
 class TooMany(ProxyError):
     """Not now, but later.
 
@@ -308,6 +332,25 @@ class UpstreamFailed(ProxyError):
     code = "upstream_failed"
 
 
+class UpstreamCrashed(UpstreamFailed):
+    """An instance was ended by a signal while it computed the request: it is not repeated."""
+
+    code = "upstream_crashed"
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(
+            f"{instance} crashed while it computed this request, which is not tried again; "
+            "its log tells more (`corral logs`)"
+        )
+
+    def headers(self) -> Mapping[str, str]:
+        """Return what keeps clients' libraries from trying again by themselves.
+
+        Source: `_should_retry` of openai-python and anthropic-python.
+        """
+        return {"X-Should-Retry": "false"}
+
+
 class UpstreamUnreached(UpstreamFailed):
     """An instance did not begin to answer: asking once more repeats nothing that was seen.
 
@@ -325,6 +368,10 @@ class UpstreamSilent(UpstreamUnreached):
 
     def __init__(self, instance: str) -> None:
         super().__init__(instance, "sent no first byte and does not answer /health")
+
+
+class UpstreamUnconnected(UpstreamUnreached):
+    """An instance takes no connection: nothing of the request was sent."""
 
 
 class UpstreamLoading(UpstreamUnreached):

@@ -40,6 +40,8 @@ class ProxySettings:
             that is reported, above 0.
         head_timeout_s: Seconds a client may take to send the header of a request, above 0.
         body_timeout_s: Seconds a client may take to send a body, above 0.
+        crash_memory_s: Seconds for which a request is remembered that an engine crashed with, and
+            for which it is refused after the second time, at least 0.
         unread_timeout_s: Seconds a client may take nothing of what is sent to it, above 0.
         line_max: Requests that may wait for one model, at least 0; one more is refused.
         patience_s: Seconds a request may wait for its turn or for its model to load, at least 0.
@@ -70,6 +72,7 @@ class ProxySettings:
     cancel_timeout_s: float = 60.0
     head_timeout_s: float = 20.0
     body_timeout_s: float = 300.0
+    crash_memory_s: float = 600.0
     unread_timeout_s: float = 120.0
     line_max: int = 128
     patience_s: float = 120.0

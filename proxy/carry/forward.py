@@ -2,8 +2,9 @@
 
 An instance that does not begin to answer, has not loaded its model yet, breaks off before anything
 of its answer went out, or is stopped before that, is forgiven once: the request goes to another, or
-to the same where there is no other. What breaks later breaks the answer. A client that leaves
-closes the connection upstream at once, and the instance is not blamed.
+to the same where there is no other. Never where its engine crashed: it may have been the cause.
+What breaks later breaks the answer. A client that leaves closes the connection upstream at once,
+and the instance is not blamed.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ class Forward:
             answer.leased(lease)
             slot = await self._dispatch.slot(lease, shape.reach)
             try:
-                if not await self._exchange(shape, slot, lease, answer):
-                    await self._exchange(plain(ask), slot, lease, answer)
+                async with self._dispatch.computation(lease):
+                    if not await self._exchange(shape, slot, lease, answer):
+                        await self._exchange(plain(ask), slot, lease, answer)
             except (UpstreamFailed, UpstreamTimeout) as error:
                 answer.record.tell_broken(self._tell, error)
                 raise

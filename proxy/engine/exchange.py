@@ -25,6 +25,7 @@ from proxy.errors import (
     BadRequest,
     UpstreamFailed,
     UpstreamTimeout,
+    UpstreamUnconnected,
     UpstreamUnreached,
 )
 from proxy.settings import ProxySettings
@@ -96,7 +97,8 @@ def exchange(
     """Send a request; enter once the header of its answer is there; close it at the end.
 
     Raises:
-        UpstreamUnreached: It refused the connection, or closed it without an answer.
+        UpstreamUnconnected: It refused the connection.
+        UpstreamUnreached: It closed the connection without an answer.
         UpstreamTimeout: It said nothing for too long.
         UpstreamFailed: It does not speak HTTP, or does not know our key.
         BadRequest: The letter cannot be put into HTTP.
@@ -143,9 +145,9 @@ async def _connected(upstream: Upstream, letter: Letter, settings: ProxySettings
             async with asyncio.timeout(settings.connect_timeout_s):
                 await _connect_tcp(loop, wire, upstream)
     except TimeoutError as error:
-        raise UpstreamUnreached(upstream.name, "takes no connection in time") from error
+        raise UpstreamUnconnected(upstream.name, "takes no connection in time") from error
     except OSError as error:
-        raise UpstreamUnreached(upstream.name, f"takes no connection: {error}") from error
+        raise UpstreamUnconnected(upstream.name, f"takes no connection: {error}") from error
     return wire
 
 

@@ -45,6 +45,7 @@ class Upstream:
         aliases: Other names of the model.
         can_name_slots: Whether a request may name a slot: its engine matches no prompts, and
             each slot has a cache of its own.
+        tells_its_end: Whether `Dispatch.ended` will be told how its process ended.
         node: The other machine it is on, or None: it is one of ours.
     """
 
@@ -57,6 +58,7 @@ class Upstream:
     api_key: str = field(repr=False)
     aliases: tuple[str, ...] = ()
     can_name_slots: bool = False
+    tells_its_end: bool = False
     node: Node | None = None
 
     @property

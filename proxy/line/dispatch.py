@@ -23,6 +23,7 @@ from proxy.errors import NotLoaded, UpstreamStopped, UpstreamUnreached
 from proxy.home.affinity import Affinity
 from proxy.home.chain import Chain, Filled
 from proxy.line.boarding import Boarding
+from proxy.line.computation import Computation
 from proxy.line.flight import Flight
 from proxy.line.lease import Clock, Lease
 from proxy.line.pool import LineFacts, Pool
@@ -30,6 +31,7 @@ from proxy.line.rates import Timings
 from proxy.line.reclaim import Count, Reclaim, slots_in_use
 from proxy.line.seats import Pulse, Seat, SeatFacts, Seats
 from proxy.line.silence import IsThere, Silence, answers_health
+from proxy.line.suspects import Suspects
 from proxy.line.turn import served, turn
 from proxy.line.waiter import waiter_for
 from proxy.loader import Loader
@@ -92,6 +94,7 @@ class Dispatch:
         self._clock = clock
         self._seats = Seats()
         self._affinity = Affinity(settings.index_max)
+        self._suspects = Suspects(clock, settings.crash_memory_s)
         self._pools: dict[str, Pool] = {}
         self._reclaim = Reclaim(
             count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._tell_overdue
@@ -129,6 +132,27 @@ class Dispatch:
         """Return what an instance does for us; nothing where there is no such instance."""
         seat = self._seats.get(name)
         return seat.pulse if seat else Pulse()
+
+    def ended(self, name: str, *, is_crash: bool) -> int:
+        """Hear that the process of an instance is gone; unknown names are fine.
+
+        To be told of each process that was admitted with `tells_its_end`, before it is withdrawn.
+
+        Args:
+            name: The instance.
+            is_crash: Whether a signal ended it that nobody here sent.
+
+        Returns:
+            How many requests of clients it computed, those included whose clients have left.
+        """
+        seat = self._seats.get(name)
+        leases = {*seat.computed, *seat.ending} if seat else set()
+        for lease in leases:
+            lease.ending_of_process.tell(is_crash=is_crash)
+        asks = [lease.ask for lease in leases if not lease.ask.is_ours]
+        if is_crash:
+            self._suspects.crashed(asks)
+        return len(asks)
 
     async def idle(self, name: str) -> None:
         """Wait until an instance holds no request. Without limit: `close` ends the wait."""
@@ -206,11 +230,13 @@ class Dispatch:
             LineFull: Too many wait already.
             WaitedLong: Its patience ended before its turn came.
             Loading: Its patience ended before an instance was up.
+            CrashesEngine: It is refused, for engines crashed while they computed it.
             NotLoaded: No instance is up, and the request only looks.
             Unavailable: No instance is up, and none will be; so may the loader's own errors say.
             UpstreamStopped: `close` cut the block.
             UpstreamSilent: The instance is not there; another has a slot free.
         """
+        self._suspects.check(ask)
         pool = self._pool(ask.model)
         if ask.kind.takes_slot:
             lease = await turn(pool, waiter_for(ask, avoid, self._clock()), self.loader)
@@ -258,6 +284,10 @@ class Dispatch:
                 one.berth = berth
                 berths.depart(berth)
         return slot
+
+    def computation(self, lease: Lease) -> Computation:
+        """Return what a request is to be sent in, and its answer read."""
+        return Computation(lease, self._suspects)
 
     async def _look(self, ask: Ask, avoid: Collection[str]) -> Lease:
         """Return the right to ask what takes no slot, of whoever is least busy."""

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol
 
 from proxy.errors import ProxyError
 from proxy.home.berths import Berth
+from proxy.line.computation import Ending
 from proxy.line.flight import Flight
 from proxy.line.rates import Timings
 from proxy.line.seats import Seat
@@ -78,6 +79,7 @@ class Lease:
         is_ending: Whether the request is over and the slot is not known to be idle yet.
         ended_at_s: Monotonic time at which the request was over, where it is ending.
         beside: Further slots that the request uses, in the order of the instance's choice.
+        ending_of_process: How the process ended that computes it, where that is told.
         is_overdue: Whether it was reported that the engine does not stop computing for it.
     """
 
@@ -109,6 +111,7 @@ class Lease:
         self.is_proof = False
         self.is_ending = False
         self.ended_at_s = 0.0
+        self.ending_of_process = Ending()
         self.is_overdue = False
         self.beside: tuple[Lease, ...] = ()
         self._first = first

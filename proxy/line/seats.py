@@ -74,6 +74,7 @@ class Seat:
         bytes_heard: Bytes of answers that came from it.
         flights: The requests it holds.
         leases: Its slots in use, at most as many as it has.
+        computed: The requests that were sent to it and are not answered yet.
     """
 
     upstream: Upstream
@@ -84,6 +85,7 @@ class Seat:
     bytes_heard: int = 0
     flights: Flights = field(default_factory=Flights)
     leases: list[Lease] = field(default_factory=list)
+    computed: list[Lease] = field(default_factory=list)
 
     @property
     def pulse(self) -> Pulse:

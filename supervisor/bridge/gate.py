@@ -52,6 +52,7 @@ class Gate:
             api_key=facts.api_key,
             aliases=model.entry.aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
+            tells_its_end=True,
         )
         self._dispatch.admit(upstream, map(_filled, replica.keeper.begun(facts.run)))
 
@@ -72,6 +73,10 @@ class Gate:
                 yield is_wanted
         except ProxyError as error:
             raise NotLent(error.message) from error
+
+    def ended(self, name: str, *, is_crash: bool) -> int:
+        """Hear that a process is gone; return how many clients' requests it computed."""
+        return self._dispatch.ended(name, is_crash=is_crash)
 
     async def idle(self, name: str) -> None:
         """Wait until an instance has no request; the caller sets the deadline."""

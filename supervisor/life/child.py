@@ -44,6 +44,8 @@ _REAP_TIMEOUT_S: Final = 5.0
 # comes from somebody who left the group and took the pipe along.
 _REST_TIMEOUT_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
+_SHELL_SIGNAL: Final = 128
+_REQUESTS_TO_LEAVE: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 Hear = Callable[[bytes], None]
@@ -68,6 +70,16 @@ class Exit:
     def signal(self) -> int | None:
         """Return the number of the signal that ended it, or None when it exited."""
         return -self.returncode if self.returncode < 0 else None
+
+    @property
+    def is_crash(self) -> bool:
+        """Return whether a signal ended it that is no request to leave.
+
+        A shell that stands before an engine tells of it by its exit code, 128 and the signal.
+        Source: POSIX, Shell Command Language, 2.8.2.
+        """
+        number = self.signal or (self.code or 0) - _SHELL_SIGNAL
+        return 0 < number < signal.NSIG and number not in _REQUESTS_TO_LEAVE
 
 
 class Child:

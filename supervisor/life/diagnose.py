@@ -107,6 +107,25 @@ def diagnose(returncode: int | None, lines: Sequence[str]) -> Cause:
     )
 
 
+def crashed(returncode: int, requests: int) -> Cause:
+    """Return the cause of an engine that crashed while it computed clients' requests.
+
+    Its log is not asked: clients' texts stand there.
+
+    Args:
+        returncode: As for `diagnose`.
+        requests: How many they were, at least 1.
+    """
+    by = _signal_name(-returncode) if returncode < 0 else f"a signal (code {returncode})"
+    many = "a request" if requests == 1 else f"{requests} requests"
+    return Cause(
+        "crashed_at_request",
+        f"the engine was ended by {by} while it computed {many}",
+        "`upstream.broke` in the daemon's log names them; one that crashes two engines is refused",
+        permanent=False,
+    )
+
+
 def stalled(silent_s: float) -> Cause:
     """Return the cause of an engine that gave no sign of life while loading."""
     return Cause(

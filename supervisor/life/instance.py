@@ -25,7 +25,7 @@ from supervisor.life.launch import Endpoint, Launch
 from supervisor.life.lifecycle import STATES, Ending, Event, Leaving, Life, State
 from supervisor.life.liveness import patience_s
 from supervisor.life.reading import Reading
-from supervisor.life.restart import Memory, Policy, judge
+from supervisor.life.restart import Memory, Policy, Verdict, judge
 from supervisor.life.run import Run
 from supervisor.life.traffic import Traffic
 from supervisor.life.voice import Voice
@@ -88,6 +88,7 @@ class Instance:
         self._unwell_at_s = 0.0
         self._is_well = True
         self._memory = Memory()
+        self._crashes = Memory()
         self._backoff_s = 0.0
         self._restarts = 0
         self._cause: diagnose.Cause | None = None
@@ -150,7 +151,7 @@ class Instance:
             since_s=self._since_s,
             up_s=self._up_s(),
             restarts=self._restarts,
-            faults=self._memory.faults,
+            faults=self._memory.faults + self._crashes.faults,
             retry_in_s=max(0.0, retry_at_s - self._clock()) if waits else None,
             cause=self._cause,
             warnings=self._warnings,
@@ -202,7 +203,7 @@ class Instance:
             self._early = event
             return
         if event is not Event.STOP and self._life.state in {State.BACKOFF, State.FAILED}:
-            self._memory = Memory()
+            self._memory = self._crashes = Memory()
         self._apply(event)
 
     def _apply(
@@ -342,7 +343,12 @@ class Instance:
     def _exited(self, number: int, how: Exit) -> None:
         is_fault = self._life.ending is Ending.FAULT
         self._voice.exited(number, how, self._up_s(), is_fault=is_fault)
-        self._settle(number, self._find_cause(how))
+        is_crash = self._life.leaving is None and how.is_crash
+        computed = self._traffic.ended(self.name, is_crash=is_crash)
+        if is_crash and computed:
+            self._settle_crash(number, diagnose.crashed(how.returncode, computed))
+        else:
+            self._settle(number, self._find_cause(how))
 
     def _find_cause(self, how: Exit) -> diagnose.Cause:
         match self._life.leaving:
@@ -359,8 +365,7 @@ class Instance:
         if self._life.ending is not Ending.FAULT:
             self._apply(Event.EXITED, number)
             return
-        chance = random.random()  # noqa: S311 (spreads restarts, hides nothing)
-        verdict = judge(self.policy, self._memory, now_s=self._clock(), chance=chance)
+        verdict = self._judge(self._memory, can_give_up=True)
         self._cause, self._memory = cause, verdict.memory
         self._backoff_s = verdict.delay_s or 0.0
         hopeless = cause.permanent or verdict.delay_s is None
@@ -368,6 +373,23 @@ class Instance:
         if hopeless:
             log_path = self._run.launch.log_path if self._run else None
             self._voice.failed(cause, self._memory.faults, log_path)
+
+    def _settle_crash(self, number: int, cause: diagnose.Cause) -> None:
+        """Say EXITED after a crash that came with requests: they may have caused it.
+
+        It is tried again however often that happens, or one client could take a model from all
+        others; the faults that count against the engine itself are remembered apart.
+        """
+        if self._life.ending is Ending.FAULT:
+            verdict = self._judge(self._crashes, can_give_up=False)
+            self._cause, self._crashes = cause, verdict.memory
+            self._backoff_s = verdict.delay_s or 0.0
+        self._apply(Event.EXITED, number, why=cause.code)
+
+    def _judge(self, memory: Memory, *, can_give_up: bool) -> Verdict:
+        chance = random.random()  # noqa: S311 (spreads restarts, hides nothing)
+        now_s = self._clock()
+        return judge(self.policy, memory, now_s=now_s, chance=chance, can_give_up=can_give_up)
 
     def _load_progress(self) -> float | None:
         """Return how far this run has loaded; that of the last one is none of the next one's."""

@@ -63,7 +63,9 @@ class Verdict:
     delay_s: float | None
 
 
-def judge(policy: Policy, memory: Memory, *, now_s: float, chance: float) -> Verdict:
+def judge(
+    policy: Policy, memory: Memory, *, now_s: float, chance: float, can_give_up: bool = True
+) -> Verdict:
     """Judge one more fault.
 
     Args:
@@ -71,10 +73,13 @@ def judge(policy: Policy, memory: Memory, *, now_s: float, chance: float) -> Ver
         memory: What was remembered so far.
         now_s: Monotonic time of the fault, in seconds.
         chance: A number drawn evenly from 0 to 1, which spreads the delay.
+        can_give_up: Whether the breaker may open. Where not, the memory stays below it, and with it
+            the wait.
     """
     faded = memory.weight * 0.5 ** ((now_s - memory.at_s) / policy.half_life_s)
-    after = Memory(faded + 1, now_s)
-    if after.faults >= policy.breaker:
+    weight = faded + 1 if can_give_up else min(faded + 1, max(1, policy.breaker - 1))
+    after = Memory(weight, now_s)
+    if can_give_up and after.faults >= policy.breaker:
         return Verdict(after, None)
     # 2**64 would overflow nothing yet, and no cap is that far away.
     doublings = min(after.faults - 1, 64)

@@ -53,6 +53,17 @@ class Traffic(Protocol):
             NotLent: No slot was free, or the instance is stopped.
         """
 
+    def ended(self, name: str, /, *, is_crash: bool) -> int:
+        """Hear that its process is gone, before it is withdrawn.
+
+        Args:
+            name: The instance.
+            is_crash: Whether a signal ended it that nobody here sent.
+
+        Returns:
+            How many requests of clients it computed at its end.
+        """
+
     async def idle(self, name: str, /) -> None:
         """Wait until it holds no request."""
 

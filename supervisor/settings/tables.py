@@ -94,6 +94,13 @@ class ProxyTable(Table):
         le=86_400,
         description="seconds a client may take nothing of what is sent to it before it is cut",
     )
+    crash_memory_s: float = Field(
+        600,
+        ge=0,
+        le=86_400,
+        description="seconds for which a request is refused after the second engine crashed while "
+        "it computed it; 0 for never",
+    )
     line_max: int = Field(
         128, ge=0, le=100_000, description="requests that may wait for one model; more get 429"
     )

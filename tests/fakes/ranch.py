@@ -32,11 +32,16 @@ PATIENT = Policy(base_s=0.01, cap_s=0.01)
 
 
 class RecordingTraffic:
-    """Writes down what an instance asks of it; `busy` holds its drains, `now` is its pulse."""
+    """Writes down what an instance asks of it; `busy` holds its drains, `now` is its pulse.
+
+    `ends` tells of each process whether it crashed; each computed `computed` requests at its end.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.now = Pulse()
+        self.computed = 0
+        self.ends: list[bool] = []
         self.busy = asyncio.Event()
         self.busy.set()
 
@@ -55,6 +60,11 @@ class RecordingTraffic:
     async def lend(self, name: str, /) -> AsyncIterator[Callable[[], bool]]:
         assert name == "chat.0"
         yield lambda: self.now.in_flight > 0
+
+    def ended(self, name: str, /, *, is_crash: bool) -> int:
+        assert name == "chat.0"
+        self.ends.append(is_crash)
+        return self.computed
 
     async def idle(self, name: str, /) -> None:
         self._note("idle", name)

@@ -100,6 +100,10 @@ class FakeTraffic:
     async def lend(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
         yield lambda: False
 
+    def ended(self, _: str, /, *, is_crash: bool) -> int:
+        assert not is_crash
+        return 0
+
     async def idle(self, _: str, /) -> None:
         self.drains.set()
         await self.may_drain.wait()

@@ -140,6 +140,29 @@ async def test_a_flood_is_swallowed_and_blocks_nobody(runtime: Path) -> None:
     assert longest_s < 1
 
 
+@pytest.mark.parametrize(
+    ("returncode", "is_crash"),
+    [
+        (-signal.SIGSEGV, True),
+        (-signal.SIGABRT, True),
+        (-signal.SIGKILL, True),
+        (128 + signal.SIGSEGV, True),  # as a shell tells it
+        (-signal.SIGTERM, False),
+        (-signal.SIGINT, False),
+        (128 + signal.SIGTERM, False),
+        (0, False),
+        (1, False),
+        (128, False),
+        (255, False),
+    ],
+)
+def test_a_crash_is_a_signal_that_does_not_ask_to_leave(
+    returncode: int,
+    is_crash: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    assert Exit(returncode).is_crash is is_crash
+
+
 async def test_fifty_children_leave_no_zombie_and_no_descriptor(runtime: Path) -> None:
     launch = shell(runtime, "exit 0")
     await ears(Child.spawn(launch))

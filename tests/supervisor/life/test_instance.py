@@ -553,3 +553,59 @@ def test_it_shows_itself_without_its_key(runtime: Path) -> None:
     ranch = Ranch(fake_launch(runtime))
     assert repr(ranch.instance) == "<Instance chat.0: stopped, run 0>"
     assert "api_key" not in repr(ranch.instance.snapshot())
+
+
+async def crashes(runtime: Path, requests: int, count: int) -> tuple[Ranch, str, State]:
+    """Have an engine crash again and again, each time with so many requests.
+
+    Returns:
+        What happened, and the last cause and state.
+    """
+    code, state = "", State.STOPPED
+    ranch = Ranch(fake_launch(runtime), policy=Policy(base_s=0.01, cap_s=0.01, breaker=3))
+    ranch.traffic.computed = requests
+    async with asyncio.timeout(40), ranch.served() as instance:
+        instance.start()
+        for run in range(1, count + 1):
+            facts = await instance.wait(UP)
+            assert (facts.run, facts.cause) == (run, None)
+            assert facts.pid
+            os.kill(facts.pid, signal.SIGSEGV)
+            facts = await instance.wait(WAITING | FAILED)
+            assert facts.cause
+            code, state = facts.cause.code, facts.state
+    return ranch, code, state
+
+
+async def test_crashes_that_came_with_requests_never_end_in_failed(runtime: Path) -> None:
+    ranch, code, state = await crashes(runtime, requests=2, count=5)
+    assert (code, state) == ("crashed_at_request", State.BACKOFF)
+    assert ranch.traffic.ends[:5] == [True] * 5
+
+
+async def test_crashes_without_a_request_do(runtime: Path) -> None:
+    _, code, state = await crashes(runtime, requests=0, count=3)
+    assert (code, state) == ("memory_fault", State.FAILED)
+
+
+async def test_crashes_with_requests_do_not_count_against_the_engine_itself(runtime: Path) -> None:
+    ranch = Ranch(fake_launch(runtime), policy=Policy(base_s=0.01, cap_s=0.01, breaker=3))
+    async with asyncio.timeout(40), ranch.served() as instance:
+        instance.start()
+        for requests in (1, 1, 1, 0, 0):
+            facts = await instance.wait(UP)
+            assert facts.pid
+            ranch.traffic.computed = requests
+            os.kill(facts.pid, signal.SIGSEGV)
+            facts = await instance.wait(WAITING)
+
+
+async def test_an_engine_that_we_end_did_not_crash(runtime: Path) -> None:
+    limits = replace(QUICK, stop_timeout_s=0.1)
+    ranch = Ranch(fake_launch(runtime, "ignore-sigterm"), limits=limits)
+    async with asyncio.timeout(20), ranch.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        instance.stop()
+        await instance.wait(DOWN)
+    assert ranch.traffic.ends == [False]

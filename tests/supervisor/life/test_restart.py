@@ -55,3 +55,18 @@ def test_a_wait_is_never_negative_nor_above_the_cap(at_s: list[float], chance: f
 def test_an_open_breaker_means_that_many_faults_at_least(at_s: list[float]) -> None:
     verdicts = faults(*at_s)
     assert all(v.delay_s is not None for v in verdicts[:4])
+
+
+def test_where_it_cannot_give_up_it_waits_no_longer_than_before_its_last_try() -> None:
+    memory, delays = Memory(), list[float | None]()
+    for _ in range(50):
+        verdict = judge(POLICY, memory, now_s=0, chance=1, can_give_up=False)
+        memory = verdict.memory
+        delays.append(verdict.delay_s)
+    assert delays == [0.5, 1, 2, *[4] * 47]
+
+
+def test_it_never_gives_up_with_a_breaker_of_one_either() -> None:
+    once = Policy(breaker=1)
+    verdict = judge(once, Memory(1, 0), now_s=0, chance=1, can_give_up=False)
+    assert verdict == Verdict(Memory(1, 0), 0.5)

@@ -1,0 +1,131 @@
+"""Requests that crash the real engine: what they cost, and whom."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.home import Corral, begin_stream, until
+
+LIFTED = """
+[proxy]
+listen = "127.0.0.1:0"
+[proxy.limits]
+grammar_bytes = 100_000_000
+grammar_depth = 100_000_000
+grammar_rules = 100_000_000
+grammar_alternatives = 100_000_000
+pattern_bytes = 100_000_000
+schema_depth = 100_000_000
+schema_values = 100_000_000
+[supervisor.restart]
+base_s = 0.01
+"""
+
+
+def parentheses(text: str = "a") -> str:
+    return "(" * 100_000 + text + ")" * 100_000
+
+
+def chained(count: int) -> str:
+    rules = "\n".join(f"r{i} ::= r{i + 1}" for i in range(count))
+    return f'root ::= r0\n{rules}\nr{count} ::= "a"'
+
+
+# Each ends build 10434 with SIGSEGV.
+POISONS: dict[str, dict[str, Any]] = {
+    "parentheses": {"grammar": f"root ::= {parentheses(chr(34) + 'a' + chr(34))}"},
+    "chained rules": {"grammar": chained(120_000)},
+    "pattern of a schema": {"json_schema": {"type": "string", "pattern": f"^{parentheses()}$"}},
+    "trigger": {
+        "grammar": 'root ::= "a"',
+        "grammar_lazy": True,
+        "grammar_triggers": [{"type": 2, "value": parentheses()}],
+    },
+}
+# These keep it busy for longer than anybody waits, or are refused for their nesting alone.
+BUSY: dict[str, dict[str, Any]] = {
+    "optional properties": {
+        "json_schema": {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "integer"} for i in range(2000)},
+        }
+    },
+}
+DEEP = b'{"model":"m","prompt":"a","n_predict":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+
+def post(url: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
+    """Ask for a completion; return its status, and the code of an error."""
+    if isinstance(body, dict):
+        body = json.dumps({"model": "m", "prompt": "a", "n_predict": 1, **body}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/completion", data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, ""
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["code"]
+
+
+def instances(corral: Corral) -> dict[str, dict[str, Any]]:
+    """Return what the daemon says of each instance, by name."""
+    (model,) = corral.data("status")["models"]
+    return {one["name"]: one for one in model["instances"]}
+
+
+def settled(corral: Corral) -> bool:
+    """Return whether all instances serve."""
+    return {one["state"] for one in instances(corral).values()} == {"ready"}
+
+
+def test_by_default_nothing_that_crashes_an_engine_reaches_one(
+    corral: Corral, tiny_model: Path
+) -> None:
+    corral.configure(f'[models.m]\npath = "{tiny_model}"\n')
+    corral.ok("start")
+    url, before = corral.url, instances(corral)["m.0"]["pid"]
+    for members in (POISONS | BUSY).values():
+        assert post(url, members) == (400, "limit_exceeded")
+    assert post(url, DEEP)[0] == 400
+    assert post(url, {}) == (200, "")
+    assert instances(corral)["m.0"]["pid"] == before
+
+
+@pytest.mark.parametrize("name", POISONS)
+def test_one_engine_dies_of_it_the_second_time_and_none_the_third(
+    corral: Corral, slow_model: Path, name: str
+) -> None:
+    corral.configure(f'{LIFTED}[models.m]\npath = "{slow_model}"\nreplicas = 2\n')
+    corral.ok("start")
+    url = corral.url
+    innocent = begin_stream(corral, 30_000, "m")
+    serves = innocent.headers["X-Corral-Instance"]
+    safe = instances(corral)[serves]["pid"]
+    for _ in range(2):
+        before = {one: facts["pid"] for one, facts in instances(corral).items()}
+        assert post(url, POISONS[name]) == (502, "upstream_crashed")
+        until(lambda: settled(corral))
+        after = {one: facts["pid"] for one, facts in instances(corral).items()}
+        assert [one for one in after if after[one] != before[one]] == list({*after} - {serves})
+    assert post(url, POISONS[name]) == (422, "crashes_engine")
+    assert post(url, {}) == (200, "")
+    assert instances(corral)[serves]["pid"] == safe
+    assert innocent.readline()
+    innocent.close()
+
+
+def test_however_often_engines_crash_with_requests_the_model_is_not_given_up(
+    corral: Corral, tiny_model: Path
+) -> None:
+    corral.configure(f'{LIFTED}[models.m]\npath = "{tiny_model}"\n')
+    corral.ok("start")
+    url = corral.url
+    for number in range(7):  # five faults of its own would end in `failed`
+        poison = {"prompt": str(number), **POISONS["parentheses"]}
+        assert post(url, poison) == (502, "upstream_crashed")
+        until(lambda: settled(corral))
+    assert post(url, {}) == (200, "")
+    assert instances(corral)["m.0"]["faults"] > 0
