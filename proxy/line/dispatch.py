@@ -149,9 +149,10 @@ class Dispatch:
         leases = {*seat.computed, *seat.ending} if seat else set()
         for lease in leases:
             lease.ending_of_process.tell(is_crash=is_crash)
-        asks = [lease.ask for lease in leases if not lease.ask.is_ours]
+        # One request may hold several slots.
+        asks = {id(lease.ask): lease.ask for lease in leases if not lease.ask.is_ours}
         if is_crash:
-            self._suspects.crashed(asks)
+            self._suspects.crashed(asks.values())
         return len(asks)
 
     async def idle(self, name: str) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from end_to_end.home import Corral, begin_stream, until
 
+from supervisor.control.client import Client
+from supervisor.control.wire import InstanceStatus
+
 LIFTED = """
 [proxy]
 listen = "127.0.0.1:0"
@@ -70,9 +73,9 @@ def post(url: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
         return error.code, json.load(error)["error"]["code"]
 
 
-def instances(corral: Corral) -> dict[str, dict[str, Any]]:
+def instances(corral: Corral) -> dict[str, InstanceStatus]:
     """Return what the daemon says of each instance, by name."""
-    (model,) = corral.data("status")["models"]
+    (model,) = Client(corral.home / "run" / "control.sock").status()["models"]
     return {one["name"]: one for one in model["instances"]}
 
 
