@@ -22,6 +22,7 @@ from proxy.errors import (
     ProxyError,
     UpstreamFailed,
     UpstreamTimeout,
+    UpstreamUnconnected,
     UpstreamUnreached,
 )
 from proxy.settings import ProxySettings
@@ -259,7 +260,7 @@ async def test_nobody_reads_so_nothing_more_is_taken(bench: Bench) -> None:
 
 
 async def test_nobody_listens(bench: Bench) -> None:
-    assert "takes no connection" in await bench.fails(UpstreamUnreached)
+    assert "takes no connection" in await bench.fails(UpstreamUnconnected)
 
 
 async def test_a_port_on_which_nobody_listens() -> None:
