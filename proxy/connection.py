@@ -16,7 +16,7 @@ from aiohttp import StreamReader, http_exceptions, web
 
 from proxy.carry.answer import error_response
 from proxy.connections import Connections
-from proxy.errors import BadRequest, HeaderTooLarge, ProxyError, TooSlow
+from proxy.errors import BadRequest, HeaderTooLarge, Internal, ProxyError, TooSlow
 from proxy.gate.door import SERVER, new_request_id
 
 _PATH: Final = "/"  # what was asked for is not known: OpenAI's shape
@@ -185,10 +185,16 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what the parser refused; any other error is aiohttp's to tell."""
-        if not isinstance(exc, http_exceptions.HttpProcessingError):
-            return super().handle_error(request, status, exc, message)
-        response = error_response(_PATH, unreadable(exc))
+        """Answer what the parser refused, and what nothing else has answered, in JSON.
+
+        Raises:
+            ConnectionError: Something was sent already.
+        """
+        if isinstance(exc, http_exceptions.HttpProcessingError):
+            response = error_response(_PATH, unreadable(exc))
+        else:
+            super().handle_error(request, status, exc, message)  # tells the log
+            response = error_response(request.path, Internal())
         response.headers.update({"Server": SERVER, "X-Request-Id": new_request_id()})
         response.force_close()
         return response

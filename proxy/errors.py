@@ -324,6 +324,11 @@ class Internal(ProxyError):
 
     code = "internal_error"
 
+    def __init__(
+        self, message: str = "the proxy met a fault of its own; its log has the details"
+    ) -> None:
+        super().__init__(message)
+
 
 class UpstreamFailed(ProxyError):
     """An instance broke while it answered."""

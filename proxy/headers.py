@@ -59,8 +59,16 @@ _NOT_UPSTREAM: Final = (
         "expect",
         "forwarded",
         "host",
+        # An answer has no parts and no age; an engine refuses a range with an empty body.
+        "content-range",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-range",
+        "if-unmodified-since",
         "origin",
         "prefer",
+        "range",
         "referer",
         "x-api-key",
         "x-real-ip",
@@ -69,13 +77,21 @@ _NOT_UPSTREAM: Final = (
     | _SESSION
 )
 _NOT_DOWNSTREAM: Final = _HOP_BY_HOP | {"date", "server", "vary", "x-request-id"}
+# cpp-httplib refuses a field over 8 KiB and more than 100 of them, with an empty body. What is left
+# out says nothing to an engine. Source: httplib.h, CPPHTTPLIB_HEADER_MAX_LENGTH and _MAX_COUNT.
+_FIELD_MAX_CHARACTERS: Final = 4096
+_FIELDS_MAX: Final = 64
 # CORS both ways; what a browser or another proxy says of the client; what is said to us alone.
 _NEVER: Final = ("access-control-", "sec-", "x-corral-", "x-forwarded-")
 
 
 def for_upstream(fields: _Fields) -> CIMultiDict[str]:
-    """Return what of a client's header an instance may see."""
-    return _without(fields, _NOT_UPSTREAM)
+    """Return what of a client's header an instance may see, and can take."""
+    passed = _without(fields, _NOT_UPSTREAM).items()
+    short = [
+        (name, value) for name, value in passed if len(name) + len(value) <= _FIELD_MAX_CHARACTERS
+    ]
+    return CIMultiDict(short[:_FIELDS_MAX])
 
 
 def for_client(fields: _Fields) -> CIMultiDict[str]:

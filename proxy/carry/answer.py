@@ -193,7 +193,7 @@ def error_response(path: str, error: ProxyError) -> web.Response:
     response = web.Response(
         status=error.status,
         headers=error.headers(),
-        body=orjson.dumps(_error_body(path, error)),
+        body=orjson.dumps(error_body(path, error)),
         content_type="application/json",
     )
     if error.ends_connection:
@@ -202,7 +202,7 @@ def error_response(path: str, error: ProxyError) -> web.Response:
 
 
 def _error_event(path: str, error: ProxyError) -> bytes:
-    return _event(path, orjson.dumps(_error_body(path, error)))
+    return _event(path, orjson.dumps(error_body(path, error)))
 
 
 def _event(path: str, body: bytes) -> bytes:
@@ -210,7 +210,8 @@ def _event(path: str, body: bytes) -> bytes:
     return name + b"data: " + body + _EVENT_END
 
 
-def _error_body(path: str, error: ProxyError) -> dict[str, object]:
+def error_body(path: str, error: ProxyError) -> dict[str, object]:
+    """Return what an error says, in the shape that the clients of this path understand."""
     if path.startswith(_ANTHROPIC_PATH):
         details = {"type": error.anthropic_type, "message": error.message}
         return {"type": "error", "error": details}

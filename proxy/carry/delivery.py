@@ -230,7 +230,7 @@ class Delivery:
         self._lease.complete()
         status, body = judged(status, body)
         said = refusal(self._ask.kind, self._ask.path, status, body)
-        headers["Content-Length"] = str(len(said))
+        headers["Content-Length"], headers["Content-Type"] = str(len(said)), JSON
         await self._answer.refuse(status, headers, said)
 
     async def _finish(self, gist: Gist | None, last: bytes) -> None:

@@ -80,6 +80,7 @@ class PropsAnswer(Answer):
     def __init__(self, request: web.Request, record: Record) -> None:
         super().__init__(request, record)
         self.page: bytes | None = None
+        self._has_body = request.method != "HEAD"
         self._held = bytearray()
         self._begun: tuple[int, CIMultiDict[str]] | None = None
 
@@ -109,7 +110,7 @@ class PropsAnswer(Answer):
         status, headers = self._begun
         shown = without_paths(bytes(self._held))
         headers.pop("Content-Length", None)  # that of HEAD, too: the body would be shorter
-        if shown:
+        if self._has_body:
             headers["Content-Length"] = str(len(shown))
         if status == web.HTTPOk.status_code and shown.startswith(b"{"):
             self.page = shown

@@ -28,6 +28,7 @@ _ANTHROPIC_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_SHOWN_BYTES: Final = 200
 # How its message begins where it takes a client's mistake for a fault of its own (500).
 _MISTAKES: Final = re.compile(
     r"""
@@ -94,17 +95,29 @@ def refusal(kind: Kind, path: str, status: int, body: bytes) -> bytes:
         status: HTTP status of the error.
         body: What the instance said, whatever that is.
     """
-    error = error_of(body)
-    if error is None:
-        return body
+    error = error_of(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: said for name, said in error.items() if name != "code"}
-        named = {**kept, "type": _ANTHROPIC_TYPES.get(status, "api_error")}
+        otherwise = "invalid_request_error" if status < 500 else "api_error"
+        named = {**kept, "type": _ANTHROPIC_TYPES.get(status, otherwise)}
         return orjson.dumps({"type": "error", "error": named})
     if kind in _OPENAI:
         code = _CODES.get(str(error.get("type")), error.get("type"))
         return orjson.dumps({"error": {"param": None, **error, "code": code}})
-    return body
+    return body if error_of(body) else orjson.dumps({"error": error})
+
+
+def _unexplained(status: int, body: bytes) -> dict[str, Any]:
+    """Return an error in llama-server's own shape for one that tells nothing, or in no such shape.
+
+    cpp-httplib refuses what it cannot read with an empty body, and other servers say `detail`.
+    """
+    said = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
+    return {
+        "code": status,
+        "message": f"the instance refused the request with status {status}: {said or 'no reason'}",
+        "type": "invalid_request_error" if status < 500 else "server_error",
+    }
 
 
 def error_of(body: bytes) -> dict[str, Any] | None:

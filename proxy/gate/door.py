@@ -14,10 +14,11 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from proxy.carry.answer import error_response
+from proxy.carry.answer import error_body, error_response
 from proxy.connections import Connections
 from proxy.errors import (
     Draining,
@@ -156,7 +157,7 @@ async def _handled(request: web.Request, handler: Handler) -> web.StreamResponse
             if request.transport is not None:
                 request.transport.abort()  # the answer has begun: nobody takes it for complete
             raise
-        raise Internal("the proxy met a fault of its own; its log has the details") from error
+        raise Internal from error
 
 
 def _request_id(request: web.Request) -> str:
@@ -167,7 +168,8 @@ def _request_id(request: web.Request) -> str:
 
 def _say(response: web.Response, path: str, error: ProxyError) -> None:
     """Put an error into an answer that aiohttp has made."""
-    told = error_response(path, error)
-    response.body = told.body
-    response.content_type = told.content_type
+    response.body = body = orjson.dumps(error_body(path, error))
+    response.content_type = "application/json"
+    # By now aiohttp has said both for its own text.
+    response.headers.update({"Content-Length": str(len(body)), "Connection": "close"})
     response.force_close()

@@ -116,7 +116,8 @@ class Fake:
 
 
 async def _read_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
-    line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    line, *fields = head.decode(errors="surrogateescape").split("\r\n")
     headers = dict(field.split(": ", 1) for field in fields if field)
     body = await reader.readexactly(int(headers.get("Content-Length", 0)))
     return Call(line, headers, body, reader, writer)

@@ -60,6 +60,7 @@ async def speak(house: House, raw: bytes) -> tuple[int, dict[str, str], Any]:
         answer = (await reader.read()).decode()
     head, _, body = answer.partition("\r\n\r\n")
     line, *fields = head.split("\r\n")
+    assert f"Content-Length: {len(body)}" in fields
     return int(line.split()[1]), dict(field.split(": ", 1) for field in fields), json.loads(body)
 
 
@@ -238,6 +239,7 @@ async def test_an_expectation_that_nobody_meets_is_told_in_json(house: House) ->
     assert status == 417
     assert body["error"]["code"] == "expectation_failed"
     assert headers["X-Request-Id"].startswith("req_")
+    assert headers["Connection"] == "close"
 
 
 @pytest.mark.parametrize("raw", [b"G", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: 1"])

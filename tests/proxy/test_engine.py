@@ -145,6 +145,16 @@ async def test_the_engines_own_pages_are_there_for_its_clients(
         assert (await response.json())["total_slots"] == 1
 
 
+async def test_the_engine_is_not_shown_header_fields_that_it_cannot_take(
+    client: openai.AsyncOpenAI, house: House
+) -> None:
+    """It answers each of these with an empty body."""
+    many = {f"X-{number}": "y" for number in range(100)}
+    for headers in ({"Range": "none"}, {"X-Long": "y" * 12_000}, many):
+        async with house.http.post("/tokenize", json={"content": "a"}, headers=headers) as response:
+            assert response.status == 200
+
+
 async def test_a_client_that_leaves_mid_stream_frees_its_slot(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="chat", messages=HELLO, max_tokens=8000, stream=True

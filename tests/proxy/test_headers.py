@@ -28,6 +28,9 @@ CLIENTS_OWN = [
     "Proxy-Authorization",
     "TE",
     "Upgrade",
+    "Range",
+    "If-Range",
+    "If-None-Match",
 ]
 
 
@@ -39,6 +42,13 @@ def test_what_concerns_only_the_client_stays_with_us(name: str) -> None:
 @pytest.mark.parametrize("name", ["anthropic-version", "anthropic-beta", "User-Agent", "Accept"])
 def test_what_an_instance_may_want_is_passed(name: str) -> None:
     assert for_upstream(CIMultiDict({name: "x"})) == {name: "x"}
+
+
+def test_no_more_is_passed_than_an_instance_takes() -> None:
+    fields = CIMultiDict([("Accept", "x"), ("X-Long", "y" * 5000), ("y" * 5000, "")])
+    assert for_upstream(fields) == {"Accept": "x"}
+    many = CIMultiDict([(f"X-{number}", "y") for number in range(200)])
+    assert len(for_upstream(many)) == 64
 
 
 def test_what_connection_names_ends_here() -> None:

@@ -163,12 +163,12 @@ async def test_no_content_stays_without_content(house: House) -> None:
 
 async def test_an_instances_own_error_passes_as_it_is(house: House) -> None:
     async def speak(call: Call) -> None:
-        await call.head("Content-Length: 2", status="400 Bad Request")
-        await call.send(b"{}")
+        await call.head("Content-Length: 25", status="400 Bad Request")
+        await call.send(b'{"error":{"message":"a"}}')
 
     await house.fake(speak)
-    async with house.ask() as response:
-        assert (response.status, await response.read()) == (400, b"{}")
+    async with house.ask("/completion") as response:
+        assert (response.status, await response.read()) == (400, b'{"error":{"message":"a"}}')
 
 
 async def test_an_instance_that_refuses_our_key_is_not_the_clients_fault(house: House) -> None:

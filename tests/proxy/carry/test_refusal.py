@@ -77,8 +77,15 @@ def test_a_fault_of_the_engine_stays_one(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"<html>", b"[]", b"{}", b'{"error":"no"}', body([])])
-def test_what_is_no_error_of_llama_server_passes_as_it_is(said: bytes) -> None:
-    assert refusal(Kind.CHAT, "/v1/chat/completions", 500, said) == said
+def test_what_is_no_error_of_llama_server_is_told_in_one(said: bytes) -> None:
+    error = json.loads(refusal(Kind.CHAT, "/v1/chat/completions", 500, said))["error"]
+    shown = said.decode() or "no reason"
+    assert error == {
+        "param": None,
+        "code": "server_error",
+        "type": "server_error",
+        "message": f"the instance refused the request with status 500: {shown}",
+    }
     assert error_of(said) is None
 
 
