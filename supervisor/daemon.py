@@ -30,6 +30,7 @@ from supervisor.control.report import instance_status, model_status
 from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
 from supervisor.errors import CorralError, StateDenied
 from supervisor.events import EventStream
+from supervisor.failures import FAILURES, persist
 from supervisor.fleet import caches
 from supervisor.fleet.caches import Warmed
 from supervisor.fleet.fleet import Fleet
@@ -76,6 +77,7 @@ class Daemon:
     ) -> None:
         self._directories = directories
         self._events = events
+        FAILURES.tell = events.emit
         self._dispatch = Dispatch(proxy_settings(loaded.settings.proxy))
         self._vitals = Vitals()
         self._gate = Gate(self._dispatch)
@@ -149,7 +151,7 @@ class Daemon:
                 reloads = group.create_task(self._watch.serve())
                 tending = group.create_task(self._dispatch.tend())
                 watching = group.create_task(self._nodes.serve())
-                swaps = group.create_task(self._steward.serve())
+                swaps = group.create_task(persist("admission", self._steward.serve))
                 if models:
                     self._steward.command("start", models)
                 self._tell_started()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
+
+from supervisor.failures import Throttle
 
 Level = Literal["info", "warning", "error"]
 
@@ -91,11 +93,19 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
         ),
         "request.refused": ("warning", ("request", "model", "status", "code", "why")),
         "upstream.broke": ("warning", ("request", "model", "instance", "phase", "error")),
+        "task.failed": ("error", ("task", "error", "traceback", "more")),
+        "events.withheld": ("warning", ("event", "cause", "count")),
         "events.dropped": ("warning", ("count",)),
     }
 )
 
 _BACKLOG_MAX: Final = 1024
+# What a client can cause at will, and the field that tells causes apart, which holds no text of a
+# client. So many of each are told in a minute, and the rest is counted.
+_CAUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {"request.refused": "code", "upstream.broke": "phase"}
+)
+_CAUSED_MAX: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +177,12 @@ class EventStream:
     def __init__(self, *sinks: Callable[[Event], None]) -> None:
         self._sinks = sinks
         self._listeners: set[Listener] = set()
+        self._throttle = Throttle(_CAUSED_MAX, self._withheld)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Tell everybody. Never blocks and never fails for a listener's sake.
+        """Tell everybody. Never blocks and never fails for a listener's or a sink's sake.
+
+        Of what clients cause, so many are told in a minute; then how many there were.
 
         Raises:
             KeyError: `name` is not in EVENTS.
@@ -177,11 +190,18 @@ class EventStream:
         """
         if fields.keys() != set(EVENTS[name][1]):
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
+        if name in _CAUSED and not self._throttle.admit((name, str(fields[_CAUSED[name]]))):
+            return
         event = Event(name, _now(), MappingProxyType(dict(fields)))
         for sink in self._sinks:
-            sink(event)
+            with suppress(OSError, ValueError):  # a disk that is full, a stream that is closed
+                sink(event)
         for listener in self._listeners:
             listener.push(event)
+
+    def _withheld(self, cause: Hashable, count: int) -> None:
+        event, why = cause if isinstance(cause, tuple) else (str(cause), "")
+        self.emit("events.withheld", event=event, cause=why, count=count)
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:

@@ -21,6 +21,7 @@ from typing import Final
 from proxy.engine.slots import look
 from proxy.engine.upstream import Upstream
 from proxy.errors import UpstreamTimeout
+from proxy.failures import persist
 from proxy.line.lease import Clock, Lease
 from proxy.line.seats import Seat
 from proxy.settings import ProxySettings
@@ -78,18 +79,21 @@ class Reclaim:
             self._watched[lease.seat].set()
             return
         self._watched[lease.seat] = asyncio.Event()
-        self._group.create_task(self._look_after(lease.seat, free))
+        self._group.create_task(self._tend(lease.seat, free))
 
-    async def _look_after(self, seat: Seat, free: Callable[[Lease], None]) -> None:
+    async def _tend(self, seat: Seat, free: Callable[[Lease], None]) -> None:
         try:
-            pause_s = _FIRST_PAUSE_S
-            while seat.ending:
-                is_fresh = await self._pause(seat, pause_s)
-                pause_s = _FIRST_PAUSE_S if is_fresh else min(2 * pause_s, _LAST_PAUSE_S)
-                if not is_fresh:
-                    self._give_back(seat, await self._count(seat.upstream), free)
+            await persist("slots", lambda: self._look_after(seat, free))
         finally:
             self._watched.pop(seat, None)
+
+    async def _look_after(self, seat: Seat, free: Callable[[Lease], None]) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while seat.ending:
+            is_fresh = await self._pause(seat, pause_s)
+            pause_s = _FIRST_PAUSE_S if is_fresh else min(2 * pause_s, _LAST_PAUSE_S)
+            if not is_fresh:
+                self._give_back(seat, await self._count(seat.upstream), free)
 
     async def _pause(self, seat: Seat, pause_s: float) -> bool:
         """Wait; return whether another request ended meanwhile, whose slot may be idle soon."""

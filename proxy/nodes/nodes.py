@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from proxy.engine.upstream import Upstream
 from proxy.errors import Unavailable, UpstreamLoading, UpstreamUnreached, UpstreamUnready
+from proxy.failures import persist
 from proxy.line.dispatch import Dispatch
 from proxy.loader import Loader, ModelCard
 from proxy.nodes.cards import combined, place_of
@@ -108,7 +109,7 @@ class Nodes:
 
     def _begin(self, name: str) -> None:
         if self._group:
-            self._tasks[name] = self._group.create_task(self._watchers[name].serve())
+            self._tasks[name] = self._group.create_task(persist("node", self._watchers[name].serve))
 
     def _drop(self, name: str) -> None:
         self._watchers.pop(name).leave()

@@ -48,6 +48,12 @@ def requests_in_flight(figures: Mapping[tuple[str, ...], int]) -> Metric:
     return _gauge("requests_in_flight", BY_INSTANCE, "Requests that an instance has now.", figures)
 
 
+def failures(counts: Mapping[str, int]) -> Metric:
+    """Return how often tasks of the daemon failed and were tried again, by task."""
+    figures: _Figures = {(task,): count for task, count in counts.items()}
+    return _counter("task_failures", ("task",), "Failures inside, by task.", figures)
+
+
 def counted(tally: Tally) -> Iterator[Metric]:
     """Yield every counter of the tally."""
     for name, (labels, text) in COUNTERS.items():

@@ -15,6 +15,7 @@ from typing import Final
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
+from proxy.failures import FAILURES
 from proxy.line.dispatch import Dispatch
 from proxy.loader import ModelCard
 from proxy.record import Record, Tell
@@ -76,6 +77,7 @@ class Metrics:
     def _collect(self, readings: Sequence[Reading]) -> Iterator[Metric]:
         yield from self._requests()
         yield from families.counted(self._tally)
+        yield families.failures(FAILURES.counts)
         yield from families.spreads(self._tally)
         yield from families.lines(self._dispatch.lines())
         yield from families.seats(self._dispatch.seats(), self._clock())

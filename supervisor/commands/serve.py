@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from supervisor.commands.choice import Choice, choose, rereader
 from supervisor.daemon import Daemon
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
+from supervisor.failures import FailureHandler
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.life.logs import LogFile
@@ -60,6 +62,7 @@ def _run(
     make_daemon: Callable[[], Daemon], wanted: Sequence[str], report: Callable[[], None]
 ) -> None:
     async def main() -> None:
+        logging.basicConfig(level=logging.WARNING, handlers=[FailureHandler()])
         await make_daemon().run(wanted, report)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -72,7 +75,7 @@ def _sink(where: Directories, *, is_background: bool) -> Iterator[log.Sink]:
         yield log.to_stream(sys.stderr)
         return
     make_private(where.log)
-    with LogFile(where.daemon_log) as file:
+    with LogFile(where.daemon_log, streams=(1, 2)) as file:
         yield log.to_json(lambda line: file.write(line.encode()))
 
 

@@ -6,14 +6,14 @@ import psutil
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process, or None when it is gone.
+    """Return the resident memory of a process, or None when it is gone or cannot be read.
 
     A memory-mapped model counts in full once its pages were touched, and is shared between the
     instances that map the same file.
     """
     try:
         found: int = psutil.Process(pid).memory_info().rss
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
     return found
 
@@ -25,7 +25,7 @@ def own_bytes(pid: int) -> int | None:
     """
     try:
         found = psutil.Process(pid).memory_info()
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
     own: int = found.rss - getattr(found, "shared", 0)
     return own

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
+from supervisor.failures import FAILURES, persist
 from supervisor.fleet import caches
 from supervisor.fleet.difference import Place
 from supervisor.fleet.replica import Model, Replica, name_for
@@ -49,6 +50,7 @@ class Fleet:
         self.workshop = workshop
         self.changed: Callable[[], None] = lambda: None
         self._lives: asyncio.TaskGroup | None = None
+        self._errands: set[asyncio.Task[Any]] = set()
         self.chains: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
         self.models: dict[str, Model] = {}
         for entry in workshop.entries.values():
@@ -58,10 +60,14 @@ class Fleet:
 
     async def serve(self) -> None:
         """Run every instance's life, until cancelled; then kill what is left."""
-        async with asyncio.TaskGroup() as self._lives:
-            for replica in self.everyone():
-                self._serve(replica)
-            await asyncio.get_running_loop().create_future()  # until cancelled: more may come
+        try:
+            async with asyncio.TaskGroup() as self._lives:
+                for replica in self.everyone():
+                    self._serve(replica)
+                await asyncio.get_running_loop().create_future()  # until cancelled: more may come
+        finally:
+            for errand in self._errands:
+                errand.cancel()
 
     # Looking at it.
 
@@ -125,7 +131,7 @@ class Fleet:
         raise SettingsInvalid(f"no command is named {verb!r}")
 
     def errand(self, errand: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
-        """Begin something that must not fail and that ends with the fleet at the latest.
+        """Begin something that ends with the fleet at the latest; its failure is noted.
 
         Raises:
             DaemonBusy: The fleet is not served, or no more.
@@ -133,7 +139,16 @@ class Fleet:
         if self._lives is None:
             errand.close()
             raise DaemonBusy("the daemon is ending", hint="corral start starts another")
-        return self._lives.create_task(errand)
+        # In no group: its failure is told to who awaits it, and must not end the others.
+        task = asyncio.get_running_loop().create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, errand: asyncio.Task[Any]) -> None:
+        self._errands.discard(errand)
+        if not errand.cancelled() and (error := errand.exception()):
+            FAILURES.note("errand", error)
 
     async def all_down(self) -> None:
         """Wait until each instance, those that leave included, was STOPPED."""
@@ -193,7 +208,9 @@ class Fleet:
         self.models[replica.place.model].dismiss(replica)
         replica.instance.stop()
         if self._lives:
-            self._lives.create_task(self._leave(replica), name=f"{replica.name} leaves")
+            self._lives.create_task(
+                persist("leaving", lambda: self._leave(replica)), name=f"{replica.name} leaves"
+            )
 
     def _make(self, place: Place, workshop: Workshop) -> Replica:
         taken = {replica.name for replica in self.everyone()}
@@ -229,7 +246,9 @@ class Fleet:
 
     def _serve(self, replica: Replica) -> None:
         if self._lives:
-            replica.life = self._lives.create_task(replica.instance.serve(), name=replica.name)
+            replica.life = self._lives.create_task(
+                persist("instance", replica.instance.serve), name=replica.name
+            )
 
     async def _leave(self, replica: Replica) -> None:
         await replica.instance.wait(_DOWN)  # the limits of its states are the deadline

@@ -149,7 +149,7 @@ class Steward:
                 self._bring_up(model)
             else:
                 self._wishes.setdefault(model.entry.name, self._clock())
-        self._look()
+        self.stir()
         return lambda: all(self._is_settled(model) for model in models)
 
     def _is_settled(self, model: Model) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from supervisor.errors import CorralError, DaemonBusy
+from supervisor.failures import FAILURES, persist
 from supervisor.fleet.difference import Stamp
 from supervisor.fleet.reload import Reload, Reloaded
 from supervisor.fleet.workshop import stamp
@@ -44,7 +45,7 @@ class Watch:
             raise DaemonBusy("the daemon is ending", hint="corral start starts another")
         if self._reload.is_busy:
             raise DaemonBusy("a reload is under way", hint="ask again when it is over")
-        return self._group.create_task(self._run(dry_run=dry_run), name="reload")
+        return self._group.create_task(self._asked(dry_run=dry_run), name="reload")
 
     def tell(self) -> None:
         """Have the settings reloaded as soon as no other reload is under way."""
@@ -56,9 +57,17 @@ class Watch:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                await self._hear()
+                await persist("reload", self._hear)
             finally:
                 self._group = None
+
+    async def _asked(self, *, dry_run: bool) -> Reloaded | CorralError:
+        """Run a reload for a command, which is told of any failure."""
+        try:
+            return await self._run(dry_run=dry_run)
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("reload", error)
+            return CorralError(f"the reload failed: {error!r}", hint="corral logs shows where")
 
     async def _hear(self) -> None:
         while True:

@@ -124,7 +124,7 @@ class Child:
         """Return the processor time it has used, or None when it is gone."""
         try:
             used = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return None
         return float(used.user + used.system)
 

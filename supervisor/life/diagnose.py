@@ -21,6 +21,9 @@ from supervisor.errors import CorralError
 from supervisor.life.marks import DEGRADATIONS, MARKS, TELLING, Mark
 
 _QUOTE_MAX: Final = 200
+_TEXT_MAX: Final = 300
+# What there is too little of at the moment.
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,25 @@ def refused(error: OSError, program: str) -> Cause:
 def unprepared(error: CorralError) -> Cause:
     """Return the cause of a run that failed before anything could be spawned."""
     hint = error.hint or "correct what it names, then `corral start`"
-    return Cause(error.code, error.message, hint, permanent=True)
+    return Cause(error.code, error.message, hint, permanent=not _is_passing(error))
+
+
+def internal(error: Exception) -> Cause:
+    """Return the cause of a run that an error of the daemon itself ended."""
+    hint = "corral logs shows the traceback; it is tried again"
+    return Cause(
+        "internal", f"the daemon met an error: {error!r}"[:_TEXT_MAX], hint, permanent=False
+    )
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Return whether an error comes from a want of descriptors or memory, which may end."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _PASSING:
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def warnings(lines: Iterable[str]) -> tuple[Degradation, ...]:

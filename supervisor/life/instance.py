@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from supervisor.errors import CorralError
 from supervisor.events import Emit
+from supervisor.failures import FAILURES, persist
 from supervisor.life import diagnose, lifecycle
 from supervisor.life.activities import ACTIVITIES, Activity, Stage
 from supervisor.life.child import Exit
@@ -287,7 +288,7 @@ class Instance:
             self._is_well,
             self._life.leaving is Leaving.OVERDUE,
         )
-        if event := await activity(stage):
+        if event := await persist(f"instance {self._life.state}", lambda: activity(stage)):
             self._task = None
             self._apply(event, stage.run.number)
 
@@ -329,6 +330,10 @@ class Instance:
         except CorralError as error:
             self._settle(number, diagnose.unprepared(error))
             return
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("launch", error)
+            self._settle(number, diagnose.internal(error))
+            return
         told = functools.partial(self._voice.warmed, number)
         self._reading = Reading(launch.prompts, told, has_ram=launch.has_ram)
         self._weighing = Weighing(launch.drafting, functools.partial(self._voice.weighed, number))
@@ -339,6 +344,9 @@ class Instance:
             self._settle(number, diagnose.unprepared(error))
         except OSError as error:
             self._settle(number, diagnose.refused(error, launch.argv[0]))
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("instance process", error)
+            self._settle(number, diagnose.internal(error))
 
     def _exited(self, number: int, how: Exit) -> None:
         is_fault = self._life.ending is Ending.FAULT

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -58,14 +59,22 @@ class LogFile:
         path: Where to write. The directory must exist.
         size_bytes: Size at which the file is set aside.
         kept: How many files set aside are kept.
+        streams: Descriptors of ours that write to the same file, and follow it when it is set
+            aside: else what a library or the interpreter prints would go on in the old one.
 
     Raises:
         StateDenied: The file cannot be opened for writing.
     """
 
     def __init__(
-        self, path: Path, *, size_bytes: int = _FILE_BYTES, kept: int = _FILES_KEPT
+        self,
+        path: Path,
+        *,
+        size_bytes: int = _FILE_BYTES,
+        kept: int = _FILES_KEPT,
+        streams: Sequence[int] = (),
     ) -> None:
+        self._streams = streams
         self._path = path
         self._size_bytes = size_bytes
         self._kept = kept
@@ -76,13 +85,19 @@ class LogFile:
     def write(self, chunk: bytes) -> None:
         """Append bytes. Never fails: what the disk does not take is dropped and counted."""
         try:
-            if self._written_bytes + len(chunk) > self._size_bytes and self._written_bytes:
-                self._set_aside()
-            self._append(self._apology() + chunk)
+            for piece in _pieces(self._apology() + chunk, self._size_bytes):
+                self._make_room(len(piece))
+                self._append(piece)
         except OSError:
             self._lost_bytes += len(chunk)
         else:
             self._lost_bytes = 0
+
+    def _make_room(self, more_bytes: int) -> None:
+        if self._streams:
+            self._written_bytes = os.fstat(self._fd).st_size
+        if self._written_bytes + more_bytes > self._size_bytes and self._written_bytes:
+            self._set_aside()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -96,8 +111,7 @@ class LogFile:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _append(self, chunk: bytes) -> None:
-        view = memoryview(chunk)
+    def _append(self, view: memoryview) -> None:
         while view:
             taken = os.write(self._fd, view)
             self._written_bytes += taken
@@ -114,8 +128,17 @@ class LogFile:
             if newer.exists():
                 newer.replace(older)
         fresh = os.open(self._path, _FLAGS | os.O_TRUNC, 0o600)
+        for stream in self._streams:
+            os.dup2(fresh, stream)
         os.close(self._fd)
         self._fd, self._written_bytes = fresh, 0
+
+
+def _pieces(chunk: bytes, size_bytes: int) -> Iterator[memoryview]:
+    """Yield a chunk in pieces that a file has room for."""
+    view = memoryview(chunk)
+    for start in range(0, len(view), size_bytes):
+        yield view[start : start + size_bytes]
 
 
 def _aside(path: Path, number: int) -> Path:

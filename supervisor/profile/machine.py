@@ -42,8 +42,26 @@ class Machine:
     cpu_flags: frozenset[str]
 
 
+_last: list[Machine] = []
+
+
 def read() -> Machine:
-    """Return what there is now."""
+    """Return what there is now; what there was last where the system does not tell.
+
+    Raises:
+        OSError: The system does not tell, and never did: no descriptor is free, for one.
+    """
+    try:
+        found = _read()
+    except OSError:
+        if not _last:
+            raise
+        return _last[0]
+    _last[:] = [found]
+    return found
+
+
+def _read() -> Machine:
     import psutil  # noqa: PLC0415 (costs 20 ms that finding an engine need not pay)
 
     memory = psutil.virtual_memory()

@@ -62,3 +62,24 @@ def test_the_table_holds_exactly_what_the_code_emits() -> None:
     text = "\n".join(path.read_text("utf-8") for path in sources)
     emitted = set(re.findall(r'(?:emit|tell|Event)\(\s*"([a-z]+\.[a-z]+)"', text))
     assert emitted == set(EVENTS)
+
+
+def test_what_clients_cause_is_told_so_often_a_minute_and_then_counted() -> None:
+    seen: list[Event] = []
+    stream = EventStream(seen.append)
+    for number in range(5000):
+        stream.emit(
+            "request.refused", request=f"r{number}", model=None, status=401, code="no", why="no key"
+        )
+    assert len(seen) == 30
+    stream.emit("request.refused", request="r", model=None, status=404, code="other", why="no")
+    assert seen[-1].fields["code"] == "other"
+
+
+def test_a_sink_that_fails_fails_nobody() -> None:
+    def full(_: Event) -> None:
+        raise OSError(28, "No space left on device")
+
+    seen: list[Event] = []
+    EventStream(full, seen.append).emit("daemon.stopping", **stopping())
+    assert len(seen) == 1

@@ -143,3 +143,25 @@ def test_a_log_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(path, 65534, 65534)
     with pytest.raises(StateDenied, match="belongs to another user"):
         LogFile(path)
+
+
+def test_one_huge_chunk_does_not_exceed_the_limit(tmp_path: Path) -> None:
+    with LogFile(tmp_path / "x.log", size_bytes=1000, kept=2) as log:
+        log.write(b"x" * 50_000)
+        log.write(b"y" * 10)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 3
+    assert max(sizes) <= 1000
+
+
+def test_what_else_writes_to_the_file_follows_it_and_counts(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        with LogFile(path, size_bytes=1000, kept=1, streams=(stream,)) as log:
+            os.write(stream, b"z" * 990)
+            log.write(b"a" * 20)
+            os.write(stream, b"traceback")
+        assert path.read_bytes() == b"a" * 20 + b"traceback"
+    finally:
+        os.close(stream)

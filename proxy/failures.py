@@ -1,0 +1,116 @@
+"""Failures inside: counted, told once a minute with a traceback, and tried again.
+
+A task that runs as long as the daemon does must not end it: `persist` is the one place that catches
+any exception of such a task. Counts and listeners belong to the process, as those of `logging` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, Protocol, TypeVar
+
+from proxy.throttle import Throttle
+
+_FIRST_PAUSE_S: Final = 0.1
+_LAST_PAUSE_S: Final = 5.0
+# Work that went well for so long begins with a short pause again.
+_LONG_S: Final = 60.0
+_TRACEBACK_MAX: Final = 8 * 1024
+_TEXT_MAX: Final = 1024
+# Tasks have names of ours, and so are few; loggers of libraries are not.
+_TASKS_MAX: Final = 64
+
+_Result = TypeVar("_Result")
+
+
+class _Tell(Protocol):
+    def __call__(self, name: str, /, **fields: object) -> None: ...
+
+
+class Failures:
+    """What failed since the process began.
+
+    Attributes:
+        counts: How often each task failed.
+        tell: Told `task.failed` with `task`, `error`, `traceback` and `more`: how many failures
+            of the same cause were not told in the minute before.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.tell: _Tell = lambda *_, **__: None
+        self._throttle = Throttle(1, self._rest)
+
+    def note(self, task: str, error: BaseException, message: str = "") -> None:
+        """Count a failure, and tell it unless one of the same cause was told a minute ago."""
+        self._count(task)
+        if self._throttle.admit((task, type(error).__name__, _place(error))):
+            text = "".join(traceback.format_exception(error))[-_TRACEBACK_MAX:]
+            said = f"{message}: {error!r}" if message else repr(error)
+            self._tell(task, said, text, 0)
+
+    def warn(self, task: str, cause: str, message: str) -> None:
+        """Tell what a library warns of, unless it did so a minute ago; nothing is counted."""
+        if self._throttle.admit((task, cause, "")):
+            self._tell(task, message, None, 0)
+
+    def _count(self, task: str) -> None:
+        is_known = task in self.counts or len(self.counts) < _TASKS_MAX
+        self.counts[task if is_known else "other"] += 1
+
+    def _rest(self, cause: Hashable, count: int) -> None:
+        task, error, _ = cause if isinstance(cause, tuple) else (str(cause), "", "")
+        self._tell(task, f"{error}: and {count} more in the last minute", None, count)
+
+    def _tell(self, task: str, error: str, text: str | None, more: int) -> None:
+        self.tell("task.failed", task=task, error=error[:_TEXT_MAX], traceback=text, more=more)
+
+
+FAILURES: Final = Failures()
+
+
+class FailureHandler(logging.Handler):
+    """Takes what is logged by `logging` for a failure, so that no library fills a log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note an exception; tell any other warning."""
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # a format that does not fit its arguments
+            message = str(record.msg)
+        if record.exc_info and record.exc_info[1]:
+            FAILURES.note(record.name, record.exc_info[1], message)
+        else:
+            FAILURES.warn(record.name, str(record.msg)[:_TEXT_MAX], message)
+
+
+async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Run work until it returns; after an exception again, after 0.1 to 5 seconds.
+
+    Args:
+        task: What fails, for the log and for `/metrics`: a constant of few words.
+        work: Begins the work, each time it is called.
+    """
+    clock, pause_s = asyncio.get_running_loop().time, _FIRST_PAUSE_S
+    while True:
+        began_at_s = clock()
+        try:
+            return await work()
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note(task, error)
+        if clock() - began_at_s > _LONG_S:
+            pause_s = _FIRST_PAUSE_S
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+
+def _place(error: BaseException) -> str:
+    """Return where an exception was raised; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
