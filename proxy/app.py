@@ -36,7 +36,7 @@ from proxy.loader import Loader, ModelCard, Reader
 from proxy.nodes.cards import local
 from proxy.pages import PASSED
 from proxy.record import CLIENT_GONE, Tell
-from proxy.request import Ask, read_ask
+from proxy.request import Ask, client_of, read_ask
 from proxy.roster import find, listed
 from proxy.settings import ProxySettings
 from proxy.warm import WarmPage
@@ -191,7 +191,8 @@ class _Passed:
     async def _answered(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         try:
             async with Flight(self._floor.flights):
-                with self._metrics.counting(answer.record), self._bodies.share() as share:
+                body = self._bodies.share(client_of(request))
+                with self._metrics.counting(answer.record), body as share:
                     await self._serve(request, answer, share)
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE

@@ -470,14 +470,14 @@ class WaitedLong(Unavailable):
 
 
 class BodyMemoryFull(Unavailable):
-    """The bodies of all requests together take as much memory as they may."""
+    """The bodies of all requests, or of one client's, take as much memory as they may."""
 
     code = "body_memory_full"
     ends_connection = True  # the rest of the body is not wanted
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, whose: str) -> None:
         super().__init__(
-            f"the bodies of all requests take {limit_bytes} bytes of memory, as much as they may; "
+            f"the bodies of {whose} take {limit_bytes} bytes of memory, as much as they may; "
             "retry later, or raise body_memory_bytes under [proxy]"
         )
 

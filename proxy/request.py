@@ -101,6 +101,12 @@ class Ask:
         return self.members.get("stream") is True
 
 
+def client_of(request: web.Request) -> str:
+    """Return who asks: the name of an API key, or an address."""
+    key = request.get(KEY)
+    return key.name if key else request.remote or ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Content:
     """What an instance is to read.
@@ -154,7 +160,7 @@ async def read_ask(
         members=members,
         kind=kind,
         model=content.model,
-        client=key.name if key else request.remote or "",
+        client=client_of(request),
         lane="batch" if key and key.lane == "batch" else _lane(request, members),
         patience_s=_patience_s(request, share.settings.patience_s),
         prompt=content.prompt,

@@ -20,6 +20,7 @@ from proxy.line.flight import Flight, Floor
 from proxy.loader import Loader, ModelCard, Reader
 from proxy.nodes.cards import local
 from proxy.pages import Kind
+from proxy.request import client_of
 from proxy.request_limits.check import check
 from proxy.roster import Pick, find
 
@@ -60,7 +61,7 @@ class WarmPage:
         """
         pick = find(request.match_info["id"], self._cards(request))
         async with Flight(self._floor.flights):
-            with self._bodies.share() as share:
+            with self._bodies.share(client_of(request)) as share:
                 return await self._read(request, pick, share)
 
     async def _read(self, request: web.Request, pick: Pick, share: Share) -> web.Response:

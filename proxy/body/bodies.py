@@ -28,11 +28,13 @@ class Share:
 
     Attributes:
         settings: The limits that the body has to keep.
+        client: Whose it is.
         held_bytes: How much memory it takes.
     """
 
-    def __init__(self, bodies: Bodies, settings: ProxySettings) -> None:
+    def __init__(self, bodies: Bodies, settings: ProxySettings, client: str) -> None:
         self.settings = settings
+        self.client = client
         self._bodies = bodies
         self.held_bytes = 0
 
@@ -64,40 +66,59 @@ class Share:
 class Bodies:
     """The bodies that are in memory.
 
-    A body that is alone may take more than all may take together: its own limits bound it.
+    Those of one client may take half of what all may, so that one that sends its bodies slowly, or
+    many of them, leaves room for others. A body that is alone, of its client or of all, may take
+    more: its own limits bound it.
 
     Args:
         settings: The limits of each, and of all together.
-
-    Attributes:
-        held_bytes: What they take now, by estimate.
     """
 
     def __init__(self, settings: ProxySettings) -> None:
         self._settings = settings
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
-        self.held_bytes = 0
+        self._by_client: dict[str, int] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """What they take now, by estimate."""
+        return sum(self._by_client.values())
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
-        """Give one request what its body needs, for the length of the block."""
-        share = Share(self, self._settings)
+    def share(self, client: str) -> Iterator[Share]:
+        """Give one request what its body needs, for the length of the block.
+
+        Args:
+            client: Whose it is: the name of an API key, or an address.
+        """
+        share = Share(self, self._settings, client)
         try:
             yield share
         finally:
-            self.held_bytes -= share.held_bytes
+            self._give_back(share)
 
     def take(self, share: Share, size_bytes: int) -> None:
         """Take memory for a share.
 
         Raises:
-            BodyMemoryFull: All bodies together would take too much.
+            BodyMemoryFull: All bodies together, or those of the client, would take too much.
         """
-        is_alone = self.held_bytes == share.held_bytes
         limit_bytes = self._settings.body_memory_bytes
-        if self.held_bytes + size_bytes > limit_bytes and not is_alone:
-            raise BodyMemoryFull(limit_bytes)
-        self.held_bytes += size_bytes
+        of_client = self._by_client.get(share.client, 0)
+        for held, limit, whose in (
+            (self.held_bytes, limit_bytes, "all requests"),
+            (of_client, limit_bytes // 2, "one client's requests"),
+        ):
+            if held + size_bytes > limit and held != share.held_bytes:
+                raise BodyMemoryFull(limit, whose)
+        self._by_client[share.client] = of_client + size_bytes
+
+    def _give_back(self, share: Share) -> None:
+        left = self._by_client.get(share.client, 0) - share.held_bytes
+        if left:
+            self._by_client[share.client] = left
+        else:
+            self._by_client.pop(share.client, None)
 
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
         """Return what `work` makes of a body; in a thread, one after the other, where it is large.

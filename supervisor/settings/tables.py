@@ -53,8 +53,8 @@ class ProxyTable(Table):
         256 * 1024**2,
         ge=1024**2,
         le=1024**4,
-        description="memory that the bodies of all requests may take together, in bytes; "
-        "a request that would need more gets 503",
+        description="memory that the bodies of all requests may take together, in bytes, "
+        "those of one client half of it; a request that would need more gets 503",
     )
     max_header_total_bytes: int = Field(
         32 * 1024, ge=4096, le=1024**2, description="largest request header taken, in bytes"

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -234,6 +235,32 @@ async def test_a_malformed_form_is_a_bad_request(house: House, content_type: str
 
 # What a body may become.
 
+HOSTILE = {
+    "text": b'{"prompt": "%s"}' % (b"hello world " * 1_300_000),
+    "escapes": b'{"stream": false, "prompt": "%s"}' % (b'\\"' * 8_000_000),
+    "tokens": b'{"prompt": [%s1]}' % (b"12345," * 490_000),
+    "too many": b'{"prompt": [%s1]}' % (b"1," * 8_000_000),
+    "lists": b'{"prompt": [%s1]}' % (b"[]," * 54_000),
+    "objects": b'{"a": [%s1]}' % (b'{"":1},' * 40_000),
+    "names": b'{%s"prompt": 1}' % b"".join(b'"%d":1,' % number for number in range(160_000)),
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=list(HOSTILE))
+async def test_other_requests_have_their_turn_beside_any_body(house: House, body: bytes) -> None:
+    await house.open(max_body_bytes=ProxySettings().max_body_bytes)
+    await house.fake()
+    loop, longest_s = asyncio.get_running_loop(), 0.0
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(status_of(house, body))
+        while not asked.done():
+            began_s = loop.time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, loop.time() - began_s)
+    assert asked.result() in {200, 400}
+    # A tenth of that on an idle machine.
+    assert longest_s < 1
+
 
 @pytest.mark.parametrize(
     "path", ["/tokenize", "/v1/chat/completions", "/corral/v1/models/chat/warm"]
@@ -321,7 +348,7 @@ async def test_bodies_that_take_too_much_memory_together_are_refused_until_one_e
 
 
 async def status_of(house: House, body: bytes) -> int:
-    async with house.http.post("/tokenize", data=body) as response:
+    async with house.http.post("/completion", data=io.BytesIO(body)) as response:
         return response.status
 
 
