@@ -20,7 +20,8 @@ from typing import Final
 
 from proxy.engine.page import fetch, question
 from proxy.engine.upstream import Upstream
-from proxy.errors import ProxyError, UpstreamSilent
+from proxy.engine.wire import Broken
+from proxy.errors import ProxyError, UpstreamSilent, UpstreamUnreached
 from proxy.line.lease import Lease
 from proxy.line.seats import Seat, Seats
 from proxy.settings import ProxySettings
@@ -30,6 +31,9 @@ _HEALTH_S: Final = 1.0
 # An answer that was to come within a second, and that we looked for so much later, proves nothing.
 _LATE_S: Final = 0.25
 _HEALTH_MAX_BYTES: Final = 64 * 1024
+
+# What a question meets where no process listens any more.
+_ENDED: Final = (Broken, ConnectionError, FileNotFoundError)
 
 IsThere = Callable[[Upstream], Awaitable[bool]]
 
@@ -122,12 +126,18 @@ class Silence:
 
 
 def answers_health(settings: ProxySettings) -> IsThere:
-    """Return what asks an instance whether it is there; any answer says so."""
+    """Return what asks an instance whether it is there; any answer says so.
+
+    A connection that is refused or broken is no silence but the end of a process: its requests see
+    that themselves, and one that it crashed with must not move to another.
+    """
 
     async def ask(upstream: Upstream) -> bool:
         health = question("/health")
         try:
             await fetch(upstream, health, settings, _HEALTH_S, _HEALTH_MAX_BYTES)
+        except UpstreamUnreached as error:
+            return isinstance(error.__cause__, _ENDED)
         except ProxyError:
             return False
         return True

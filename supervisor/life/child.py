@@ -18,7 +18,11 @@ be noticed, hence the look at getppid after it. It is set in `preexec_fn`, which
 and exec: everything it needs was looked up before. The alternative, `setpriv --pdeathsig`, needs a
 program that is not everywhere, and cannot look at getppid.
 
-Source: prctl(2) PR_SET_PDEATHSIG, pidfd_open(2) (Linux 5.3), setsid(2), kill(2).
+No core is written: it would hold what clients said, take gigabytes of disk, and for as long as that
+takes a crashed engine would look like one that is silent.
+
+Source: prctl(2) PR_SET_PDEATHSIG, pidfd_open(2) (Linux 5.3), setsid(2), kill(2); Linux,
+fs/coredump.c, on a limit of 1.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -44,6 +49,8 @@ _REAP_TIMEOUT_S: Final = 5.0
 # comes from somebody who left the group and took the pipe along.
 _REST_TIMEOUT_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
+# The kernel writes no core to a file of one byte, and starts no program for one either.
+_NO_CORE: Final = 1
 _SHELL_SIGNAL: Final = 128
 _REQUESTS_TO_LEAVE: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -96,7 +103,11 @@ class Child:
         Raises:
             OSError: The program cannot be run.
         """
-        ours = os.getpid()
+        ours, (_, core_max) = os.getpid(), resource.getrlimit(resource.RLIMIT_CORE)
+        core = (
+            _NO_CORE if core_max == resource.RLIM_INFINITY else min(_NO_CORE, core_max),
+            core_max,
+        )
         process = subprocess.Popen(
             launch.argv,
             stdin=subprocess.PIPE,
@@ -106,7 +117,7 @@ class Child:
             env=dict(launch.env),
             cwd=launch.cwd,
             start_new_session=True,
-            preexec_fn=lambda: _die_with(ours),  # noqa: PLW1509 (see the module's docstring)
+            preexec_fn=lambda: _prepare(ours, core),  # noqa: PLW1509 (see the module's docstring)
         )
         try:
             return cls(process)
@@ -179,7 +190,14 @@ class Child:
                     pipe.close()
 
 
-def _die_with(parent_pid: int) -> None:  # pragma: no cover (runs between fork and exec)
+def _prepare(  # pragma: no cover (runs between fork and exec)
+    parent_pid: int, core: tuple[int, int]
+) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, core)
+    _die_with(parent_pid)
+
+
+def _die_with(parent_pid: int) -> None:  # pragma: no cover (as above)
     if _prctl is None:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -289,3 +289,15 @@ async def test_an_engine_that_reads_a_long_prompt_answers_health(
     assert await answers_health(ProxySettings())(one)
     async with stopped(pair["chat.2"]):
         assert not await answers_health(ProxySettings())(one)
+
+
+async def test_a_process_that_has_ended_is_not_silent(house: House) -> None:
+    async def drop(call: Call) -> None:
+        call.drop()
+
+    asks = answers_health(ProxySettings())
+    dying = await house.fake(drop, is_admitted=False)
+    assert await asks(dying.upstream())
+    await dying.stop()
+    assert await asks(dying.upstream())
+    assert await asks(replace(dying.upstream(), socket="/nowhere/x.sock"))

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -138,6 +139,17 @@ async def test_a_flood_is_swallowed_and_blocks_nobody(runtime: Path) -> None:
             longest_s = max(longest_s, time.thread_time() - at_s)
     assert sum(sizes) == 200_000_000
     assert longest_s < 1
+
+
+async def test_it_leaves_no_core_behind(runtime: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        child = Child.spawn(shell(runtime, "grep 'core file size' /proc/self/limits"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    _, out, _ = await ears(child)
+    assert out.split()[4] == (b"1" if hard else b"0")
 
 
 @pytest.mark.parametrize(
