@@ -26,15 +26,12 @@ from supervisor.errors import CorralError
 
 SCHEMA: Final = 1
 _ONE_BYTE: Final = 0x100
+_TWO_BYTES: Final = 0x10000
 _EXIT_INTERRUPTED: Final = 130
 _EXIT_PIPE_CLOSED: Final = 141
 _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
-# C0 and C1 controls but tabulator and newline, DEL, and what changes the direction of text or ends
-# a line without being seen; halves of surrogate pairs cannot be written at all.
-# Source: ECMA-48; Unicode 15, chapter 23, and UAX 9.
-_UNPRINTABLE: Final = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
-)
+# Whatever is not plain ASCII is looked at; tabulators and newlines of logs and tables stay.
+_SUSPECT: Final = re.compile(r"[^\x20-\x7e\t\n]")
 # Stands for the escape character in our own styles until they are written. Random, so that no text
 # of a stranger has it.
 _OUR_ESCAPE: Final = f"\x1b{secrets.token_hex(8)}"
@@ -125,8 +122,12 @@ def write(text: str, stream: TextIO | None = None, *, end: str = "\n", raw: bool
 
 
 def printable(text: str) -> str:
-    r"""Return text with `\x1b` or `\u202e` for each character that is not for eyes."""
-    return _UNPRINTABLE.sub(_escape, text)
+    r"""Return text with `\x1b` or `\u202e` for each character that is not for eyes.
+
+    Those are controls, what is not seen or changes the direction of text, spaces but the plain one,
+    halves of surrogate pairs, and what Unicode has not assigned.
+    """
+    return _SUSPECT.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
@@ -135,8 +136,12 @@ def one_line(text: str) -> str:
 
 
 def _escape(found: re.Match[str]) -> str:
+    if found[0].isprintable():
+        return found[0]
     code = ord(found[0])
-    return f"\\x{code:02x}" if code < _ONE_BYTE else f"\\u{code:04x}"
+    if code < _ONE_BYTE:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < _TWO_BYTES else f"\\U{code:08x}"
 
 
 def to_json(value: object, *, indent: bool = False) -> str:
@@ -151,7 +156,11 @@ def to_json(value: object, *, indent: bool = False) -> str:
         text = orjson.dumps(value, option=option, default=str).decode()
     except orjson.JSONEncodeError:
         text = json.dumps(value, indent=2 if indent else None, default=str)
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _SUSPECT.sub(_escape_in_json, text)
+
+
+def _escape_in_json(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
 def describe(error: CorralError, stream: TextIO) -> str:

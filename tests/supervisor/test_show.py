@@ -81,7 +81,10 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
     assert painted("x", Terminal()) == "x"
 
 
-HOSTILE = "\x1b[2J\x1b]0;t\x07 \r \x7f \x9b31m \u202etxt \u2066 \udcff \u2028 \x1b[31mred"
+HOSTILE = (
+    "\x1b[2J\x1b]0;t\x07 \r \x7f \x9b31m \u202etxt \u2066 \udcff \u2028 "
+    "\ufeff \U000e0001 \x1b[31mred"
+)
 
 
 def test_what_commands_a_terminal_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +92,8 @@ def test_what_commands_a_terminal_is_made_visible(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert painted(HOSTILE, Terminal()) == (
         "\x1b[31m"
-        r"\x1b[2J\x1b]0;t\x07 \x0d \x7f \x9b31m \u202etxt \u2066 \udcff \u2028 \x1b[31mred"
+        r"\x1b[2J\x1b]0;t\x07 \x0d \x7f \x9b31m \u202etxt \u2066 \udcff \u2028 "
+        r"\ufeff \U000e0001 \x1b[31mred"
         "\x1b[0m"
     )
 
