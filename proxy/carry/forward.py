@@ -5,6 +5,9 @@ of its answer went out, or is stopped before that, is forgiven once: the request
 to the same where there is no other. Never where its engine crashed: it may have been the cause.
 What breaks later breaks the answer. A client that leaves closes the connection upstream at once,
 and the instance is not blamed.
+
+An instance that sends no first byte and does not answer `/health` either is left for another as
+soon as that has a slot free. The prompts of an array are requests of their own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pytest
 from fakes import engine as engines
 from fakes.asks import ask, upstream
 from fakes.clock import leap
-from fakes.house import House
+from fakes.house import House, until
 from fakes.upstream import Call
 
 from proxy.engine.upstream import Upstream
@@ -274,7 +274,7 @@ async def test_an_engine_stopped_while_idle_costs_the_next_request_seconds_and_n
 ) -> None:
     for name, socket in pair.items():
         house.dispatch.admit(replace(engines.upstream(socket, 2), name=name))
-    async with stopped(pair["chat.1"]), asyncio.timeout(9):  # it took 10 s
+    async with stopped(pair["chat.1"]), asyncio.timeout(18):  # one took 20 s and failed
         for _ in range(4):
             async with house.ask(stream=stream, max_tokens=4) as response:
                 assert response.status == 200
@@ -282,13 +282,24 @@ async def test_an_engine_stopped_while_idle_costs_the_next_request_seconds_and_n
     assert {told["instance"] for told in house.events("request.finished")} == {"chat.2"}
 
 
-async def test_an_engine_that_reads_a_long_prompt_answers_health(
-    pair: Mapping[str, Path],
+async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does_not(
+    house: House, pair: Mapping[str, Path]
 ) -> None:
     one = engines.upstream(pair["chat.2"], 2)
-    assert await answers_health(ProxySettings())(one)
+    is_there = answers_health(ProxySettings())
+    house.dispatch.admit(one)
+
+    async def read_it() -> None:
+        async with house.ask(messages=[{"role": "user", "content": "the cat " * 2500}]) as response:
+            await response.read()
+
+    reading = asyncio.get_running_loop().create_task(read_it())
+    await until(lambda: house.dispatch.busy("chat.1") == 1)
+    assert await is_there(one)
+    reading.cancel()
+    await asyncio.wait([reading])
     async with stopped(pair["chat.2"]):
-        assert not await answers_health(ProxySettings())(one)
+        assert not await is_there(one)
 
 
 async def test_a_process_that_has_ended_is_not_silent(house: House) -> None:
