@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold"
 _SUSPECT: Final = re.compile(r"[^\x20-\x7e\t\n]")
 # Stands for the escape character in our own styles until they are written. Random, so that no text
 # of a stranger has it.
-_OUR_ESCAPE: Final = f"\x1b{secrets.token_hex(8)}"
+_OUR_ESCAPE: Final = f"\x1b{os.urandom(8).hex()}"
 
 
 @dataclass(frozen=True, slots=True)
