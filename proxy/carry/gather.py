@@ -130,8 +130,8 @@ class Renumber:
         return b"data: " + orjson.dumps(self._numbered(at * self._array.choices, piece)) + b"\n\n"
 
     def _numbered(self, first: int, piece: dict[str, Any]) -> dict[str, Any]:
-        for item in (piece, *_choices(piece)):
-            if isinstance(index := item.get("index"), int):
+        for item in (piece, piece.get("__verbose"), *_choices(piece)):
+            if isinstance(item, dict) and isinstance(index := item.get("index"), int):
                 item["index"] = first + index
         for name in ("id", "created"):  # the stream is one answer
             if name in piece:

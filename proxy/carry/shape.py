@@ -15,6 +15,9 @@ answered itself. Where it would not, the request passes as it is:
 A whole answer that turns out to have no text at all is asked for once more, as it is (`plain`): a
 stream leaves out a cut letter and the beginning of a mark, a whole answer shows them.
 
+One difference is left: where an answer ends at its limit with half a letter (U+FFFD) or with the
+beginning of a stop string, a whole answer shows it and a stream does not, nor what is assembled.
+
 A stream that the client gets is asked with progress only where it comes out the same without it.
 A chat that goes on with the assistant's own message has that message in its first progress, and
 OpenAI's responses have events of their own there: both are asked as the client wrote them.

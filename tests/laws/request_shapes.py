@@ -213,6 +213,7 @@ KNOWN: Final[tuple[Shape, ...]] = (
     (RESPONSES, {"input": "Say hello", "max_output_tokens": 2, "timings_per_token": True}),
     (RESPONSES, {"input": "Say hello", "max_output_tokens": 2, "grammar": _GRAMMARS[3]}),
     (MESSAGES, {"messages": _thread(_PREFILLS[2]), "max_tokens": 1}),
+    (TEXT, {"prompt": ["Once", "Far away"], "max_tokens": 1, "verbose": True}),
 )
 
 SHAPES: Final = st.one_of(_chats(), _texts(), _natives(), _messages(), _responses())
