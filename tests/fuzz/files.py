@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import selectors
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +17,13 @@ import tiny_gguf
 from end_to_end.home import Corral
 from fuzz.case import Case
 from fuzz.finding import Example, Findings, Limits, Report
+from fuzz.sample import ran
 
 # Over this by the clock on the wall, a case hangs; the limit of 2 s is counted in processor time.
 _HANG_S: Final = 15.0
 _CASES_OF_A_CHILD: Final = 500
+# One input of so many is also read by a process of its own.
+_SAMPLE: Final = 25
 _TESTS: Final = Path(__file__).parent.parent
 # Settings that name the file which each input of a part is written to.
 _SETTINGS: Final = {
@@ -35,36 +41,47 @@ def run(part: str, seed: int, limits: Limits, findings: Findings, home: Path) ->
     tiny_gguf.make(home / "tiny.gguf")
     for name, text in _SETTINGS.items():
         (home / name).write_text(text, "utf-8")
+    make_case: Callable[[int, int], Case] = importlib.import_module(f"fuzz.{part}").case
     child: Child | None = None
-    children = hangs = 0
-    module = importlib.import_module(f"fuzz.{part}")
+    figures = Counter[str]()
     while (number := limits.take()) is not None:
         if child is None:
-            child, children = Child(part, seed, home, corral.env), children + 1
+            child = Child(part, seed, home, corral.env)
+            figures["processes"] += 1
+        case = make_case(seed, number)
         found = child.tried(number)
-        hangs_now = found is None
-        hangs += hangs_now
-        if found is None:
-            why = child.end()
-            found = [{"what": f"hangs or dies: {why[0]}", "detail": why[1]}]
-        if hangs_now or child.is_used_up or any("MiB" in one["what"] for one in found):
+        if number % _SAMPLE == 0 and not child.is_lost:
+            figures["commands as processes"] += 1
+            found += ran(corral, case.words(home)[0])
+        _tell(findings, part, number, case, found)
+        if child.is_used_up or any("MiB" in one["what"] for one in found):
+            figures["hangs or deaths"] += child.is_lost
             child.end()
             child = None
-        case: Case = module.case(seed, number)
-        for one in found:
-            words = "; ".join(" ".join(words) for words in case.commands)
-            example = Example(Path(case.path).name, case.data, f"{case.made_by}; {words}")
-            findings.add(part, one["what"], f"input {number}: {one['detail']}", [example])
     if child:
         child.end()
-    return Report(part, limits.taken, {"processes": str(children), "hangs or deaths": str(hangs)})
+    return Report(part, limits.taken, {name: str(count) for name, count in figures.items()})
+
+
+def _tell(
+    findings: Findings, part: str, number: int, case: Case, found: Sequence[Mapping[str, str]]
+) -> None:
+    words = "; ".join(" ".join(words) for words in case.commands)
+    example = Example(Path(case.path).name, case.data, f"{case.made_by}; {words}")
+    for one in found:
+        findings.add(part, one["what"], f"input {number}: {one['detail']}", [example])
 
 
 class Child:
-    """A process that tries inputs by number."""
+    """A process that tries inputs by number.
+
+    Attributes:
+        is_lost: Whether it hangs or died.
+    """
 
     def __init__(self, part: str, seed: int, home: Path, env: dict[str, str]) -> None:
         self._count = 0
+        self.is_lost = False
         self._errors = home / "child.stderr"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -78,33 +95,36 @@ class Child:
 
     @property
     def is_used_up(self) -> bool:
-        """Tell whether it has tried so many that its memory says little any more."""
-        return self._count >= _CASES_OF_A_CHILD
+        """Tell whether it hangs, or has tried so many that its memory says little any more."""
+        return self.is_lost or self._count >= _CASES_OF_A_CHILD
 
-    def tried(self, number: int) -> list[dict[str, Any]] | None:
-        """Return what is wrong with an input; None where the child hangs or died."""
+    def tried(self, number: int) -> list[dict[str, Any]]:
+        """Return what is wrong with an input; that it hangs or died, too."""
         self._count += 1
-        assert self._process.stdin
-        assert self._process.stdout
-        try:
-            self._process.stdin.write(f"{number}\n".encode())
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        # The first case pays for the imports, and for asking the engine what it can do.
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(_HANG_S + (30 if self._count == 1 else 0)):
-                return None
-        line = self._process.stdout.readline()
-        found: list[dict[str, Any]] | None = json.loads(line) if line else None
+        line = self._asked(number)
+        if not line:
+            self.is_lost = True
+            code = self._process.poll()
+            how = "no answer" if code is None else f"exit code {code}"
+            told = self._errors.read_text("utf-8", errors="replace")[-3000:]
+            return [{"what": f"hangs or dies: {how}", "detail": told}]
+        found: list[dict[str, Any]] = json.loads(line)
         return found
 
-    def end(self) -> tuple[str, str]:
-        """Kill it; return how it ended, and what it wrote to stderr."""
-        code = self._process.poll()
+    def _asked(self, number: int) -> bytes:
+        """Return the line that a number is answered with; empty where there is none."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{number}\n".encode())
+            self._process.stdin.flush()
+        # The first case pays for the imports, and for asking the engine what it can do.
+        patience_s = _HANG_S + (30 if self._count == 1 else 0)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return self._process.stdout.readline() if selector.select(patience_s) else b""
+
+    def end(self) -> None:
+        """Kill it."""
         self._process.kill()
         self._process.communicate()
-        told = self._errors.read_text("utf-8", errors="replace")
-        how = "no answer" if code is None else f"exit code {code}"
-        return how, f"{how}\n{told[-3000:]}"

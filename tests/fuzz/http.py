@@ -94,7 +94,7 @@ class Http:
             self.findings.add("http", what, f"{took}: {told}", [sent.example()])
 
     def _found(self, what: str, detail: str, from_s: float) -> None:
-        self.findings.add("daemon", what, detail, list(self._suspects(from_s)))
+        self.findings.add("http", what, detail, list(self._suspects(from_s)))
 
     def _suspects(self, from_s: float) -> Iterator[Example]:
         """Yield what was under way, or had just ended, at a moment."""
