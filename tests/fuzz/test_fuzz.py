@@ -79,6 +79,7 @@ def test_a_good_refusal_is_no_finding() -> None:
         "a warning of some library",
         {"event": "instance.exited", "fault": True, "signal": 11},
         {"event": "instance.failed"},
+        {"event": "task.failed", "task": "slots", "error": "e"},
         {"event": "request.refused", "status": 500, "why": "w"},
     ],
 )
