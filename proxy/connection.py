@@ -16,7 +16,7 @@ from aiohttp import StreamReader, http_exceptions, web
 
 from proxy.carry.answer import error_response
 from proxy.connections import Connections
-from proxy.errors import BadRequest, HeaderTooLarge, Internal, ProxyError, TooSlow
+from proxy.errors import BadRequest, HeaderTooLarge, Internal, ProxyError, TooSlow, Unmet
 from proxy.gate.door import SERVER, new_request_id
 
 _PATH: Final = "/"  # what was asked for is not known: OpenAI's shape
@@ -192,6 +192,9 @@ class Connection(web.RequestHandler):
         """
         if isinstance(exc, http_exceptions.HttpProcessingError):
             response = error_response(_PATH, unreadable(exc))
+        elif isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:
+            # aiohttp refuses an expectation with its text, also one that is no text.
+            response = error_response(request.path, Unmet())
         else:
             super().handle_error(request, status, exc, message)  # tells the log
             response = error_response(request.path, Internal())

@@ -256,6 +256,9 @@ class Unmet(ProxyError):
     anthropic_type = "invalid_request_error"
     ends_connection = True
 
+    def __init__(self) -> None:
+        super().__init__("the one expectation met here is 100-continue")
+
 
 class HeaderTooLarge(ProxyError):
     """The header has too many fields, or one that is too long."""

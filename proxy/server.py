@@ -184,4 +184,6 @@ def _quiet_logger() -> logging.Logger:
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, web.RequestPayloadError)
+    # An instance's ConnectionError is another error by now: this one's client left, as it does
+    # where it should have been told to go on (Expect: 100-continue).
+    return not isinstance(error, web.RequestPayloadError | ConnectionError)

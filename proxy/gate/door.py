@@ -104,7 +104,7 @@ class Door:
         """Put on every answer what all of them carry; a signal handler of aiohttp."""
         if response.status == 417 and isinstance(response, web.HTTPExpectationFailed):
             # aiohttp's own, past all middlewares
-            _say(response, request.path, Unmet("the one expectation met here is 100-continue"))
+            _say(response, request.path, Unmet())
         response.headers["Server"] = SERVER
         if "Origin" in request.headers:
             response.headers.update(self._guard.cors_headers(request))

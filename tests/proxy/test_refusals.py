@@ -1,6 +1,7 @@
 """Whatever is wrong with a request, its answer is JSON that client libraries understand."""
 
 import json
+import logging
 import random
 from typing import Any, Final
 
@@ -110,6 +111,23 @@ async def test_what_an_instance_refuses_without_a_reason_gets_one(
     assert "no" in content["error"]["message"]
     assert content["error"]["type"] == "invalid_request_error"
     assert (content.get("type") == "error") == (path == "/v1/messages")
+
+
+@pytest.mark.parametrize("line", [b"GET /health", b"POST /none", b"PUT /v1/messages"])
+async def test_an_expectation_that_is_no_text_is_refused(house: House, line: bytes) -> None:
+    raw = line + b" HTTP/1.1\r\n" + HOST + b"Expect: \xff\r\n\r\n"
+    status, headers, body = await speak(house, raw)
+    assert status == 417
+    check(status, headers, body, line.decode())
+
+
+async def test_a_client_that_left_before_it_was_told_to_go_on_is_not_logged(house: House) -> None:
+    await house.open()
+    logger = logging.getLogger("proxy.http")
+    for error, is_told in ((ConnectionResetError(), False), (ValueError(), True)):
+        info = (type(error), error, None)
+        record = logger.makeRecord("proxy.http", logging.ERROR, "", 0, "it failed", (), info)
+        assert bool(logger.filter(record)) == is_told
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/messages"])
