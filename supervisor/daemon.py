@@ -231,9 +231,7 @@ class Daemon:
         try:
             yield
         finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
-            loop.remove_signal_handler(signal.SIGHUP)
+            _ignore_signals(loop)
 
     # What commands ask (supervisor.control.api.Service).
 
@@ -288,6 +286,19 @@ class Daemon:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Have signals mean nothing from now on: the process is about to end by itself, with code 0.
+
+    Blocked meanwhile, because a loop that forgets a handler restores the default, which kills.
+    """
+    everyone = {*_SIGNALS, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, everyone)
+    for number in everyone:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _node_status(facts: NodeFacts) -> NodeStatus:

@@ -10,7 +10,9 @@ import filelock
 from supervisor.commands.choice import among
 from supervisor.control.client import Client
 from supervisor.errors import DaemonBusy, NotRunning
+from supervisor.host.owner import read_owner
 from supervisor.host.paths import Directories, directories
+from supervisor.host.process_end import process_end
 from supervisor.show import Outcome
 
 # Between the last word of a daemon and the end of its process there is next to nothing to do.
@@ -51,19 +53,29 @@ def _send_away(client: Client, verb: str, done: str, words: Sequence[str]) -> Ou
 def end_daemon(where: Directories) -> Outcome:
     """Tell the daemon to end, and wait until it has.
 
-    The stream of the shutdown ends a little before the process, whose lock is the last to go.
+    The stream of the shutdown ends a little before the lock is given up, and that before the
+    process ends.
 
     Raises:
         NotRunning: No daemon runs.
         DaemonBusy: It does not answer, or its process does not end.
     """
-    for _ in Client(where.control_socket).shutdown():
-        pass
+    with process_end(read_owner(where.state_file)) as end:
+        for _ in Client(where.control_socket).shutdown():
+            pass
+        if not (_is_free(where) and end.wait(_GONE_WITHIN_S)):
+            raise DaemonBusy(
+                "the daemon stopped everything but its own process, "
+                "or another was started meanwhile",
+                hint="corral status shows which",
+            )
+    return Outcome({"running": False}, "stopped")
+
+
+def _is_free(where: Directories) -> bool:
+    """Wait for the lock of the runtime directory; return whether it was given up."""
     try:
         with filelock.FileLock(where.lock_file, timeout=_GONE_WITHIN_S, mode=0o600):
-            return Outcome({"running": False}, "stopped")
-    except filelock.Timeout as error:
-        raise DaemonBusy(
-            "the daemon stopped everything but its own process, or another was started meanwhile",
-            hint="corral status shows which",
-        ) from error
+            return True
+    except filelock.Timeout:
+        return False

@@ -3,6 +3,7 @@
 import http.client
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,19 @@ def test_a_start_that_is_no_longer_waited_for_goes_on(corral: Corral, tiny_model
     assert waiting.returncode == 130
     assert "what was begun goes on" in said
     assert corral.data("status")["models"][0]["instances"][0]["state"] == "starting"
+
+
+def test_a_daemon_that_was_told_twice_ends_with_code_0(corral: Corral, tiny_model: Path) -> None:
+    daemon = configured(corral, tiny_model).serve()
+    daemon.send_signal(signal.SIGTERM)
+    while daemon.poll() is None:  # until its last moment
+        daemon.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            daemon.wait(0.02)
+    assert daemon.returncode == 0
+
+
+def test_stop_says_so_when_the_process_is_gone(corral: Corral, tiny_model: Path) -> None:
+    daemon = configured(corral, tiny_model).serve()
+    corral.ok("stop")
+    assert daemon.poll() == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ def get(url: str, **body: Any) -> Any:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as response:
         return response.read().decode()
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Put back how this process takes signals, which a daemon ignores in the end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("owner", "name"), FAILING, ids=lambda one: getattr(one, "__name__", one))
