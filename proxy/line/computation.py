@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from proxy.line.lease import Lease
 
 # Between the end of a connection and the end of its process lie milliseconds, and up to half a
-# second in which the last of its output is read.
-_PATIENCE_S: Final = 2.0
+# second in which the last of its output is read. Two tries that wait for engines which live after
+# all must end before a stream's first comment, or their error could no longer be a status.
+_PATIENCE_S: Final = 0.75
 # With these the process lives, is ended by us, or has not seen the request.
 _NO_CRASH: Final = (
     UpstreamLoading,
