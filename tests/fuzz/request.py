@@ -11,9 +11,9 @@ KEY: Final = "fuzz-key-for-all-models"
 LIMITED_KEY: Final = "fuzz-key-for-one-model"
 NEIGHBOUR_KEY: Final = "key-of-another-client"
 _CREDENTIALS: Final = (
-    *[(f"Authorization: Bearer {KEY}",)] * 12,
-    (f"X-Api-Key: {KEY}",),
-    (f"Authorization: Bearer {LIMITED_KEY}",),
+    *[(f"Authorization: Bearer {KEY}",)] * 40,
+    *[(f"X-Api-Key: {KEY}",)] * 4,
+    *[(f"Authorization: Bearer {LIMITED_KEY}",)] * 2,
     (),
     ("Authorization: Bearer wrong-wrong",),
     ("Authorization: Basic Zm9vOmJhcg==",),

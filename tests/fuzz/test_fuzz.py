@@ -33,10 +33,11 @@ def test_nothing_is_found_in_some_files(part: str, tmp_path: Path) -> None:
     assert report.inputs == 12
 
 
-def test_a_part_without_inputs_finds_nothing(tmp_path: Path) -> None:
+def test_nothing_is_found_by_some_requests(tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
-    report = parts.run("http", 1, 20, 0, 0, findings)
-    assert not findings.counts
+    report = parts.run("http", 1, 8, 200, 0, findings)
+    assert not findings.told
+    assert report.inputs > 8
     assert report.figures["deaths"] == "0"
 
 
