@@ -42,6 +42,9 @@ _MISTAKES: Final = re.compile(
     | (tools|tool_choice)\ param\ requires\ --jinja
     | At\ least\ one\ of\ min_value\ or\ max_value   # a JSON schema's integer
     | got\ exception:\ Unexpected\ empty\ grammar\ stack   # ignore_eos beyond a grammar's end
+    | Cannot\ (use|specify|set|have)\           # two members that exclude each other
+    # a grammar of what is no text: without tools, any text is of this format
+    | The\ model\ produced\ output\ that\ does\ not\ match\ the\ expected\ Content-only
     """,
     re.VERBOSE,
 )

@@ -62,9 +62,7 @@ class Connections:
         figures = {
             "answers to the client": ", ".join(f"{k}: {n}" for k, n in self._answers.items()),
             "slowest answer": f"{self._slowest_s:.2f} s",
-            "longest blocked loop": f"{observer.worst.get('loop', 0):.2f} s",
-            "most memory": f"{observer.worst.get('memory', 0):.0f} MiB",
-            "deaths": str(observer.deaths),
+            **observer.figures(),
         }
         return Report("connections", len(_BEGINNINGS), figures)
 

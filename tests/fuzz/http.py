@@ -74,7 +74,8 @@ class Http:
         if code := self.daemon.stop():
             self._found(f"it ended with code {code}", "", time.monotonic())
         observer.read_log()
-        return Report("http", self.limits.taken, self._figures(observer))
+        answers = ", ".join(f"{key}: {count}" for key, count in self.statuses.most_common())
+        return Report("http", self.limits.taken, {"answers": answers, **observer.figures()})
 
     async def _client(self, observer: Observer) -> None:
         while (number := self.limits.take()) is not None and observer.deaths < DEATHS_MAX:
@@ -115,13 +116,3 @@ class Http:
             if answer.status != 200:
                 told = f"{answer.status} {answer.body[:300]!r}"
                 self._found(f"{model} does not answer at the end", told, time.monotonic())
-
-    def _figures(self, observer: Observer) -> dict[str, str]:
-        worst = observer.worst
-        return {
-            "answers": ", ".join(f"{key}: {n}" for key, n in self.statuses.most_common()),
-            "longest blocked loop": f"{worst.get('loop', 0):.2f} s",
-            "longest gap in a stream": f"{worst.get('stream', 0):.2f} s",
-            "most memory": f"{worst.get('memory', 0):.0f} MiB",
-            "deaths": str(observer.deaths),
-        }

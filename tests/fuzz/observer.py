@@ -91,6 +91,8 @@ class Observer:
             told = json.loads(line)
             kind, value = told["kind"], told["value"]
             self.worst[kind] = max(self.worst.get(kind, 0), value)
+            wall_s = told.get("wall_s", 0)
+            self.worst[f"{kind} wall"] = max(self.worst.get(f"{kind} wall", 0), wall_s)
             limit, what = _LIMITS.get(kind, (float("inf"), ""))
             if value > limit:
                 self.found(what, json.dumps(told), told["from_s"])
@@ -100,6 +102,17 @@ class Observer:
         while self.daemon.is_alive():
             await asyncio.sleep(_LOOK_S)
             self.read_log()
+
+    def figures(self) -> dict[str, str]:
+        """Return the worst that was measured, in words."""
+        worst = {kind: self.worst.get(kind, 0) for kind in _LIMITS}
+        walls = {kind: self.worst.get(f"{kind} wall", 0) for kind in _LIMITS}
+        return {
+            "longest blocked loop": f"{worst['loop']:.2f} s ({walls['loop']:.2f} s on the wall)",
+            "longest gap in a stream": f"{worst['stream']:.2f} s ({walls['stream']:.2f} s)",
+            "most memory": f"{worst['memory']:.0f} MiB",
+            "deaths of the daemon": str(self.deaths),
+        }
 
     def read_log(self) -> None:
         """Judge what the daemon has written since the last call."""

@@ -53,13 +53,7 @@ class Reload:
         observer.read_log()
         if code := self.daemon.stop():
             self._found(f"it ended with code {code}", "", time.monotonic())
-        figures = {
-            "longest blocked loop": f"{observer.worst.get('loop', 0):.2f} s",
-            "longest gap in a stream": f"{observer.worst.get('stream', 0):.2f} s",
-            "most memory": f"{observer.worst.get('memory', 0):.0f} MiB",
-            "deaths": str(observer.deaths),
-        }
-        return Report("reload", self.limits.taken, figures)
+        return Report("reload", self.limits.taken, observer.figures())
 
     async def _change(self, number: int, observer: Observer) -> None:
         await observer.up.wait()

@@ -38,7 +38,7 @@ def test_nothing_is_found_by_some_requests(tmp_path: Path) -> None:
     report = parts.run("http", 1, 8, 200, 0, findings)
     assert not findings.told
     assert report.inputs > 8
-    assert report.figures["deaths"] == "0"
+    assert report.figures["deaths of the daemon"] == "0"
 
 
 ASKED = Input("members", (post("/v1/chat/completions", b"{}", (f"X-Api-Key: {KEY}",)),))

@@ -1,9 +1,7 @@
 """Looks at a daemon from a process of its own: its event loop, its memory, a stream beside it.
 
 Prints one JSON object a line: {"kind": "loop" | "memory" | "stream", "from_s", "to_s", "value", …}.
-Times are of the monotonic clock, which all processes share. A second in which the machine gave the
-daemon, or this process, no processor is not counted as the daemon's: Linux says how long a thread
-that could run waited for one. Source: proc(5), /proc/PID/schedstat, its second figure.
+Times are of the monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -16,6 +14,8 @@ import json
 import time
 from pathlib import Path
 from typing import Any, Final
+
+from fuzz.gap import Gap
 
 _PROBE_S: Final = 0.1
 _MEMORY_S: Final = 0.05
@@ -49,31 +49,11 @@ def _tell(kind: str, began_s: float, value: float, **more: Any) -> None:
     )
 
 
-def _starved_s(*pids: int | str) -> float:
-    """Return how long the first threads of processes have waited for a processor, summed."""
-    total = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError):
-            total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    return total
-
-
-class _Gap:
-    """Measures the time between two moments, less what the machine is to blame for."""
-
-    def __init__(self, *pids: int | str) -> None:
-        self._pids = pids
-        self.restart()
-
-    def restart(self) -> None:
-        self.began_s = time.monotonic()
-        self._starved_s = _starved_s(*self._pids)
-
-    def tell(self, kind: str, **more: Any) -> None:
-        wall_s = time.monotonic() - self.began_s
-        starved_s = min(wall_s, _starved_s(*self._pids) - self._starved_s)
-        _tell(kind, self.began_s, wall_s - starved_s, wall_s=wall_s, **more)
-        self.restart()
+def _told(kind: str, gap: Gap, **more: Any) -> None:
+    """Tell how long a gap was, and measure the next."""
+    wall_s, own_s = gap.lengths_s()
+    _tell(kind, gap.began_s, own_s, wall_s=wall_s, **more)
+    gap.restart()
 
 
 async def _probe(address: tuple[str, int], pid: int) -> None:
@@ -83,11 +63,11 @@ async def _probe(address: tuple[str, int], pid: int) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection(*address)
             while True:
-                gap = _Gap(pid, "self")
+                gap = Gap(pid)
                 writer.write(request)
                 async with asyncio.timeout(_PATIENCE_S):
                     await _skip_answer(reader)
-                gap.tell("loop")
+                _told("loop", gap)
                 await asyncio.sleep(_PROBE_S)
         await asyncio.sleep(_PROBE_S)
 
@@ -142,18 +122,18 @@ async def _stream(address: tuple[str, int], pid: int, key: str) -> None:
 
 async def _follow(reader: asyncio.StreamReader, pid: int) -> None:
     """Read a stream to its end; it runs from its first text on."""
-    gap, last = _Gap(pid, "self"), ""
+    gap, last = Gap(pid, engines=True), ""
     async for line in reader:
         if line.strip() == b"data: [DONE]":
             return
         if why := _error(line):
-            gap.tell("stream")
+            _told("stream", gap)
             _tell("broken", gap.began_s, 0, why=why)
             return
         if not (text := _text(line)):
             continue
         if last:
-            gap.tell("stream")
+            _told("stream", gap)
         gap.restart()
         if wrong := _disorder(last + text):
             _tell("wrong", gap.began_s, 0, why=wrong)

@@ -50,6 +50,9 @@ def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
         "vector::_M_range_check: __n (which is 18446744073709551615) >= this->size()",
         "tools param requires --jinja flag",
         "got exception: Unexpected empty grammar stack after accepting piece: a (30)",
+        "Cannot use both json_schema and grammar",
+        "Cannot specify grammar with tools",
+        "The model produced output that does not match the expected Content-only format",
     ],
 )
 def test_every_form_of_a_mistake_is_known(message: str) -> None:
