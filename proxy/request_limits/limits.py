@@ -9,6 +9,7 @@ one core of a shared machine:
 | parentheses inside one another, grammar or expression | 10 000 | 30 000: SIGSEGV |
 | rules of which each is the next one | 30 000 | 100 000: SIGSEGV |
 | alternatives of a grammar, three tokens | 1 000: 0.7 s | 10 000: 9.6 s |
+| ways to go on at once, two tokens | 513: 0.9 s | 1 025: 3.5 s; 2^18: over 60 s |
 | optional parts in a row, three tokens | 64: 0.6 s | 100: 4.7 s; 200: over 15 s |
 | `(a*)*` in a row in a trigger, then `b` | | 20: over 130 s |
 | characters of a trigger's expression, or word | 30 000 | 100 000: SIGSEGV |
@@ -38,6 +39,7 @@ class RequestLimits:
         grammar_depth: Parentheses inside one another, in a grammar or a regular expression.
         grammar_rules: Rules of a grammar.
         grammar_alternatives: Alternatives of a grammar, or of a regular expression.
+        grammar_ways: Ways to go on that an engine follows at once, in a grammar or a schema.
         grammar_optionals: Optional or repeated parts in a row, in a grammar or an expression.
         pattern_bytes: Characters of all regular expressions together.
         schema_values: Values in all JSON schemas together, keys not counted.
@@ -64,6 +66,7 @@ class RequestLimits:
     grammar_depth: int = 128
     grammar_rules: int = 4096
     grammar_alternatives: int = 2000
+    grammar_ways: int = 1000
     grammar_optionals: int = 64
     pattern_bytes: int = 16_384
     schema_values: int = 50_000

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.request_limits.limit import Limit
+from proxy.request_limits.schema_ways import count_schema_ways
 from proxy.request_limits.text import Patterns
 
 
@@ -39,6 +40,8 @@ class Schemas:
                 inner = value
             self._count(member, len(inner), depth)
             todo += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
+        ways = count_schema_ways(schema)
+        self._limit(member, "ways to go on at once in its schema", ways, "grammar_ways")
 
     def _count(self, member: str, values: int, depth: int) -> None:
         self._values += values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxy.request_limits.expression import Shape, measure
 from proxy.request_limits.limit import Limit
+from proxy.request_limits.ways import count_ways
 
 
 def check_grammar(limit: Limit, member: str, text: str) -> None:
@@ -14,6 +15,7 @@ def check_grammar(limit: Limit, member: str, text: str) -> None:
     """
     limit(member, "characters", len(text), "grammar_bytes")
     measure(text, lambda shape: _check(limit, member, shape), is_grammar=True)
+    limit(member, "ways to go on at once", count_ways(text), "grammar_ways")
 
 
 class Patterns:

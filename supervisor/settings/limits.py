@@ -26,6 +26,12 @@ class LimitsTable(BaseModel):
     grammar_alternatives: int = Field(
         2000, ge=1, le=_MAX, description="alternatives of a grammar or of a regular expression"
     )
+    grammar_ways: int = Field(
+        1000,
+        ge=1,
+        le=_MAX,
+        description="ways to go on that an engine follows at once, in a grammar or a schema",
+    )
     grammar_optionals: int = Field(
         64,
         ge=1,

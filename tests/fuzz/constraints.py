@@ -24,6 +24,7 @@ def grammar(random: Random) -> Members:
             + f'\nr{count} ::= "a"'
         ),
         lambda: 'root ::= root "a" | "b"',
+        lambda: _doubled(min(count, 2000), random.choice(("{0} {0}", "{0} | {0}"))),
         lambda: "root ::= root",
         lambda: f'root ::= "a"{{{count}}}',
         lambda: f'root ::= ("a"{{0,{count}}}){{0,{count}}}',
@@ -37,6 +38,17 @@ def grammar(random: Random) -> Members:
         lambda: random.choice(TEXTS),
     )
     return {"grammar": random.choice(grammars)()}
+
+
+def _doubled(count: int, form: str) -> str:
+    """Return rules of which each holds the next one twice."""
+    rules = "\n".join(f"r{i} ::= " + form.format(f"r{i + 1}") for i in range(count))
+    return f'root ::= "b" r0\n{rules}\nr{count} ::= "a" | ""'
+
+
+def _doubled_schema(count: int) -> Members:
+    each = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**each, f"d{count}": {"type": "integer"}}}
 
 
 def schema(random: Random) -> Members:
@@ -57,6 +69,7 @@ def schema(random: Random) -> Members:
             "pattern": random.choice(("(", "[", "a{", "\\", "^(?=a)$", "\\p{L}")),
         },
         lambda: {"$ref": "#"},
+        lambda: _doubled_schema(min(count, 2000)),
         lambda: {
             "$ref": "#/$defs/a",
             "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},

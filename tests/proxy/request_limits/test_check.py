@@ -31,6 +31,17 @@ def chained(count: int) -> str:
     return f'root ::= r0\n{rules}\nr{count} ::= "a"'
 
 
+def doubled(count: int, text: str, last: str) -> str:
+    """Return rules of which each holds the next one twice."""
+    rules = "\n".join(f"r{i} ::= " + text.format(f"r{i + 1}") for i in range(count))
+    return f'root ::= "b" r0\n{rules}\nr{count} ::= {last}'
+
+
+def doubled_schema(count: int) -> dict[str, Any]:
+    each = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**each, f"d{count}": {"type": "integer"}}}
+
+
 def tool(schema: object) -> list[object]:
     return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
 
@@ -55,6 +66,12 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "alternatives": ({"grammar": "root ::= " + "|".join(["a"] * 3000)}, "grammar_alternatives"),
     "optional parts": ({"grammar": 'root ::= "a" ' + "x? " * 100}, "grammar_optionals"),
     "optional groups": ({"grammar": "root ::= " + '("a")* ' * 100}, "grammar_optionals"),
+    "two ways each": ({"grammar": doubled(18, "{0} | {0}", '"a"')}, "grammar_ways"),
+    "two empty ways each": ({"grammar": doubled(18, "{0} {0}", '"a" | ""')}, "grammar_ways"),
+    "ways of a schema": ({"json_schema": doubled_schema(40)}, "grammar_ways"),
+    "ways of a tool": ({"tools": tool(doubled_schema(40))}, "grammar_ways"),
+    "ways of an answer": ({"response_format": answer(doubled_schema(40))}, "grammar_ways"),
+    "left recursion": ({"grammar": 'root ::= root "a" | "b"'}, "grammar_ways"),
     "pattern": ({"json_schema": PATTERN}, "grammar_depth"),
     "pattern in a tool": ({"tools": tool({"properties": {"a": PATTERN}})}, "grammar_depth"),
     "pattern in an answer": ({"response_format": answer(PATTERN)}, "grammar_depth"),
@@ -101,7 +118,27 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "logprobs": ({"logprobs": 10**6}, "n_probs"),
 }
 
+# Source: grammars/json.gbnf of llama.cpp.
+JSON_GRAMMAR = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
 FINE: dict[str, dict[str, Any]] = {
+    "JSON": {"grammar": JSON_GRAMMAR},
+    "expressions": {
+        "grammar": 'root ::= (e "=" w t)+\ne ::= t ([-+] t)*\nt ::= [a-z]+ w\nw ::= " "*'
+    },
+    "rules one after the other": {"grammar": chained(3000)},
+    "a list in a list": {"json_schema": {"items": {"$ref": "#"}, "type": "array"}},
+    "references": {
+        "json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "null"}] * 9}}}
+    },
     "literals": {"grammar": r'root ::= "((((\"((((" [(((\]((] # ((((' + "(" * 500 + '\na ::= "a"'},
     "escapes": {"json_schema": {"pattern": r"\(" * 500 + "[(((]"}},
     "groups": {"json_schema": {"pattern": "(?:a|b)" * 100}},
@@ -139,6 +176,12 @@ def test_what_is_too_much_is_refused_and_the_limit_named(name: str) -> None:
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_honest_passes(name: str) -> None:
     check(Kind.NATIVE, FINE[name], LIMITS)
+
+
+def test_levels_that_are_not_counted_are_too_many_ways() -> None:
+    some = replace(LIMITS, grammar_depth=10_000)
+    with pytest.raises(LimitExceeded, match="grammar_ways"):
+        check(Kind.NATIVE, {"grammar": "root ::= " + "(" * 300 + '"a"' + ")" * 300}, some)
 
 
 def test_many_inputs_are_counted_where_each_is_computed() -> None:
@@ -179,6 +222,8 @@ def test_every_limit_is_held() -> None:
         {"json_schema": {"enum": [[[1]]] * 300_000}},
         {"tools": [{"pattern": "("} for _ in range(300_000)]},
         {"stop": ["a"] * 1_000_000},
+        {"grammar": chained(20_000)},
+        {"json_schema": doubled_schema(10_000)},
     ],
     ids=lambda members: next(iter(members)),
 )
