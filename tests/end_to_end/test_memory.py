@@ -29,7 +29,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_would(
 ) -> None:
     corral.configure(
         f'[models.tiny]\npath = "{tiny_model}"\n'
-        f'[models.huge]\npath = "{tiny_model}"\nflags = {{ ctx-size = 10_000_000_000 }}\n'
+        f'[models.huge]\npath = "{tiny_model}"\nflags = {{ ctx-size = 2_000_000_000 }}\n'
     )
     corral.ok("start", "tiny")
     (running,) = corral.engines()
@@ -41,7 +41,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_would(
     planned = corral("plan", "huge")
     assert planned.returncode == 0
     assert "it can never fit" in planned.stderr
-    assert corral.data("plan", "huge")["memory"]["would_fit"][-1]["ctx-size"] < 10_000_000_000
+    assert corral.data("plan", "huge")["memory"]["would_fit"][-1]["ctx-size"] < 2_000_000_000
 
 
 def test_all_models_together_may_be_given_less_than_the_machine(

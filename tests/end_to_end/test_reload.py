@@ -111,7 +111,7 @@ def test_models_come_and_go_and_a_stream_of_one_that_goes_ends_whole(
 ) -> None:
     configure(tiny=None, slow="")
     corral.ok("start")
-    stream = begin_stream(corral, 1500, model="slow")
+    stream = begin_stream(corral, 4000, model="slow")
 
     configure(tiny="", slow=None)
     report = corral.data("reload")

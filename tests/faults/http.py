@@ -146,8 +146,6 @@ def _(place: Place) -> Seen:
         place,
         {
             "cut short": _body(b'{"content": '),
-            "deep": _body(b'{"a":' * _DEPTH + b"1" + b"}" * _DEPTH),
-            "deep, and rewritten": _body(b'{"id_slot":0,"a":' + b"[" * 900 + b"]" * 900 + b"}"),
             "NaN": _body(b'{"content": NaN}'),
             "no UTF-8": _body(b'{"content": "\xff"}'),
             "half a surrogate": _body(b'{"content": "\\ud800"}'),
@@ -156,6 +154,14 @@ def _(place: Place) -> Seen:
         },
     )
     yield "all 400 invalid_request", summary(answers)
+    deep = each(
+        place,
+        {
+            "deep": _body(b'{"a":' * _DEPTH + b"1" + b"}" * _DEPTH),
+            "deep, and rewritten": _body(b'{"id_slot":0,"a":' + b"[" * 900 + b"]" * 900 + b"}"),
+        },
+    )
+    yield "all 400 body_too_complex", summary(deep)
     twice = _body(b'{"content": "a", "content": "abc", "model": "x", "model": "m"}')
     yield (
         "of a member twice the last counts",
