@@ -19,67 +19,67 @@ from typing import Final
 import orjson
 from aiohttp import web
 
+from proxy.access_log import CLIENT_GONE, Emit
+from proxy.auth.api_keys import KEY, visible
 from proxy.body.bodies import Bodies, Share
-from proxy.carry import props
-from proxy.carry.answer import Answer, error_response
-from proxy.carry.forward import Forward
-from proxy.carry.props import PropsAnswer, Remembered
 from proxy.connections import Connections, descriptors_max, limit_of
+from proxy.endpoints import ENDPOINTS
 from proxy.errors import NotLoaded, ProxyError, Unavailable
-from proxy.gate.door import RECORD, Door
-from proxy.gate.keys import KEY, visible
+from proxy.forward import props
+from proxy.forward.client_response import ClientResponse, error_response
+from proxy.forward.forward import Forward
+from proxy.forward.props import PropsResponse, Remembered
 from proxy.headers import HOP
-from proxy.home.openings import Openings
-from proxy.line.dispatch import Dispatch
-from proxy.line.flight import Flight, Floor
-from proxy.loader import Loader, ModelCard, Reader
-from proxy.nodes.cards import local
-from proxy.pages import PASSED
-from proxy.record import CLIENT_GONE, Tell
-from proxy.request import Ask, client_of, read_ask
-from proxy.roster import find, listed
+from proxy.metrics import models_endpoint
+from proxy.metrics.overview import engine_list, has_idle, overview
+from proxy.metrics.prometheus import Metrics
+from proxy.middleware import ACCESS_RECORD, RequestMiddleware
+from proxy.models import ModelInfo, ModelLoader, PromptWarmer
+from proxy.nodes.merge import local
+from proxy.prompt_cache.shared_prefixes import SharedPrefixes
+from proxy.request import ProxyRequest, client_of, read_request
+from proxy.resolve import resolve, with_variants
+from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.warm import WarmPage
-from proxy.watch import aggregate
-from proxy.watch.metrics import Metrics
-from proxy.watch.overview import engine_list, has_idle, overview
+from proxy.warm_endpoint import WarmEndpoint
 
-FLOOR: Final = web.AppKey("floor", Floor)
+SERVER_STATE: Final = web.AppKey("floor", ServerState)
 CONNECTIONS: Final = web.AppKey("connections", Connections[Hashable])
 
 
 def build_app(
-    dispatch: Dispatch,
-    loader: Loader,
+    router: Router,
+    loader: ModelLoader,
     settings: ProxySettings,
-    tell: Tell,
-    reader: Reader | None = None,
+    tell: Emit,
+    reader: PromptWarmer | None = None,
 ) -> web.Application:
     """Build the application; `proxy.server.Server` runs it, in tests as in production.
 
     Args:
-        dispatch: The instances; whoever runs them admits and withdraws them there.
+        router: The instances; whoever runs them admits and withdraws them there.
         loader: The models, and how one is made ready.
         settings: The limits.
-        tell: Hears how each request ended; see `proxy.record`.
+        tell: Hears how each request ended; see `proxy.access_log`.
         reader: Has prompts read ahead; without one, there is no page for that.
 
     Raises:
-        Misconfigured: An origin, a host or the file of API keys is wrong.
+        ConfigError: An origin, a host or the file of API keys is wrong.
     """
-    metrics = Metrics(dispatch, settings, tell)
-    dispatch.loader, dispatch.tell = loader, metrics.tell
-    floor = Floor()
-    forward = Forward(dispatch, settings, metrics.tell)
-    pages = _Pages(dispatch, loader, metrics, has_keys=settings.keys_file is not None)
+    metrics = Metrics(router, settings, tell)
+    router.loader, router.emit = loader, metrics.emit
+    server_state = ServerState()
+    forward = Forward(router, settings, metrics.emit)
+    pages = LocalEndpoints(router, loader, metrics, has_keys=settings.api_keys_file is not None)
     bodies = Bodies(settings)
-    passed = _Passed(loader, forward, floor, metrics, reader, bodies)
+    passed = ForwardedEndpoints(loader, forward, server_state, metrics, reader, bodies)
     limit = limit_of(settings.max_connections, descriptors_max())
     connections = Connections[Hashable](limit)
-    door = Door(settings, floor, metrics.tell, connections)
-    app = web.Application(middlewares=[door.pass_through])
-    app[FLOOR], app[CONNECTIONS] = floor, connections
-    app.on_response_prepare.append(door.sign)
+    door = RequestMiddleware(settings, server_state, metrics.emit, connections)
+    app = web.Application(middlewares=[door.handle])
+    app[SERVER_STATE], app[CONNECTIONS] = server_state, connections
+    app.on_response_prepare.append(door.add_headers)
     app.on_cleanup.append(bodies.close)
     for path in ("/health", "/v1/health"):
         app.router.add_get(path, pages.health)
@@ -90,107 +90,111 @@ def build_app(
     app.router.add_get("/corral/v1/slots", pages.overview)
     app.router.add_get("/metrics", pages.metrics)
     if reader:
-        warm = WarmPage(loader, reader, floor, bodies)
+        warm = WarmEndpoint(loader, reader, server_state, bodies)
         app.router.add_post("/corral/v1/models/{id:.+}/warm", warm.answer)
     app.router.add_get(props.PATH, passed.props)
-    for path in PASSED["POST"]:
+    for path in ENDPOINTS["POST"]:
         app.router.add_post(path, passed.answer)
     return app
 
 
-class _Pages:
+class LocalEndpoints:
     def __init__(
-        self, dispatch: Dispatch, loader: Loader, metrics: Metrics, *, has_keys: bool
+        self, router: Router, loader: ModelLoader, metrics: Metrics, *, has_keys: bool
     ) -> None:
         self._has_keys = has_keys
-        self._dispatch = dispatch
+        self._router = router
         self._loader = loader
         self._metrics = metrics
 
     async def health(self, request: web.Request) -> web.Response:
-        cards = self._loader.models()
-        if sick := aggregate.sickness(cards):
+        model_infos = self._loader.models()
+        if sick := models_endpoint.unavailable_reason(model_infos):
             return error_response(request.path, sick)
         if self._has_keys and KEY not in request:
-            return _json(dict(aggregate.HEALTHY))
-        return _json(aggregate.health(cards, self._dispatch.seats()))
+            return _json(dict(models_endpoint.HEALTHY))
+        return _json(models_endpoint.health(model_infos, self._router.instances()))
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json(aggregate.model_list(listed(self._cards(request))))
+        return _json(models_endpoint.model_list(with_variants(self._model_infos(request))))
 
     async def model(self, request: web.Request) -> web.Response:
-        pick = find(request.match_info["id"], listed(self._cards(request)))
-        return _json(aggregate.model_page(pick.card))
+        pick = resolve(request.match_info["id"], with_variants(self._model_infos(request)))
+        return _json(models_endpoint.model_page(pick.model_info))
 
     async def slots(self, request: web.Request) -> web.Response:
-        listed = engine_list(self._dispatch.seats(), self._named(request), time.monotonic())
+        listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
         if "fail_on_no_slot" in request.query and not has_idle(listed):
             raise Unavailable("no slot is available; ask again")
         return _json(listed)
 
     async def overview(self, request: web.Request) -> web.Response:
-        seats, lines = self._dispatch.seats(), self._dispatch.lines()
-        return _json(overview(seats, lines, self._named(request), time.monotonic()))
+        instances, lines = self._router.instances(), self._router.queues()
+        return _json(overview(instances, lines, self._named(request), time.monotonic()))
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
-        body, content_type = await self._metrics.page(accept, self._cards(request))
+        body, content_type = await self._metrics.page(accept, self._model_infos(request))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    def _cards(self, request: web.Request) -> Sequence[ModelCard]:
-        return _cards(self._loader, request)
+    def _model_infos(self, request: web.Request) -> Sequence[ModelInfo]:
+        return _model_infos(self._loader, request)
 
-    def _named(self, request: web.Request) -> Sequence[ModelCard]:
+    def _named(self, request: web.Request) -> Sequence[ModelInfo]:
         """Return the model that the query names; all there are for who asks, if it names none."""
-        cards = self._cards(request)
+        model_infos = self._model_infos(request)
         name = request.query.get("model")
-        return [find(name, cards).card] if name else cards
+        return [resolve(name, model_infos).model_info] if name else model_infos
 
 
-class _Passed:
+class ForwardedEndpoints:
     """The pages that an instance answers."""
 
     def __init__(
         self,
-        loader: Loader,
+        loader: ModelLoader,
         forward: Forward,
-        floor: Floor,
+        server_state: ServerState,
         metrics: Metrics,
-        reader: Reader | None,
+        reader: PromptWarmer | None,
         bodies: Bodies,
     ) -> None:
         self._loader = loader
         self._forward = forward
-        self._floor = floor
+        self._server_state = server_state
         self._metrics = metrics
         self._reader = reader
         self._bodies = bodies
-        self._openings = Openings()
+        self._openings = SharedPrefixes()
         self._remembered = Remembered()
 
     async def props(self, request: web.Request) -> web.StreamResponse:
         """Answer `/props`, from memory where its model is not loaded."""
-        cards = _cards(self._loader, request)
-        answer = PropsAnswer(request, request[RECORD])
+        model_infos = _model_infos(self._loader, request)
+        answer = PropsResponse(request, request[ACCESS_RECORD])
         try:
             response = await self._answered(request, answer)
         except NotLoaded:
-            found = self._remembered.page(find(request.query.get("model"), cards).card)
+            found = self._remembered.page(
+                resolve(request.query.get("model"), model_infos).model_info
+            )
             if found is None:
                 raise
             answer.record.model = None  # a page of our own is not counted
             return found
         if answer.page:
-            card = find(request.query.get("model"), cards).card
-            self._remembered.keep(card, answer.page, [one.id for one in self._loader.models()])
+            model_info = resolve(request.query.get("model"), model_infos).model_info
+            self._remembered.keep(
+                model_info, answer.page, [one.id for one in self._loader.models()]
+            )
         return response
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, Answer(request, request[RECORD]))
+        return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]))
 
-    async def _answered(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _answered(self, request: web.Request, answer: ClientResponse) -> web.StreamResponse:
         try:
-            async with Flight(self._floor.flights):
+            async with InFlightRequest(self._server_state.in_flight):
                 body = self._bodies.share(client_of(request))
                 with self._metrics.counting(answer.record), body as share:
                     await self._serve(request, answer, share)
@@ -200,30 +204,32 @@ class _Passed:
             if not answer.has_begun:
                 raise
             answer.record.status = error.status
-            await answer.break_off(error)
+            await answer.abort(error)
         return answer.response
 
-    async def _serve(self, request: web.Request, answer: Answer, share: Share) -> None:
+    async def _serve(self, request: web.Request, answer: ClientResponse, share: Share) -> None:
         record = answer.record
-        cards = _cards(self._loader, request)
-        ask = await read_ask(request, record.request_id, cards, share)
-        record.model = ask.model
-        await self._forward.carry(ask, answer)
+        model_infos = _model_infos(self._loader, request)
+        proxy_request = await read_request(request, record.request_id, model_infos, share)
+        record.model = proxy_request.model
+        await self._forward.handle(proxy_request, answer)
         if record.status == HTTPStatus.OK:
-            self._learn(ask)
+            self._learn(proxy_request)
 
-    def _learn(self, ask: Ask) -> None:
+    def _learn(self, proxy_request: ProxyRequest) -> None:
         """Note what a conversation began with, where that is wanted."""
-        if self._reader is None or not self._reader.learns(ask.model):
+        if self._reader is None or not self._reader.learns(proxy_request.model):
             return
-        if opening := self._openings.see(ask.model, ask.kind, ask.members):
-            self._reader.learn(ask.model, opening)
+        if opening := self._openings.observe(
+            proxy_request.model, proxy_request.kind, proxy_request.json
+        ):
+            self._reader.learn(proxy_request.model, opening)
 
 
-def _cards(loader: Loader, request: web.Request) -> Sequence[ModelCard]:
+def _model_infos(loader: ModelLoader, request: web.Request) -> Sequence[ModelInfo]:
     """Return the models that there are for whoever asks; for another proxy, those here."""
-    cards = loader.models()
-    return visible(local(cards) if HOP in request.headers else cards, request.get(KEY))
+    model_infos = loader.models()
+    return visible(local(model_infos) if HOP in request.headers else model_infos, request.get(KEY))
 
 
 def _json(content: object) -> web.Response:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.pages import Kind
+from proxy.endpoints import EndpointKind
 
 # More slots than any instance has; what is asked beyond that, the engine refuses.
 _MAX: Final = 4096
 
 
-def choices_of(kind: Kind, members: Mapping[str, Any]) -> int:
+def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
     """Return how many answers to each prompt are asked for, 1 to 4096.
 
     Args:
         kind: What the request is.
         members: What the body says, whatever that is.
     """
-    if not kind.generates or kind is Kind.MESSAGES:
+    if not kind.generates or kind is EndpointKind.MESSAGES:
         return 1
     return max(_count(members.get("n")), _count(members.get("n_cmpl")))
 

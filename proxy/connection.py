@@ -14,10 +14,17 @@ from typing import Any, Final, cast
 
 from aiohttp import StreamReader, http_exceptions, web
 
-from proxy.carry.answer import error_response
 from proxy.connections import Connections
-from proxy.errors import BadRequest, HeaderTooLarge, Internal, ProxyError, TooSlow, Unmet
-from proxy.gate.door import SERVER, new_request_id
+from proxy.errors import (
+    BadRequest,
+    ExpectationFailed,
+    HeaderTooLarge,
+    InternalError,
+    ProxyError,
+    RequestTimeout,
+)
+from proxy.forward.client_response import error_response
+from proxy.middleware import SERVER, new_request_id
 
 _PATH: Final = "/"  # what was asked for is not known: OpenAI's shape
 # So much more than the limit may a header have: it comes to light at the end of a slice.
@@ -33,7 +40,7 @@ class Connection(web.RequestHandler):
         manager: The server that it belongs to.
         loop: The event loop.
         connections: All there are, and how many there may be.
-        head_timeout_s: Seconds between the first byte of a header and its last.
+        header_timeout_s: Seconds between the first byte of a header and its last.
         head_max_bytes: Bytes that may come without a request or a part of a body being complete.
         options: What `web.RequestHandler` takes.
     """
@@ -56,14 +63,14 @@ class Connection(web.RequestHandler):
         *,
         loop: asyncio.AbstractEventLoop,
         connections: Connections[Hashable],
-        head_timeout_s: float,
+        header_timeout_s: float,
         head_max_bytes: int,
         **options: Any,
     ) -> None:
         super().__init__(manager, loop=loop, **options)
         self._max_msg_queue_size, self._msg_queue_resume_size = _QUEUE_MAX, _QUEUE_MAX - 1
         self._connections = connections
-        self._head_timeout_s = head_timeout_s
+        self._head_timeout_s = header_timeout_s
         self._head_max_bytes = head_max_bytes
         self._is_between = True  # whether bytes that come now belong to a header
         self._head_timer: asyncio.TimerHandle | None = None
@@ -194,10 +201,10 @@ class Connection(web.RequestHandler):
             response = error_response(_PATH, unreadable(exc))
         elif isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:
             # aiohttp refuses an expectation with its text, also one that is no text.
-            response = error_response(request.path, Unmet())
+            response = error_response(request.path, ExpectationFailed())
         else:
             super().handle_error(request, status, exc, message)  # tells the log
-            response = error_response(request.path, Internal())
+            response = error_response(request.path, InternalError())
         response.headers.update({"Server": SERVER, "X-Request-Id": new_request_id()})
         response.force_close()
         return response
@@ -205,7 +212,9 @@ class Connection(web.RequestHandler):
     def _give_up(self) -> None:
         self._head_timer = None
         if self.transport is not None:
-            self._refuse(TooSlow(f"the header did not come within {self._head_timeout_s:g} s"))
+            self._refuse(
+                RequestTimeout(f"the header did not come within {self._head_timeout_s:g} s")
+            )
 
     def _start_timer(self) -> None:
         """Give a header that has begun its time; what is said of a body has another."""

@@ -1,43 +1,43 @@
 """Every error a client can meet, and the status it is answered with.
 
     ProxyError                       500
-    ├── BadRequest                   400    the body or the query cannot be understood
-    │   ├── LimitExceeded            400    the request asks too much of an engine
-    │   └── BodyTooComplex           400    the body holds too many values, or lies too deep
-    ├── Unauthorized                 401    no API key, or one that is not known
-    ├── Forbidden                    403    the Host, the Origin or the key may not ask this
-    ├── UnknownPath                  404    no such path
-    ├── UnknownModel                 404    no such model; the known ones are named
-    ├── WrongMethod                  405    the path is there, the method is not
-    ├── TooSlow                      408    the client did not send its request in time
-    ├── BodyTooLarge                 413    more bytes than the limit
-    ├── BodyExpands                  413    decompressed, the body becomes too many times larger
-    ├── UnknownCoding                415    the body is compressed in a way that is not known here
-    ├── Unmet                        417    the client expects what nobody here can do
-    ├── TooMany                      429    not now; Retry-After says when
-    │   ├── LineFull                 429    too many wait for the model
-    │   └── OverLimit                429    the key has used up what it may
-    ├── CrashesEngine                422    engines crashed twice while they computed this request
-    ├── HeaderTooLarge               431    the header has too many fields, or too long ones
-    ├── Internal                     500    a fault of the proxy itself
-    ├── UpstreamFailed               502    an instance broke while it answered
-    │   ├── UpstreamCrashed          502    a signal ended it while it computed the request
-    │   ├── UpstreamUnreached        502    it did not begin to answer: one more try is safe
-    │   │   ├── UpstreamSilent       502    it is not there to be asked: others are asked instead
-    │   │   ├── UpstreamUnconnected  502    it takes no connection: nothing was sent
-    │   │   ├── UpstreamLoading      503    its model is not loaded yet
-    │   │   └── UpstreamUnready      503    another machine cannot take the request now
-    │   └── UpstreamStopped          502    it was stopped: one more try is safe before a first byte
-    ├── Unavailable                  503    no instance can take the request now
-    │   ├── Loading                  503    one is on its way
-    │   ├── NotLoaded                503    the model is not loaded, and looking does not load it
-    │   ├── WaitedLong               503    the request's patience ended before its turn came
-    │   ├── BodyMemoryFull           503    the bodies of all requests take too much memory
-    │   └── Draining                 503    the proxy is about to end
-    └── UpstreamTimeout              504    an instance said nothing for too long
+    ├── BadRequest                   400  the body or the query cannot be understood
+    │   ├── LimitExceeded            400  the request asks too much of an engine
+    │   └── BodyTooComplex           400  the body holds too many values, or lies too deep
+    ├── Unauthorized                 401  no API key, or one that is not known
+    ├── Forbidden                    403  the Host, the Origin or the key may not ask this
+    ├── NotFound                     404  no such path
+    ├── UnknownModel                 404  no such model; the known ones are named
+    ├── MethodNotAllowed             405  the path is there, the method is not
+    ├── RequestTimeout               408  the client did not send its request in time
+    ├── BodyTooLarge                 413  more bytes than the limit
+    ├── BodyExpands                  413  decompressed, the body becomes too many times larger
+    ├── UnknownCoding                415  the body is compressed in a way that is not known here
+    ├── ExpectationFailed            417  the client expects what nobody here can do
+    ├── TooManyRequests              429  not now; Retry-After says when
+    │   ├── QueueFull                429  too many wait for the model
+    │   └── RateLimited              429  the key has used up what it may
+    ├── CrashesEngine                422  engines crashed twice while they computed this request
+    ├── HeaderTooLarge               431  the header has too many fields, or too long ones
+    ├── InternalError                500  a fault of the proxy itself
+    ├── UpstreamFailed               502  an instance broke while it answered
+    │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
+    │   ├── UpstreamConnectFailed    502  it did not begin to answer: one more try is safe
+    │   │   ├── UpstreamSilent       502  it is not there to be asked: others are asked instead
+    │   │   ├── UpstreamUnconnected  502  it takes no connection: nothing was sent
+    │   │   ├── UpstreamLoading      503  its model is not loaded yet
+    │   │   └── UpstreamUnavailable  503  another machine cannot take the request now
+    │   └── UpstreamShutDown         502  it was stopped: one more try is safe before a first byte
+    ├── Unavailable                  503  no instance can take the request now
+    │   ├── ModelLoading             503  one is on its way
+    │   ├── NotLoaded                503  the model is not loaded, and looking does not load it
+    │   ├── QueueTimeout             503  the request's patience ended before its turn came
+    │   ├── BodyMemoryFull           503  the bodies of all requests take too much memory
+    │   └── Draining                 503  the proxy is about to end
+    └── UpstreamTimeout              504  an instance said nothing for too long
 
     ListenFailed                            the address cannot be listened on (no client sees it)
-    Misconfigured                           a setting or the keys file is wrong (no client sees it)
+    ConfigError                           a setting or the keys file is wrong (no client sees it)
 
 Clients of `/v1/messages` get Anthropic's shape, all others OpenAI's.
 """
@@ -146,7 +146,7 @@ class Forbidden(ProxyError):
     anthropic_type = "permission_error"
 
 
-class UnknownPath(ProxyError):
+class NotFound(ProxyError):
     """Nothing is served at this path."""
 
     status = 404
@@ -169,7 +169,7 @@ class UnknownModel(ProxyError):
         super().__init__(f"there is no model {quoted(name)}{guess} ({known_models(known)})")
 
 
-class WrongMethod(ProxyError):
+class MethodNotAllowed(ProxyError):
     """The path is served, but not for this method."""
 
     status = 405
@@ -186,7 +186,7 @@ class WrongMethod(ProxyError):
         return {"Allow": self._allowed}
 
 
-class TooSlow(ProxyError):
+class RequestTimeout(ProxyError):
     """The client did not send its request in time."""
 
     status = 408
@@ -247,7 +247,7 @@ class UnknownCoding(ProxyError):
         return {"Accept-Encoding": "gzip, deflate"}
 
 
-class Unmet(ProxyError):
+class ExpectationFailed(ProxyError):
     """The client expects what nobody here can do."""
 
     status = 417
@@ -291,7 +291,7 @@ class CrashesEngine(ProxyError):
         )
 
 
-class TooMany(ProxyError):
+class TooManyRequests(ProxyError):
     """Not now, but later.
 
     Attributes:
@@ -312,17 +312,17 @@ class TooMany(ProxyError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
-class LineFull(TooMany):
+class QueueFull(TooManyRequests):
     """Too many requests wait for the model already."""
 
-    code = "line_full"
+    code = "queue_full"
 
 
-class OverLimit(TooMany):
+class RateLimited(TooManyRequests):
     """The API key has used up what it may."""
 
 
-class Internal(ProxyError):
+class InternalError(ProxyError):
     """A fault of the proxy itself."""
 
     code = "internal_error"
@@ -359,7 +359,7 @@ class UpstreamCrashed(UpstreamFailed):
         return {"X-Should-Retry": "false"}
 
 
-class UpstreamUnreached(UpstreamFailed):
+class UpstreamConnectFailed(UpstreamFailed):
     """An instance did not begin to answer: asking once more repeats nothing that was seen.
 
     Attributes:
@@ -371,18 +371,18 @@ class UpstreamUnreached(UpstreamFailed):
         self.instance = instance
 
 
-class UpstreamSilent(UpstreamUnreached):
+class UpstreamSilent(UpstreamConnectFailed):
     """An instance sent no first byte, and did not answer `/health` beside it."""
 
     def __init__(self, instance: str) -> None:
         super().__init__(instance, "sent no first byte and does not answer /health")
 
 
-class UpstreamUnconnected(UpstreamUnreached):
+class UpstreamUnconnected(UpstreamConnectFailed):
     """An instance takes no connection: nothing of the request was sent."""
 
 
-class UpstreamLoading(UpstreamUnreached):
+class UpstreamLoading(UpstreamConnectFailed):
     """An instance that was thought to be ready has not loaded its model yet."""
 
     status = 503
@@ -397,7 +397,7 @@ class UpstreamLoading(UpstreamUnreached):
         return {"Retry-After": "1"}
 
 
-class UpstreamUnready(UpstreamUnreached):
+class UpstreamUnavailable(UpstreamConnectFailed):
     """Another machine cannot take the request now: its model left, or it is about to stop."""
 
     status = 503
@@ -412,7 +412,7 @@ class UpstreamUnready(UpstreamUnreached):
         return {"Retry-After": "1"}
 
 
-class UpstreamStopped(UpstreamFailed):
+class UpstreamShutDown(UpstreamFailed):
     """An instance was stopped, by us, before its answer was complete.
 
     Attributes:
@@ -444,7 +444,7 @@ class Unavailable(ProxyError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
-class Loading(Unavailable):
+class ModelLoading(Unavailable):
     """An instance is being loaded."""
 
     code = "loading"
@@ -466,10 +466,10 @@ class NotLoaded(Unavailable):
         return {}
 
 
-class WaitedLong(Unavailable):
+class QueueTimeout(Unavailable):
     """The request's patience ended before its turn came."""
 
-    code = "waited_long"
+    code = "queue_timeout"
 
 
 class BodyMemoryFull(Unavailable):
@@ -520,7 +520,7 @@ class ListenFailed(Exception):
         super().__init__(self.message)
 
 
-class Misconfigured(Exception):
+class ConfigError(Exception):
     """A setting, or the file of API keys, is not one that the proxy can work with.
 
     Attributes:

@@ -12,36 +12,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Share
 from proxy.body.form import Form, is_form, read_form
 from proxy.body.members import check_complexity, members_of
 from proxy.body.read import read_body
-from proxy.carry.variant import Variant
 from proxy.choices import choices_of
+from proxy.endpoints import EndpointKind, endpoint_kind
 from proxy.errors import BadRequest
-from proxy.gate.keys import KEY
 from proxy.headers import HOP, for_upstream
-from proxy.home.prefix import Prompt, read_prompt
-from proxy.home.session import session_of
-from proxy.line.line import Lane
-from proxy.loader import ModelCard
-from proxy.pages import Kind, kind_of
+from proxy.models import ModelInfo
+from proxy.prompt_cache.prompt import Prompt, read_prompt
+from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
-from proxy.roster import find
+from proxy.resolve import resolve
 from proxy.settings import ProxySettings
+from proxy.variant import Variant
+
+Priority = Literal["interactive", "batch"]
+
 
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
 _PREFER_MAX_CHARACTERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProxyRequest:
     """What a client wants of a model.
 
     Attributes:
@@ -51,16 +53,16 @@ class Ask:
         query: Query string as it was sent, without the question mark.
         headers: What of the client's header an instance may see.
         body: The bytes to pass on; empty where the method has no body.
-        members: What the body says: the members of a JSON object, or the texts of a form.
+        json: What the body says: the members of a JSON object, or the texts of a form.
         kind: What it makes an instance do.
         model: The id of the model it is for.
         client: Who asks: the name of an API key, or an address. For fairness and limits.
-        lane: `interactive` goes before `batch`.
-        patience_s: Seconds it may wait for its turn, at least 0.
+        priority: `interactive` goes before `batch`.
+        queue_timeout_s: Seconds it may wait for its turn, at least 0.
         prompt: What is known of its prompt without the text, or None where it has none.
         session: The client's own name for the conversation, or None.
-        is_hopped: Whether another proxy of this kind passed it on: it stays here.
-        is_ours: Whether no client waits for it: it keeps no model from leaving.
+        is_from_proxy: Whether another proxy of this kind passed it on: it stays here.
+        is_background: Whether no client waits for it: it keeps no model from leaving.
         form: The form that `body` is, or None: it is JSON.
         is_let_in: Whether it is a further part of a request that was let into the line: it is never
             refused for the length of the line.
@@ -72,23 +74,23 @@ class Ask:
     query: str
     headers: CIMultiDict[str]
     body: bytes
-    members: Mapping[str, Any]
-    kind: Kind
+    json: Mapping[str, Any]
+    kind: EndpointKind
     model: str
     client: str
-    lane: Lane
-    patience_s: float
+    priority: Priority
+    queue_timeout_s: float
     prompt: Prompt | None = None
     session: str | None = None
-    is_hopped: bool = False
-    is_ours: bool = False
+    is_from_proxy: bool = False
+    is_background: bool = False
     form: Form | None = None
     is_let_in: bool = False
 
     @property
     def slots(self) -> int:
         """Return how many slots an instance uses for it, where it has as many."""
-        return choices_of(self.kind, self.members)
+        return choices_of(self.kind, self.json)
 
     @property
     def may_load(self) -> bool:
@@ -98,7 +100,7 @@ class Ask:
     @property
     def is_stream(self) -> bool:
         """Return whether the client asked for server-sent events."""
-        return self.members.get("stream") is True
+        return self.json.get("stream") is True
 
 
 def client_of(request: web.Request) -> str:
@@ -126,18 +128,18 @@ class _Content:
     form: Form | None = None
 
 
-async def read_ask(
+async def read_request(
     request: web.Request,
     request_id: str,
-    cards: Sequence[ModelCard],
+    model_infos: Sequence[ModelInfo],
     share: Share,
-) -> Ask:
+) -> ProxyRequest:
     """Read a request to its end.
 
     Args:
         request: The request; its body not yet read.
         request_id: Its name.
-        cards: The models there are; a client that names none means the only one.
+        model_infos: The models there are; a client that names none means the only one.
         share: The limits, and the memory that its body may take.
 
     Raises:
@@ -147,69 +149,73 @@ async def read_ask(
         UnknownModel: No model has the name.
         ProxyError: As `read_body` and `check_complexity` do.
     """
-    kind = kind_of(request.method, request.path)
-    content = await _content(request, kind, cards, share)
+    kind = endpoint_kind(request.method, request.path)
+    content = await _content(request, kind, model_infos, share)
     members, key = content.members, request.get(KEY)
-    return Ask(
+    return ProxyRequest(
         request_id=request_id,
         method=request.method,
         path=request.path,
         query=request.rel_url.raw_query_string,
         headers=_headers(request, content.form),
         body=content.body,
-        members=members,
+        json=members,
         kind=kind,
         model=content.model,
         client=client_of(request),
-        lane="batch" if key and key.lane == "batch" else _lane(request, members),
-        patience_s=_patience_s(request, share.settings.patience_s),
+        priority="batch" if key and key.priority == "batch" else _priority(request, members),
+        queue_timeout_s=_queue_timeout_s(request, share.settings.queue_timeout_s),
         prompt=content.prompt,
-        session=session_of(request.headers, members),
-        is_hopped=HOP in request.headers,
+        session=session_id(request.headers, members),
+        is_from_proxy=HOP in request.headers,
         form=content.form,
     )
 
 
 async def _content(
     request: web.Request,
-    kind: Kind,
-    cards: Sequence[ModelCard],
+    kind: EndpointKind,
+    model_infos: Sequence[ModelInfo],
     share: Share,
 ) -> _Content:
     """Read the body, and find the model that it means."""
     named = request.query.get("model")
     if request.method != "POST":
-        return _Content(find(named, cards).card.id)
+        return _Content(resolve(named, model_infos).model_info.id)
     body = await read_body(request, share)
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)
-        return await share.run(len(body), lambda: _of_form(form, named, cards, share.settings))
+        return await share.run(
+            len(body), lambda: _of_form(form, named, model_infos, share.settings)
+        )
     await check_complexity(body, share)
-    return await share.run(len(body), lambda: _of_json(body, kind, named, cards, share.settings))
+    return await share.run(
+        len(body), lambda: _of_json(body, kind, named, model_infos, share.settings)
+    )
 
 
 def _of_form(
-    form: Form, named: str | None, cards: Sequence[ModelCard], settings: ProxySettings
+    form: Form, named: str | None, model_infos: Sequence[ModelInfo], settings: ProxySettings
 ) -> _Content:
     members = form.texts()
-    check(Kind.SPEECH, members, settings.limits)
-    model = find(members.get("model") or named, cards).card.id
+    check(EndpointKind.TRANSCRIPTION, members, settings.limits)
+    model = resolve(members.get("model") or named, model_infos).model_info.id
     return _Content(model, form.written(), members, form=form)
 
 
 def _of_json(
     body: bytes,
-    kind: Kind,
+    kind: EndpointKind,
     named: str | None,
-    cards: Sequence[ModelCard],
+    model_infos: Sequence[ModelInfo],
     settings: ProxySettings,
 ) -> _Content:
     members = members_of(body)
-    pick = find(_named(members) or named, cards)
-    members, body = _meant(kind, members, body, pick.variant)
+    pick = resolve(_named(members) or named, model_infos)
+    members, body = _as_forwarded(kind, members, body, pick.variant)
     check(kind, members, settings.limits)
-    model = pick.card.id
+    model = pick.model_info.id
     return _Content(model, body, members, read_prompt(kind, model, members))
 
 
@@ -224,13 +230,13 @@ def _headers(request: web.Request, form: Form | None) -> CIMultiDict[str]:
     return headers
 
 
-def _lane(request: web.Request, members: Mapping[str, Any]) -> Lane:
+def _priority(request: web.Request, members: Mapping[str, Any]) -> Priority:
     """Return `batch` for who says so, by header or in OpenAI's words for work that may wait."""
-    said = request.headers.get("X-Corral-Lane", "").strip().lower()
+    said = request.headers.get("X-Corral-Priority", "").strip().lower()
     return "batch" if said == "batch" or members.get("service_tier") == "flex" else "interactive"
 
 
-def _patience_s(request: web.Request, limit_s: float) -> float:
+def _queue_timeout_s(request: web.Request, limit_s: float) -> float:
     """Return how long the client wants to wait, never longer than we let it.
 
     Source: RFC 7240 section 4.3, the preference `wait`.
@@ -242,8 +248,8 @@ def _patience_s(request: web.Request, limit_s: float) -> float:
     return min(float(wanted[1]), limit_s) if wanted else limit_s
 
 
-def _meant(
-    kind: Kind, members: dict[str, Any], body: bytes, variant: Variant | None
+def _as_forwarded(
+    kind: EndpointKind, members: dict[str, Any], body: bytes, variant: Variant | None
 ) -> tuple[dict[str, Any], bytes]:
     """Return what an instance is to read: as the variant has it, and without `id_slot`."""
     meant = members

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.app import CONNECTIONS, FLOOR
+from proxy.app import CONNECTIONS, SERVER_STATE
 from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.settings import ProxySettings
@@ -36,7 +36,7 @@ class Server:
     def __init__(self, app: web.Application, settings: ProxySettings) -> None:
         self._settings = settings
         self.port = settings.port
-        self._floor = app[FLOOR]
+        self._server_state = app[SERVER_STATE]
         self._connections = app[CONNECTIONS]
         self._patience: asyncio.Timeout | None = None
         self._runner = web.AppRunner(
@@ -71,7 +71,7 @@ class Server:
             await self._runner.cleanup()
             raise ListenFailed(host, port, *_explain(error)) from error
         for listening in self._listener.sockets:
-            _let_dead_clients_go(listening, self._settings.unread_timeout_s)
+            _let_dead_clients_go(listening, self._settings.client_write_timeout_s)
         self.port = int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float) -> None:
@@ -83,21 +83,21 @@ class Server:
         Args:
             timeout_s: Seconds that running requests get, at least 0.
         """
-        self._floor.is_shut = True
+        self._server_state.is_draining = True
         self._stop_listening()
         if self._patience is not None:
             self._shorten(timeout_s)
-            await self._floor.flights.idle()
+            await self._server_state.in_flight.wait_empty()
             return
         try:
             async with asyncio.timeout(timeout_s) as self._patience:
-                await self._floor.flights.idle()
+                await self._server_state.in_flight.wait_empty()
         except TimeoutError:
             await self._cut()
 
     async def close(self) -> None:
         """Cut what runs and close every connection; at once where nothing runs."""
-        self._floor.is_shut = True
+        self._server_state.is_draining = True
         self._stop_listening()
         await self._cut()
         await self._runner.cleanup()
@@ -119,7 +119,7 @@ class Server:
             manager,
             loop=asyncio.get_running_loop(),
             connections=self._connections,
-            head_timeout_s=settings.head_timeout_s,
+            header_timeout_s=settings.header_timeout_s,
             head_max_bytes=settings.max_header_total_bytes,
             access_log=None,
             auto_decompress=False,  # by whoever reads a body, within the limits
@@ -139,13 +139,17 @@ class Server:
     def _shorten(self, timeout_s: float) -> None:
         patience = self._patience
         until_s = asyncio.get_running_loop().time() + timeout_s
-        is_waiting = patience is not None and not patience.expired() and len(self._floor.flights)
+        is_waiting = (
+            patience is not None and not patience.expired() and len(self._server_state.in_flight)
+        )
         if patience is not None and is_waiting and until_s < (patience.when() or 0):
             patience.reschedule(until_s)
 
     async def _cut(self) -> None:
-        self._floor.flights.cut(Draining("the server stopped before the answer was complete"))
-        await self._floor.flights.idle()
+        self._server_state.in_flight.abort(
+            Draining("the server stopped before the answer was complete")
+        )
+        await self._server_state.in_flight.wait_empty()
 
 
 def _explain(error: OSError) -> tuple[str, str]:
@@ -157,19 +161,19 @@ def _explain(error: OSError) -> tuple[str, str]:
     return error.strerror or str(error), "set an address of this machine as listen under [proxy]"
 
 
-def _let_dead_clients_go(listening: socket.socket, unread_timeout_s: float) -> None:
+def _let_dead_clients_go(listening: socket.socket, client_write_timeout_s: float) -> None:
     """Have the kernel find clients that are gone without a word, or take nothing more.
 
     What a listening socket is told, each connection it takes inherits. One that says nothing is
-    asked whether it lives; one that takes nothing of what it is sent for `unread_timeout_s` is
-    broken off, which wakes whoever writes to it. Source: Linux, tcp(7).
+    asked whether it lives; one that takes nothing of what it is sent for `client_write_timeout_s`
+    is broken off, which wakes whoever writes to it. Source: Linux, tcp(7).
     """
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _ALIVE_S),
         ("TCP_KEEPINTVL", _ALIVE_S // 4),
         ("TCP_KEEPCNT", 4),
-        ("TCP_USER_TIMEOUT", int(unread_timeout_s * 1000)),
+        ("TCP_USER_TIMEOUT", int(client_write_timeout_s * 1000)),
     ):
         if option := getattr(socket, name, None):  # not every system has them all
             listening.setsockopt(socket.IPPROTO_TCP, option, value)

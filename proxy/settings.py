@@ -34,24 +34,27 @@ class ProxySettings:
             of open files allows, and 1024 at most. It never exceeds that limit.
         idle_timeout_s: Seconds a client's connection may stay open without a request, above 0.
         connect_timeout_s: Seconds to wait for an instance to accept a connection, above 0.
-        silence_timeout_s: Seconds an instance may send nothing before its answer is given up,
+        upstream_read_timeout_s: Seconds an instance may send nothing before its answer is given up,
             above 0. There is no limit on the whole of an answer.
         cancel_timeout_s: Seconds an instance may go on computing for a request that is over before
             that is reported, above 0.
-        head_timeout_s: Seconds a client may take to send the header of a request, above 0.
+        header_timeout_s: Seconds a client may take to send the header of a request, above 0.
         body_timeout_s: Seconds a client may take to send a body, above 0.
         crash_memory_s: Seconds for which a request is remembered that an engine crashed with, and
             for which it is refused after the second time, at least 0.
-        unread_timeout_s: Seconds a client may take nothing of what is sent to it, above 0.
-        line_max: Requests that may wait for one model, at least 0; one more is refused.
-        patience_s: Seconds a request may wait for its turn or for its model to load, at least 0.
+        client_write_timeout_s: Seconds a client may take nothing of what is sent to it, above 0.
+        queue_max: Requests that may wait for one model, at least 0; one more is refused.
+        queue_timeout_s: Seconds a request may wait for its turn or for its model to load, at least
+            0.
         policy: Which instance is asked: the one that holds the conversation, the one with most
             slots free, or one after the other.
-        index_max: Blocks of prompts remembered over all instances, at least 1.
-        keys_file: The API keys that are taken, or None: anybody may ask.
-        origins: Origins whose pages may ask, besides the local ones; see `guard.origins_of`.
-        hosts: Names of this machine that are taken in Host, besides the loopback ones and, where
-            `host` is no loopback address, IP addresses and what the system calls this machine.
+        prefix_index_max_blocks: Blocks of prompts remembered over all instances, at least 1.
+        api_keys_file: The API keys that are taken, or None: anybody may ask.
+        allowed_origins: Origins whose pages may ask, besides the local ones; see
+            `guard.origins_of`.
+        allowed_hosts: Names of this machine that are taken in Host, besides the loopback ones and,
+            where `host` is no loopback address, IP addresses and what the system calls this
+            machine.
         limits: What one request may ask of an engine.
     """
 
@@ -68,17 +71,17 @@ class ProxySettings:
     max_connections: int | None = None
     idle_timeout_s: float = 75.0
     connect_timeout_s: float = 5.0
-    silence_timeout_s: float = 3600.0
+    upstream_read_timeout_s: float = 3600.0
     cancel_timeout_s: float = 60.0
-    head_timeout_s: float = 20.0
+    header_timeout_s: float = 20.0
     body_timeout_s: float = 300.0
     crash_memory_s: float = 600.0
-    unread_timeout_s: float = 120.0
-    line_max: int = 128
-    patience_s: float = 120.0
+    client_write_timeout_s: float = 120.0
+    queue_max: int = 128
+    queue_timeout_s: float = 120.0
     policy: Policy = "affinity"
-    index_max: int = 200_000
-    keys_file: Path | None = None
-    origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    prefix_index_max_blocks: int = 200_000
+    api_keys_file: Path | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     limits: RequestLimits = RequestLimits()  # noqa: RUF009 (frozen)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from supervisor.life.lifecycle import AFTER_EXIT, FAULTS, STATES, TRANSITIONS, State
+from supervisor.instance.states import AFTER_EXIT, FAILURES, STATES, TRANSITIONS, State
 
 
 def diagram() -> str:
     """Return the state diagram."""
     rows = [
-        _arrow(before, after, str(event) + (" †" if (before, event) in FAULTS else ""))
+        _arrow(before, after, str(event) + (" †" if (before, event) in FAILURES else ""))
         for before, row in TRANSITIONS.items()
         for event, after in row.items()
     ]

@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULE = "supervisor.life.lifecycle"
+MODULE = "supervisor.instance.states"
 SOURCE = ROOT / "supervisor" / "life" / "lifecycle.py"
 LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
 NOTHING = "nothing deleted"

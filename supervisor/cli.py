@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from supervisor import __version__
-from supervisor.show import Outcome, finish
+from supervisor.output import CommandResult, run_command
 
 _HELP_COMMON: Final = """Run llama.cpp's llama-server well.
 
@@ -71,8 +71,8 @@ def main() -> None:
     app()
 
 
-def _finish(command: str, call: Callable[[], Outcome], *, as_json: bool) -> None:
-    raise typer.Exit(finish(command, call, as_json=as_json))
+def _finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> None:
+    raise typer.Exit(run_command(command, call, as_json=as_json))
 
 
 def _version(value: bool) -> None:  # noqa: FBT001 (Typer passes an option's value by position)
@@ -400,7 +400,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     rpm: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="Requests a minute.")
     ] = None,
-    lane: Annotated[
+    priority: Annotated[
         Literal["interactive", "batch"],
         typer.Option(help="batch: all others go first."),
     ] = "interactive",
@@ -414,7 +414,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     from supervisor.commands.key import Wish
     from supervisor.commands.key import add as call
 
-    wish = Wish(name, tuple(models) if models else None, in_flight, rpm, lane)
+    wish = Wish(name, tuple(models) if models else None, in_flight, rpm, priority)
     _finish("key add", lambda: call(wish, config), as_json=as_json)
 
 

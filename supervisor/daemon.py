@@ -17,41 +17,41 @@ from typing import Final
 
 from proxy.app import build_app
 from proxy.errors import ListenFailed
-from proxy.line.dispatch import Dispatch
-from proxy.nodes.nodes import NodeFacts, Nodes
+from proxy.nodes.nodes import Nodes, NodeStats
+from proxy.router.router import Router
 from proxy.server import Server
 from supervisor import __version__
-from supervisor.bridge.catalogue import Catalogue
-from supervisor.bridge.gate import Callers, Gate
-from supervisor.bridge.reader import Reader
-from supervisor.bridge.settings import node_settings, proxy_settings
-from supervisor.control import api
-from supervisor.control.report import instance_status, model_status
-from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
-from supervisor.errors import CorralError, StateDenied
+from supervisor.admission.controller import AdmissionController
+from supervisor.admission.memory_usage import MemoryUsage
+from supervisor.admission.model_state import Waiting
+from supervisor.control import server as server_module
+from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
+from supervisor.control.status import instance_status, model_status
+from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
 from supervisor.failures import FAILURES, persist
-from supervisor.fleet import caches
-from supervisor.fleet.caches import Warmed
+from supervisor.fleet import cache_commands
+from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.guest import Waiting
-from supervisor.fleet.ledger import Ledger
-from supervisor.fleet.reload import Reload, Reloaded
-from supervisor.fleet.replica import Model, Replica
-from supervisor.fleet.slots.keeping import sweep
-from supervisor.fleet.slots.manifest import Manifest
-from supervisor.fleet.steward import Steward
-from supervisor.fleet.vitals import Vitals
-from supervisor.fleet.watch import Watch
-from supervisor.fleet.workshop import Workshop
-from supervisor.host.owner import myself, own, write_owner
+from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.stats import StatsReader
+from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.host.paths import Directories
-from supervisor.life.facts import Limits
-from supervisor.life.liveness import Rules
-from supervisor.life.prompts import WarmPrompt
-from supervisor.life.reaper import reap
+from supervisor.instance.health import HealthSettings
+from supervisor.instance.snapshot import InstanceLimits
+from supervisor.process.orphans import kill_orphans
+from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
+from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
+from supervisor.proxy_adapter.settings import node_settings, proxy_settings
+from supervisor.proxy_adapter.traffic import DemandAdapter, TrafficAdapter
+from supervisor.reload.reload import Reload, ReloadResult
+from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
 from supervisor.settings.tables import SupervisorTable
+from supervisor.slot_store.config import clean_up
+from supervisor.slot_store.manifest import Manifest
+from supervisor.warmup.prompts import WarmPrompt
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # What still runs after the second and after the third word to end has this long, in seconds.
@@ -78,53 +78,55 @@ class Daemon:
         self._directories = directories
         self._events = events
         FAILURES.tell = events.emit
-        self._dispatch = Dispatch(proxy_settings(loaded.settings.proxy))
-        self._vitals = Vitals()
-        self._gate = Gate(self._dispatch)
-        self._workshop = Workshop(loaded.settings, directories)
+        self._router = Router(proxy_settings(loaded.settings.proxy))
+        self._stats = StatsReader()
+        self._traffic = TrafficAdapter(self._router)
+        self._planner = LaunchPlanner(loaded.settings, directories)
         limits = _limits(loaded.settings.supervisor)
-        self._gate.fleet = self._fleet = Fleet(self._workshop, self._gate, events.emit, limits)
-        self._fleet.chains = self._gate.chains
-        callers = Callers(self._dispatch)
-        self._steward = Steward(self._fleet, callers, events.emit, Ledger(self._fleet))
-        self._dispatch.idled = self._steward.stir
+        self._traffic.fleet = self._fleet = Fleet(self._planner, self._traffic, events.emit, limits)
+        self._fleet.fingerprints = self._traffic.conversation_fingerprints
+        callers = DemandAdapter(self._router)
+        self._admission = AdmissionController(
+            self._fleet, callers, events.emit, MemoryUsage(self._fleet)
+        )
+        self._router.on_idle = self._admission.wake
         self._reload = Reload(
             self._fleet,
             loaded,
             read=reread,
-            make_workshop=lambda found: Workshop(found.settings, directories),
+            make_planner=lambda found: LaunchPlanner(found.settings, directories),
             beside=self._prepare_nodes,
             limits=_limits,
             emit=events.emit,
         )
-        self._watch = Watch(self._reload)
+        self._watch = ReloadTriggers(self._reload)
         self._nodes = self._make_nodes()
         self._server = self._make_server()
         self._began_at_s = self._ending_at_s = self._now_s()
-        self._words = 0
-        self._told_to_end = asyncio.Event()
-        self._patience: asyncio.Timeout | None = None
+        self._shutdown_requests = 0
+        self._shutdown = asyncio.Event()
+        self._drain_timeout: asyncio.Timeout | None = None
 
     def _make_nodes(self) -> Nodes:
         settings = self._reload.loaded.settings
-        catalogue = Catalogue(self._fleet, self._steward, self._events)
+        model_loader = ModelLoaderAdapter(self._fleet, self._admission, self._events)
         return Nodes(
             node_settings(settings.nodes),
-            self._dispatch,
-            catalogue,
+            self._router,
+            model_loader,
             proxy_settings(settings.proxy),
             self._events.emit,
-            catalogue.created,
+            model_loader.created,
         )
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = node_settings(loaded.settings.nodes)
-        return lambda: self._nodes.take(nodes)
+        return lambda: self._nodes.set_nodes(nodes)
 
     def _make_server(self) -> Server:
         settings = proxy_settings(self._reload.loaded.settings.proxy)
-        reader = Reader(self._fleet, self._gate, self._events.emit)
-        app = build_app(self._dispatch, self._nodes, settings, self._events.emit, reader)
+        reader = PromptWarmerAdapter(self._fleet, self._traffic, self._events.emit)
+        app = build_app(self._router, self._nodes, settings, self._events.emit, reader)
         return Server(app, settings)
 
     # Its life.
@@ -138,25 +140,25 @@ class Daemon:
 
         Raises:
             DaemonBusy: Another daemon owns the runtime directory.
-            StateDenied: A directory, or the address to listen on, cannot be used.
+            AccessDenied: A directory, or the address to listen on, cannot be used.
             NoSuchModel: A model to bring up is not configured.
         """
         for name in models:
-            self._workshop.entry(name)
-        with own(self._directories), self._hearing_signals():
-            reap(self._directories.runtime, self._events.emit)
-            sweep(self._workshop.keeping, self._events.emit)
+            self._planner.entry(name)
+        with lock_runtime_dir(self._directories), self._hearing_signals():
+            kill_orphans(self._directories.runtime, self._events.emit)
+            clean_up(self._planner.keeping, self._events.emit)
             async with self._listening(), self._answering_commands(), asyncio.TaskGroup() as group:
                 lives = group.create_task(self._fleet.serve())
                 reloads = group.create_task(self._watch.serve())
-                tending = group.create_task(self._dispatch.tend())
+                tending = group.create_task(self._router.run())
                 watching = group.create_task(self._nodes.serve())
-                swaps = group.create_task(persist("admission", self._steward.serve))
+                swaps = group.create_task(persist("admission", self._admission.serve))
                 if models:
-                    self._steward.command("start", models)
+                    self._admission.command("start", models)
                 self._tell_started()
                 report()
-                await self._told_to_end.wait()
+                await self._shutdown.wait()
                 reloads.cancel()
                 swaps.cancel()
                 await self._end()
@@ -169,15 +171,15 @@ class Daemon:
         try:
             await self._server.start()
         except ListenFailed as error:
-            raise StateDenied(error.message, hint=error.hint) from error
+            raise AccessDenied(error.message, hint=error.hint) from error
         try:
-            write_owner(self._directories.state_file, myself(__version__, self._server.url))
+            write_owner(self._directories.state_file, this_daemon(__version__, self._server.url))
             yield
         finally:
             await self._server.close()
 
     def _answering_commands(self) -> AbstractAsyncContextManager[None]:
-        return api.serve(self, self._events, self._directories.control_socket)
+        return server_module.serve(self, self._events, self._directories.control_socket)
 
     def _tell_started(self) -> None:
         self._events.emit(
@@ -191,36 +193,36 @@ class Daemon:
     async def _end(self) -> None:
         """Let requests finish, cut those that outlast the patience, save, stop the engines."""
         limits = self._reload.loaded.settings.supervisor
-        async with self._patient(limits.drain_timeout_s):
+        async with self._deadline(limits.drain_timeout_s):
             await self._server.drain(limits.drain_timeout_s)
         await self._server.close()
         self._fleet.command("stop")
-        saving_s = limits.save_timeout_s if limits.keep_slots else 0
-        async with self._patient(2 * limits.stop_timeout_s + saving_s):
+        saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
+        async with self._deadline(2 * limits.stop_timeout_s + saving_s):
             await self._fleet.all_down()
         self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._ending_at_s, 3))
 
     @asynccontextmanager
-    async def _patient(self, limit_s: float) -> AsyncIterator[None]:
+    async def _deadline(self, limit_s: float) -> AsyncIterator[None]:
         """Wait for the block this long, or for less once more words to end are said."""
-        is_over = self._words > len(_HURRIES_S)
+        is_over = self._shutdown_requests > len(_HURRIES_S)
         with suppress(TimeoutError):
-            async with asyncio.timeout(0 if is_over else limit_s) as self._patience:
+            async with asyncio.timeout(0 if is_over else limit_s) as self._drain_timeout:
                 yield
-        self._patience = None
+        self._drain_timeout = None
 
     # The word to end.
 
     def shutdown(self, reason: str) -> None:
         """Begin to end; said again, shorten the wait."""
-        self._words += 1
-        if self._words == 1:
+        self._shutdown_requests += 1
+        if self._shutdown_requests == 1:
             self._ending_at_s = self._now_s()
             self._events.emit("daemon.stopping", reason=reason)
-            self._told_to_end.set()
-        elif self._patience and not self._patience.expired():
-            hurry_s = _HURRIES_S[min(self._words - 2, len(_HURRIES_S) - 1)]
-            self._patience.reschedule(self._now_s() + hurry_s)
+            self._shutdown.set()
+        elif self._drain_timeout and not self._drain_timeout.expired():
+            hurry_s = _HURRIES_S[min(self._shutdown_requests - 2, len(_HURRIES_S) - 1)]
+            self._drain_timeout.reschedule(self._now_s() + hurry_s)
 
     @contextmanager
     def _hearing_signals(self) -> Iterator[None]:
@@ -233,55 +235,59 @@ class Daemon:
         finally:
             _ignore_signals(loop)
 
-    # What commands ask (supervisor.control.api.Service).
+    # What commands ask (supervisor.control.server.Service).
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
         """Begin what a command asks of models; return what tells whether that is over."""
-        return self._steward.command(verb, models)
+        return self._admission.command(verb, models)
 
-    def reload(self, *, dry_run: bool) -> asyncio.Task[Reloaded | CorralError]:
+    def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
         """Begin to reload the settings, or to find out what that would do."""
         return self._watch.ask(dry_run=dry_run)
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
         """Begin to save what idle slots hold."""
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
-        return self._fleet.errand(caches.save(replicas, self._workshop.keeping))
+        return self._fleet.spawn(cache_commands.save(replicas, self._planner.keeping))
 
-    def warm(self, model: str, prompt: WarmPrompt) -> asyncio.Task[list[Warmed] | CorralError]:
+    def warm(
+        self, model: str, prompt: WarmPrompt
+    ) -> asyncio.Task[list[PrefilledInstance] | CorralError]:
         """Begin to have every instance of a model read a prompt."""
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
-        return self._fleet.errand(caches.warm(replicas, prompt, self._gate))
+        return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._traffic))
 
     async def refresh(self) -> None:
         """Read the figures of every serving instance."""
-        await self._vitals.refresh(replica.instance for replica in self._fleet.everyone())
+        await self._stats.refresh(replica.instance for replica in self._fleet.all_replicas())
 
     def status(self) -> DaemonStatus:
         """Return what runs."""
-        path, waiting = self._reload.loaded.path, self._steward.waiting()
+        path, waiting = self._reload.loaded.path, self._admission.waiting()
         return {
             "pid": os.getpid(),
             "version": __version__,
             "url": self._server.url,
             "up_s": self._now_s() - self._began_at_s,
-            "stopping": self._words > 0,
+            "stopping": self._shutdown_requests > 0,
             "config": str(path) if path else None,
             "models": [
                 self._model_status(model, waiting.get(model.entry.name))
                 for model in self._fleet.models.values()
             ],
-            "nodes": [_node_status(facts) for facts in self._nodes.facts()],
+            "nodes": [_node_status(facts) for facts in self._nodes.stats()],
         }
 
     def _model_status(self, model: Model, waiting: Waiting | None) -> ModelStatus:
-        return model_status(model, [self._instance_status(one) for one in model.everyone], waiting)
+        return model_status(
+            model, [self._instance_status(one) for one in model.all_replicas], waiting
+        )
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts = replica.instance.snapshot()
-        busy, is_leaving = self._dispatch.busy(facts.name), self._fleet.is_leaving(replica)
-        vital = self._vitals.of(facts)
-        return instance_status(facts, replica.plan, vital, busy, is_leaving=is_leaving)
+        busy, is_leaving = self._router.in_flight(facts.name), self._fleet.is_retiring(replica)
+        stats = self._stats.of(facts)
+        return instance_status(facts, replica.plan, stats, busy, is_leaving=is_leaving)
 
     @staticmethod
     def _now_s() -> float:
@@ -301,12 +307,12 @@ def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _node_status(facts: NodeFacts) -> NodeStatus:
+def _node_status(facts: NodeStats) -> NodeStatus:
     """Return a node in the shape of `wire`."""
     return {
         "name": facts.name,
         "state": "up" if facts.is_up else "down",
-        "reason": facts.trouble,
+        "reason": facts.problem,
         "url": facts.url,
         "models": list(facts.models),
         "slots": facts.slots,
@@ -314,14 +320,14 @@ def _node_status(facts: NodeFacts) -> NodeStatus:
     }
 
 
-def _limits(table: SupervisorTable) -> Limits:
-    return Limits(
+def _limits(table: SupervisorTable) -> InstanceLimits:
+    return InstanceLimits(
         load_timeout_s=table.load_timeout_s,
         warm_timeout_s=table.warm_timeout_s,
-        unwell_timeout_s=table.unwell_timeout_s,
+        unhealthy_timeout_s=table.unhealthy_timeout_s,
         drain_timeout_s=table.drain_timeout_s,
         stop_timeout_s=table.stop_timeout_s,
-        liveness=Rules(
+        liveness=HealthSettings(
             interval_s=table.liveness_interval_s,
             probe_s=table.idle_probe_s,
             batch_s=table.batch_timeout_s,

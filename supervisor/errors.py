@@ -5,10 +5,10 @@
     ├── EngineMissing                78    no llama-server where one was named or looked for
     ├── EngineBroken                 78    a file is there, but it does not run
     ├── ModelInvalid                 78    the GGUF is missing, cut short, or no GGUF
-    ├── NoRoom                       78    a model can never fit into this machine's memory
+    ├── OutOfMemory                       78    a model can never fit into this machine's memory
     ├── StartFailed                   1    an engine was spawned and did not become ready
     ├── DownloadFailed                1    a pinned file could not be fetched or verified
-    ├── StateDenied                   1    a directory, socket or log cannot be used
+    ├── AccessDenied                   1    a directory, socket or log cannot be used
     ├── NotRunning                    3    the daemon is down
     ├── NoSuchModel                   4    no model of that name
     ├── DaemonBusy                   69    another daemon holds the directory, or ours is mute
@@ -78,7 +78,7 @@ class ModelInvalid(CorralError):
     exit_code = 78
 
 
-class NoRoom(CorralError):
+class OutOfMemory(CorralError):
     """A model can never fit into the memory that models may take here."""
 
     code = "no_room"
@@ -97,7 +97,7 @@ class DownloadFailed(CorralError):
     code = "download_failed"
 
 
-class StateDenied(CorralError):
+class AccessDenied(CorralError):
     """A directory, socket or log of ours cannot be used."""
 
     code = "state_denied"

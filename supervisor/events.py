@@ -21,36 +21,39 @@ from supervisor.failures import Throttle
 
 Level = Literal["info", "warning", "error"]
 
-_SLOTS: Final = ("instance", "model", "run", "slots", "tokens", "size_bytes", "took_ms")
+_SLOTS: Final = ("instance", "model", "run", "slots", "tokens", "size_bytes", "duration_ms")
 
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
     {
         "daemon.started": ("info", ("version", "url", "control", "settings")),
         "daemon.stopping": ("info", ("reason",)),
         "daemon.stopped": ("info", ("took_s",)),
-        "instance.changed": ("info", ("instance", "model", "before", "after", "run", "why")),
-        "instance.progressed": ("info", ("instance", "model", "run", "stage", "value")),
+        "instance.state_changed": (
+            "info",
+            ("instance", "model", "before", "after", "run", "reason"),
+        ),
+        "instance.load_progress": ("info", ("instance", "model", "run", "stage", "value")),
         "instance.withdrawn": ("info", ("instance", "model", "run", "in_flight")),
         "instance.drained": ("info", ("instance", "model", "run")),
-        "instance.cut": ("warning", ("instance", "model", "run", "in_flight")),
-        "instance.asked": ("info", ("instance", "model", "run", "how")),
+        "instance.requests_aborted": ("warning", ("instance", "model", "run", "in_flight")),
+        "instance.exit_requested": ("info", ("instance", "model", "run", "how")),
         "instance.exited": (
             "info",
             ("instance", "model", "run", "code", "signal", "up_s", "fault"),
         ),
-        "instance.failed": ("error", ("instance", "model", "faults", "why", "hint", "log")),
-        "model.unloaded": ("info", ("model", "why")),
-        "model.refused": ("warning", ("model", "why")),
+        "instance.failed": ("error", ("instance", "model", "failures", "reason", "hint", "log")),
+        "model.unloaded": ("info", ("model", "reason")),
+        "model.load_refused": ("warning", ("model", "reason")),
         "slots.saved": ("info", _SLOTS),
         "slots.restored": ("info", _SLOTS),
-        "slots.unsaved": ("warning", ("instance", "model", "run", "why")),
-        "slots.quarantined": ("warning", ("model", "file", "why")),
-        "slots.disproved": ("warning", ("instance", "model", "expected", "cached")),
-        "prompt.warmed": ("info", ("instance", "model", "run", "prompt", "tokens", "cached")),
-        "prompt.learned": ("info", ("model", "prompt", "tokens")),
-        "prompt.unlearned": ("warning", ("model", "why")),
-        "prompt.refused": ("warning", ("instance", "model", "run", "prompt", "why")),
-        "draft.weighed": (
+        "slots.save_failed": ("warning", ("instance", "model", "run", "reason")),
+        "slots.quarantined": ("warning", ("model", "file", "reason")),
+        "slots.restore_unused": ("warning", ("instance", "model", "expected", "cached")),
+        "prompt.prefilled": ("info", ("instance", "model", "run", "prompt", "tokens", "cached")),
+        "prompt.stored": ("info", ("model", "prompt", "tokens")),
+        "prompt.store_failed": ("warning", ("model", "reason")),
+        "prompt.rejected": ("warning", ("instance", "model", "run", "prompt", "reason")),
+        "speculation.measured": (
             "info",
             (
                 "instance",
@@ -65,10 +68,10 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
             ),
         ),
         "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
-        "settings.refused": ("warning", ("why",)),
-        "engine.reaped": ("warning", ("instance", "pid", "since")),
+        "settings.rejected": ("warning", ("reason",)),
+        "engine.orphan_killed": ("warning", ("instance", "pid", "since")),
         "node.up": ("info", ("node", "models")),
-        "node.down": ("warning", ("node", "why")),
+        "node.down": ("warning", ("node", "reason")),
         "request.finished": (
             "info",
             (
@@ -76,11 +79,11 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
                 "model",
                 "instance",
                 "status",
-                "tries",
-                "waited_ms",
+                "attempts",
+                "queued_ms",
                 "first_byte_ms",
                 "first_token_ms",
-                "took_ms",
+                "duration_ms",
                 "bytes_out",
                 "expected_cached_tokens",
                 "cached_tokens",
@@ -91,8 +94,8 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
                 "accepted_tokens",
             ),
         ),
-        "request.refused": ("warning", ("request", "model", "status", "code", "why")),
-        "upstream.broke": ("warning", ("request", "model", "instance", "phase", "error")),
+        "request.rejected": ("warning", ("request", "model", "status", "code", "reason")),
+        "upstream.failed": ("warning", ("request", "model", "instance", "phase", "error")),
         "task.failed": ("error", ("task", "error", "traceback", "more")),
         "events.withheld": ("warning", ("event", "cause", "count")),
         "events.dropped": ("warning", ("count",)),
@@ -103,7 +106,7 @@ _BACKLOG_MAX: Final = 1024
 # What a client can cause at will, and the field that tells causes apart, which holds no text of a
 # client. So many of each are told in a minute, and the rest is counted.
 _CAUSED: Final[Mapping[str, str]] = MappingProxyType(
-    {"request.refused": "code", "upstream.broke": "phase"}
+    {"request.rejected": "code", "upstream.failed": "phase"}
 )
 _CAUSED_MAX: Final = 30
 
@@ -128,7 +131,7 @@ class Event:
         match self.name:
             case "instance.exited" if self.fields["fault"]:
                 return "warning"
-            case "draft.weighed" if self.fields["slower"]:
+            case "speculation.measured" if self.fields["slower"]:
                 return "warning"
         return EVENTS[self.name][0]
 
@@ -200,8 +203,8 @@ class EventStream:
             listener.push(event)
 
     def _withheld(self, cause: Hashable, count: int) -> None:
-        event, why = cause if isinstance(cause, tuple) else (str(cause), "")
-        self.emit("events.withheld", event=event, cause=why, count=count)
+        event, reason = cause if isinstance(cause, tuple) else (str(cause), "")
+        self.emit("events.withheld", event=event, cause=reason, count=count)
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:

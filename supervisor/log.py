@@ -1,7 +1,7 @@
 """The event stream as a log: pretty on a terminal, for the journal under systemd, JSON elsewhere.
 
-    terminal    2026-11-21T09:00:00.000+00:00 [info] instance.changed  instance=chat.0 …
-    journal     <6>instance.changed instance=chat.0 …
+    terminal    2026-11-21T09:00:00.000+00:00 [info] instance.state_changed  instance=chat.0 …
+    journal     <6>instance.state_changed instance=chat.0 …
     elsewhere   {"timestamp":"2026-11-21T09:00:00.000+00:00","level":"info","event":…}
 
 The journal keeps its own time and takes a line's priority from its prefix; everything else needs
@@ -18,11 +18,11 @@ from types import MappingProxyType
 from typing import Final, TextIO
 
 from supervisor.events import Event, Level
-from supervisor.show import one_line, wants_colour
-from supervisor.show import to_json as as_json
+from supervisor.output import one_line, wants_colour
+from supervisor.output import to_json as as_json
 
 # Load progress is for whoever watches a start; a log would drown in it.
-_QUIET: Final = frozenset({"instance.progressed"})
+_QUIET: Final = frozenset({"instance.load_progress"})
 
 # Source: sd-daemon(3), SD_ERR, SD_WARNING and SD_INFO.
 _PRIORITIES: Final[Mapping[Level, int]] = MappingProxyType({"error": 3, "warning": 4, "info": 6})

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.life.launch import clean_environment
-from supervisor.profile import gguf, machine
-from supervisor.profile.argv import render
-from supervisor.profile.engine import Engine
-from supervisor.profile.memory import Burden, Take, estimate
-from supervisor.profile.profile import FlagValue
+from supervisor.engines.discover import Engine
+from supervisor.engines.help import FlagValue
+from supervisor.flags.render import render
+from supervisor.gguf import metadata
+from supervisor.host import machine
+from supervisor.memory.estimate import MemoryBreakdown, MemoryInputs, estimate
+from supervisor.process.launch import clean_environment
 
 PARTS: Final = ("weights", "kv", "compute", "output")
 _MIB: Final = 1024**2
@@ -67,13 +68,13 @@ def compare(
     if draft:
         flags = {**flags, "spec-type": "draft-simple", "spec-draft-model": str(draft)}
     with tempfile.TemporaryDirectory() as cache:
-        facts = gguf.read(model, cache_dir=Path(cache))
-        drafts = gguf.read(draft, cache_dir=Path(cache)) if draft else None
-    host = estimate(Burden(facts, flags, engine, machine.cpu_flags(), drafts)).host
+        facts = metadata.read(model, cache_dir=Path(cache))
+        drafts = metadata.read(draft, cache_dir=Path(cache)) if draft else None
+    host = estimate(MemoryInputs(facts, flags, engine, machine.cpu_flags(), drafts)).host
     return Comparison(flags, _told(engine, model, flags), _by_part(host))
 
 
-def _by_part(take: Take) -> dict[str, float]:
+def _by_part(take: MemoryBreakdown) -> dict[str, float]:
     found = {part: float(getattr(take, part)) for part in (*PARTS, "draft")}
     return found | {"weights": float(take.weights + take.copies)}
 

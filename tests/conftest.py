@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import tiny_gguf
 
+from supervisor.engines.discover import Engine, load
+from supervisor.host import download
 from supervisor.host.paths import directories
-from supervisor.profile import models
-from supervisor.profile.engine import Engine, load
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they
 # start. Source: POSIX shell, "Asynchronous Lists".
@@ -42,5 +42,5 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Return the demo model, 98 MB, kept where `corral model get` keeps it."""
-    pin = models.find_pin("smollm2")
-    return models.fetch(pin, directories().models, lambda *_: None)
+    pin = download.find_pin("smollm2")
+    return download.fetch(pin, directories().models, lambda *_: None)

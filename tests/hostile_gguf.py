@@ -44,7 +44,7 @@ def file(pairs: list[bytes], tensors: list[bytes] = []) -> bytes:  # noqa: B006 
     return head + b"".join(pairs) + b"".join(tensors)
 
 
-def llama(*more: bytes) -> list[bytes]:
+def client(*more: bytes) -> list[bytes]:
     """Return what a small model says of itself, and more; the last of one key counts."""
     return [
         pair("general.architecture", STRING, text("llama")),
@@ -57,7 +57,7 @@ def llama(*more: bytes) -> list[bytes]:
 
 
 def block_count(kind: int, value: bytes) -> bytes:
-    return file(llama(pair("llama.block_count", kind, value)))
+    return file(client(pair("llama.block_count", kind, value)))
 
 
 # What is refused, and a word of why.
@@ -76,13 +76,13 @@ REFUSED: Final[Mapping[str, tuple[bytes, str]]] = MappingProxyType(
             "block_count is 4294967295",
         ),
         "heads for other layers": (
-            file(llama(array("llama.attention.head_count_kv", U32, 3, bytes(12)))),
+            file(client(array("llama.attention.head_count_kv", U32, 3, bytes(12)))),
             "has 3 values for a block_count of 2",
         ),
-        "too many heads": (file(llama(u32("llama.attention.head_count", 2**31))), "limit"),
-        "too wide": (file(llama(u32("llama.embedding_length", 2**32 - 1))), "limit"),
-        "a context without end": (file(llama(u64("llama.context_length", 2**63))), "limit"),
-        "states without end": (file(llama(u64("llama.ssm.inner_size", 2**62))), "limit"),
+        "too many heads": (file(client(u32("llama.attention.head_count", 2**31))), "limit"),
+        "too wide": (file(client(u32("llama.embedding_length", 2**32 - 1))), "limit"),
+        "a context without end": (file(client(u64("llama.context_length", 2**63))), "limit"),
+        "states without end": (file(client(u64("llama.ssm.inner_size", 2**62))), "limit"),
         "many tensors said": (
             b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0),
             "18,446,744,073,709,551,615 tensors do not fit",
@@ -96,30 +96,30 @@ REFUSED: Final[Mapping[str, tuple[bytes, str]]] = MappingProxyType(
             file([text("k") + struct.pack("<IQ", STRING, 2**63)]),
             "a string of 9,223,372,036,854,775,808 bytes do not fit",
         ),
-        "an array without end": (file(llama(array("a", U8, 2**63))), "do not fit"),
-        "many strings said": (file(llama(array("a", STRING, 2**40))), "do not fit"),
-        "arrays of arrays": (file(llama(array("a", ARRAY, 1, bytes(64)))), "no type 9"),
-        "a type there is not": (file(llama(pair("a", 99, bytes(64)))), "no type 99"),
-        "a key too long": (file(llama(pair("k" * 5000, U8, b"\0"))), "a key of 5,000 bytes"),
+        "an array without end": (file(client(array("a", U8, 2**63))), "do not fit"),
+        "many strings said": (file(client(array("a", STRING, 2**40))), "do not fit"),
+        "arrays of arrays": (file(client(array("a", ARRAY, 1, bytes(64)))), "no type 9"),
+        "a type there is not": (file(client(pair("a", 99, bytes(64)))), "no type 99"),
+        "a key too long": (file(client(pair("k" * 5000, U8, b"\0"))), "a key of 5,000 bytes"),
         "dimensions": (
-            file(llama(), [text("t") + struct.pack("<I", 2**32 - 1) + bytes(64)]),
+            file(client(), [text("t") + struct.pack("<I", 2**32 - 1) + bytes(64)]),
             "4,294,967,295 dimensions",
         ),
         "weights that overflow": (
-            file(llama(), [tensor("t", (2**63, 2**63, 2**63, 2**63))]),
+            file(client(), [tensor("t", (2**63, 2**63, 2**63, 2**63))]),
             "does not fit into the file",
         ),
         "weights of an unknown type": (
-            file(llama(), [tensor("t", (2**40,), kind=12345)]),
+            file(client(), [tensor("t", (2**40,), kind=12345)]),
             "does not fit into the file",
         ),
         "weights far away": (
-            file(llama(), [tensor("t", (1,), offset=2**63)]),
+            file(client(), [tensor("t", (1,), offset=2**63)]),
             "is cut short",
         ),
-        "an alignment of 0": (file(llama(u32("general.alignment", 0))), "general.alignment"),
-        "a vast alignment": (file(llama(u32("general.alignment", 2**31))), "general.alignment"),
-        "a split without end": (file(llama(u32("split.count", 2**32 - 1))), "split.count"),
+        "an alignment of 0": (file(client(u32("general.alignment", 0))), "general.alignment"),
+        "a vast alignment": (file(client(u32("general.alignment", 2**31))), "general.alignment"),
+        "a split without end": (file(client(u32("split.count", 2**32 - 1))), "split.count"),
     }
 )
 
@@ -127,35 +127,36 @@ REFUSED: Final[Mapping[str, tuple[bytes, str]]] = MappingProxyType(
 # What is a model by what it says, and has as much of everything as it may.
 def many_tensors() -> bytes:
     return (
-        file(llama(), [tensor(f"t{number}", (1, 1, 1, 1)) for number in range(65_536)]) + b"\0" * 64
+        file(client(), [tensor(f"t{number}", (1, 1, 1, 1)) for number in range(65_536)])
+        + b"\0" * 64
     )
 
 
 def many_strings() -> bytes:
     tokens = array("tokenizer.ggml.tokens", STRING, 2**20, text("") * 2**20)
-    return file(llama(tokens, array("m", STRING, 2**20, text("") * 2**20)))
+    return file(client(tokens, array("m", STRING, 2**20, text("") * 2**20)))
 
 
 def much_text() -> bytes:
     long = text("\U0001f600" + "x" * (MIB - 8))
-    return file(llama(*(pair(f"t{number}", STRING, long) for number in range(7))))
+    return file(client(*(pair(f"t{number}", STRING, long) for number in range(7))))
 
 
 def long_texts() -> bytes:
-    return file(llama(*(pair(f"t{number}", STRING, text(b"x" * 6 * MIB)) for number in range(10))))
+    return file(client(*(pair(f"t{number}", STRING, text(b"x" * 6 * MIB)) for number in range(10))))
 
 
 def many_values() -> bytes:
-    return file(llama(*(array(f"a{number}", U8, 1024, bytes(1024)) for number in range(250))))
+    return file(client(*(array(f"a{number}", U8, 1024, bytes(1024)) for number in range(250))))
 
 
 def many_keys() -> bytes:
-    return file(llama(*(pair(f"key {number}", U8, b"\0") for number in range(16_000))))
+    return file(client(*(pair(f"key {number}", U8, b"\0") for number in range(16_000))))
 
 
 def most_of_everything() -> bytes:
     return file(
-        llama(
+        client(
             u32("llama.block_count", 1024),
             u32("llama.attention.head_count", 2**14),
             u32("llama.attention.head_count_kv", 2**14),

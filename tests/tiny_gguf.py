@@ -47,7 +47,7 @@ def make(
     window: int | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
 ) -> Path:
-    """Write a GGUF of architecture `llama`, with a window `gemma3`, and return its path.
+    """Write a GGUF of architecture `client`, with a window `gemma3`, and return its path.
 
     Args:
         path: Where to write.
@@ -181,7 +181,7 @@ def _output(
     output: Array,
 ) -> Array:
     """Return the output rows, where row i scores token i as the next one."""
-    alphabet = [tokens.index(letter) for letter in string.ascii_lowercase]
+    alphabet = [tokens.index(upstream_request) for upstream_request in string.ascii_lowercase]
     if mode == "cycle":
         for before, after in zip(alphabet, alphabet[1:] + alphabet[:1], strict=True):
             output[after] = embedding[before]

@@ -123,8 +123,8 @@ async def read_form(content_type: str, body: bytes) -> Form:
         parts = [part async for part in _parts(reader)]
     except _MALFORMED as error:
         said = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
-        why = ascii(str(said).partition("\n")[0][:120])[1:-1]
-        raise BadRequest(f"the form cannot be read: {why or type(error).__name__}") from error
+        reason = ascii(str(said).partition("\n")[0][:120])[1:-1]
+        raise BadRequest(f"the form cannot be read: {reason or type(error).__name__}") from error
     _check_names(parts)
     return Form(tuple(part for part in parts if part.name not in _DROPPED))
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from proxy.body.bodies import Share
 from proxy.body.inflate import Inflater
-from proxy.errors import BadRequest, BodyTooLarge, TooSlow
+from proxy.errors import BadRequest, BodyTooLarge, RequestTimeout
 
 
 async def read_body(request: web.Request, share: Share) -> bytes:
@@ -23,7 +23,7 @@ async def read_body(request: web.Request, share: Share) -> bytes:
         BodyExpands: It becomes too many times larger when decompressed.
         BodyMemoryFull: All bodies together would take too much.
         BodyTooLarge: It has more bytes than the limit.
-        TooSlow: It did not come in time.
+        RequestTimeout: It did not come in time.
         UnknownCoding: It is compressed in a way that is not known here.
     """
     max_bytes, limit_s = share.settings.max_body_bytes, share.settings.body_timeout_s
@@ -38,7 +38,7 @@ async def read_body(request: web.Request, share: Share) -> bytes:
                 async for chunk in request.content.iter_any():
                     await gathered.add(chunk)
     except TimeoutError as error:
-        raise TooSlow(
+        raise RequestTimeout(
             f"the body did not come within {limit_s:g} s; "
             "send it faster, or raise body_timeout_s under [proxy]"
         ) from error

@@ -10,29 +10,29 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.engine.upstream import Upstream
-from proxy.errors import Unavailable, UpstreamLoading, UpstreamUnreached, UpstreamUnready
+from proxy.access_log import Emit
+from proxy.errors import Unavailable, UpstreamConnectFailed, UpstreamLoading, UpstreamUnavailable
 from proxy.failures import persist
-from proxy.line.dispatch import Dispatch
-from proxy.loader import Loader, ModelCard
-from proxy.nodes.cards import combined, place_of
+from proxy.models import ModelInfo, ModelLoader
+from proxy.nodes.merge import merged, place_of
+from proxy.nodes.monitor import NodeMonitor
 from proxy.nodes.settings import NodeSettings
-from proxy.nodes.watcher import Watcher
-from proxy.record import Tell
+from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
 
 _RETRY_AFTER_S = 10
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeStats:
     """What is known of a node at one moment.
 
     Attributes:
         name: Its name.
         url: Where it is.
         is_up: Whether it answered lately.
-        trouble: Why it is not up, or None.
+        problem: Why it is not up, or None.
         models: What it calls its models that are served here, or were.
         slots: Requests that it gets at once, over all models; 0 while it is not up.
         slots_busy: Requests that it has now.
@@ -41,18 +41,18 @@ class NodeFacts:
     name: str
     url: str
     is_up: bool
-    trouble: str | None
+    problem: str | None
     models: tuple[str, ...]
     slots: int
     slots_busy: int
 
 
 class Nodes:
-    """The nodes; a `proxy.loader.Loader` of what is here and there.
+    """The nodes; a `proxy.models.ModelLoader` of what is here and there.
 
     Args:
         nodes: What is set for each.
-        dispatch: Where their models are admitted; it tells them of requests that fail.
+        router: Where their models are admitted; it tells them of requests that fail.
         here: Who brings up the models that are configured here.
         settings: The proxy's limits.
         tell: Hears when a node comes and goes.
@@ -62,90 +62,90 @@ class Nodes:
     def __init__(
         self,
         nodes: Sequence[NodeSettings],
-        dispatch: Dispatch,
-        here: Loader,
+        router: Router,
+        here: ModelLoader,
         settings: ProxySettings,
-        tell: Tell,
+        tell: Emit,
         created: int,
     ) -> None:
         self._here = here
-        self._dispatch = dispatch
+        self._router = router
         self._created = created
         self._settings = settings
         self._tell = tell
-        self._watchers: dict[str, Watcher] = {}
+        self._monitors: dict[str, NodeMonitor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
-        dispatch.unreached = self.unreached
-        self.take(nodes)
+        router.on_connect_failed = self.mark_suspect
+        self.set_nodes(nodes)
 
     async def serve(self) -> None:
         """Watch those that there are at any time, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for name in self._watchers:
+            for name in self._monitors:
                 self._begin(name)
             try:
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
                 self._group = None
 
-    def take(self, nodes: Sequence[NodeSettings]) -> None:
+    def set_nodes(self, nodes: Sequence[NodeSettings]) -> None:
         """Have these nodes from now on. One that is set as before is not disturbed.
 
         What one that left, or is set otherwise now, still answers, it answers to the end.
         """
         wanted = {node.name: node for node in nodes}
-        for name, watcher in list(self._watchers.items()):
-            if watcher.node != wanted.get(name):
+        for name, monitor in list(self._monitors.items()):
+            if monitor.node != wanted.get(name):
                 self._drop(name)
-        kept = self._watchers
-        self._watchers = {one.name: kept.get(one.name) or self._watcher(one) for one in nodes}
+        kept = self._monitors
+        self._monitors = {one.name: kept.get(one.name) or self._monitor(one) for one in nodes}
         for name in wanted.keys() - kept.keys():
             self._begin(name)
 
-    def _watcher(self, node: NodeSettings) -> Watcher:
-        return Watcher(node, self._dispatch, self._here.models, self._settings, self._tell)
+    def _monitor(self, node: NodeSettings) -> NodeMonitor:
+        return NodeMonitor(node, self._router, self._here.models, self._settings, self._tell)
 
     def _begin(self, name: str) -> None:
         if self._group:
-            self._tasks[name] = self._group.create_task(persist("node", self._watchers[name].serve))
+            self._tasks[name] = self._group.create_task(persist("node", self._monitors[name].serve))
 
     def _drop(self, name: str) -> None:
-        self._watchers.pop(name).leave()
+        self._monitors.pop(name).stop()
         if task := self._tasks.pop(name, None):
             task.cancel()
 
-    def unreached(self, upstream: Upstream, error: UpstreamUnreached) -> None:
+    def mark_suspect(self, upstream: Upstream, error: UpstreamConnectFailed) -> None:
         """Note that an instance did not begin to answer; nothing unless it is a node's."""
-        is_there = isinstance(error, UpstreamLoading | UpstreamUnready)
-        if upstream.node and not is_there and upstream.node.name in self._watchers:
-            self._watchers[upstream.node.name].doubt()
+        is_there = isinstance(error, UpstreamLoading | UpstreamUnavailable)
+        if upstream.node and not is_there and upstream.node.name in self._monitors:
+            self._monitors[upstream.node.name].mark_suspect()
 
-    def facts(self) -> list[NodeFacts]:
+    def stats(self) -> list[NodeStats]:
         """Return what is known of each."""
-        return [self._facts(watcher) for watcher in self._watchers.values()]
+        return [self._facts(monitor) for monitor in self._monitors.values()]
 
-    def _facts(self, watcher: Watcher) -> NodeFacts:
-        offered, upstreams = watcher.offered(), watcher.upstreams()
-        names = [f"{watcher.node.name}/{one.offer.id}" for one in offered]
-        return NodeFacts(
-            name=watcher.node.name,
-            url=watcher.node.url,
-            is_up=watcher.is_up,
-            trouble=None if watcher.is_up else watcher.trouble,
-            models=tuple(one.offer.id for one in offered),
+    def _facts(self, monitor: NodeMonitor) -> NodeStats:
+        offered, upstreams = monitor.offered(), monitor.upstreams()
+        names = [f"{monitor.node.name}/{one.remote_model.id}" for one in offered]
+        return NodeStats(
+            name=monitor.node.name,
+            url=monitor.node.url,
+            is_up=monitor.is_up,
+            problem=None if monitor.is_up else monitor.problem,
+            models=tuple(one.remote_model.id for one in offered),
             slots=sum(one.slots for one in upstreams.values()),
-            slots_busy=sum(self._dispatch.busy(name) for name in names),
+            slots_busy=sum(self._router.in_flight(name) for name in names),
         )
 
-    # proxy.loader.Loader.
+    # proxy.models.ModelLoader.
 
-    def models(self) -> Sequence[ModelCard]:
+    def models(self) -> Sequence[ModelInfo]:
         """Return every model that is configured here, then those that only nodes have."""
         here = self._here.models()
-        there = [one for watcher in self._watchers.values() for one in watcher.offered()]
-        return combined(here, there, self._created) if there else here
+        there = [one for monitor in self._monitors.values() for one in monitor.offered()]
+        return merged(here, there, self._created) if there else here
 
     async def ensure_ready(self, model: str) -> None:
         """Return once an instance of the model is admitted; the caller sets the deadline.
@@ -154,16 +154,16 @@ class Nodes:
             ProxyError: It will not be: Unavailable, UnknownModel or UpstreamFailed say why.
         """
         here = self._here.models()
-        watchers = [one for one in self._watchers.values() if self._offers(one, model, here)]
-        if any(card.id == model for card in here) or not watchers:
+        monitors = [one for one in self._monitors.values() if self._remote_models(one, model, here)]
+        if any(model_info.id == model for model_info in here) or not monitors:
             await self._here.ensure_ready(model)
             return
-        for watcher in watchers:
-            await watcher.settled()
-        if not self._dispatch.serves(model):
-            troubles = "; ".join(f"{one.node.name}: {one.trouble}" for one in watchers)
+        for monitor in monitors:
+            await monitor.wait_checked()
+        if not self._router.serves(model):
+            troubles = "; ".join(f"{one.node.name}: {one.problem}" for one in monitors)
             raise Unavailable(f"{model} cannot answer: {troubles}", _RETRY_AFTER_S)
 
     @staticmethod
-    def _offers(watcher: Watcher, model: str, here: Sequence[ModelCard]) -> bool:
-        return any(place_of(one.offer, here) == model for one in watcher.offered())
+    def _remote_models(monitor: NodeMonitor, model: str, here: Sequence[ModelInfo]) -> bool:
+        return any(place_of(one.remote_model, here) == model for one in monitor.offered())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from proxy.engine.upstream import Node, Upstream
+from proxy.upstream.upstream import Node, Upstream
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -13,8 +13,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
+from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest
-from proxy.pages import Kind
 from proxy.request_limits.limit import Limit
 from proxy.request_limits.limits import RequestLimits
 from proxy.request_limits.schema import Schemas
@@ -66,7 +66,7 @@ _INPUTS: Final = ("prompt", "input", "content", "documents", "texts")
 _TOKEN, _WORD, _PATTERN, _PATTERN_FULL = range(4)
 
 
-def check(kind: Kind, members: Mapping[str, Any], limits: RequestLimits) -> None:
+def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:
     """Refuse a request that asks too much.
 
     Args:
@@ -85,7 +85,7 @@ def check(kind: Kind, members: Mapping[str, Any], limits: RequestLimits) -> None
             limit(name, "", members[name], _NUMBERS[name])
     for name in _COUNTS.keys() & members.keys():
         _check_list(limit, name, members[name])
-    for name in _INPUTS if kind is Kind.BATCH else _PROMPTS:
+    for name in _INPUTS if kind is EndpointKind.EMBED_OR_RERANK else _PROMPTS:
         _check_prompts(limit, name, members.get(name), limits.prompts)
     if isinstance(grammar := members.get("grammar"), str):
         check_grammar(limit, "grammar", grammar)

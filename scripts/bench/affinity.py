@@ -28,8 +28,8 @@ from scripts.bench.arrangement import (
     run,
 )
 from scripts.bench.talks import Tally, Workload
+from supervisor.host import download
 from supervisor.host.paths import directories
-from supervisor.profile import models
 
 W1 = Workload("W1")
 W2 = Workload("W2", conversations=24, think_s=0.5)
@@ -65,7 +65,7 @@ def main() -> int:
 def _model(directory: Path, *, is_tiny: bool) -> Path:
     if is_tiny:
         return tiny_gguf.make(directory / "tiny.gguf", ctx=16384)
-    return models.find_pin("smollm2").path(directories().models)
+    return download.find_pin("smollm2").path(directories().models)
 
 
 def bench_w1(model: Path, seeds: int, repeats: int) -> list[str]:

@@ -33,7 +33,7 @@ def serving(
     *,
     places: int,
     slots: int = SLOTS,
-    swap_wait_s: float = 20,
+    eviction_wait_s: float = 20,
     residency_s: float,
 ) -> Iterator[Corral]:
     """Serve models for the length of the block, in memory that holds so many of them, and no more.
@@ -42,7 +42,7 @@ def serving(
         paths: The GGUF file of each model; small ones get a long context.
         places: How many of them fit, whichever.
         slots: Of each model.
-        swap_wait_s: As in the settings.
+        eviction_wait_s: As in the settings.
         residency_s: `min_residency_s` of the settings.
     """
     text = "".join(
@@ -54,7 +54,8 @@ def serving(
         corral.configure(text)
         budget_bytes = _budget_bytes(corral, list(paths), places)
         corral.configure(
-            f"{text}\n[supervisor]\nmemory_budget = {budget_bytes}\nswap_wait_s = {swap_wait_s}\n"
+            f"{text}\n[supervisor]\nmemory_budget = {budget_bytes}\n"
+            f"eviction_wait_s = {eviction_wait_s}\n"
         )
         corral.ok("start")
         try:

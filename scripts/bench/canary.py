@@ -31,8 +31,8 @@ import tiny_gguf
 
 from scripts.bench.arrangement import AFFINITY, Arrangement, serving
 from scripts.bench.talks import WORDS, ask
+from supervisor.host import download
 from supervisor.host.paths import directories
-from supervisor.profile import models
 
 TOKENS = 12
 SEED = 7
@@ -110,7 +110,7 @@ def _show(name: str, findings: Findings) -> None:
 def _model(directory: Path, *, is_tiny: bool) -> Path:
     if is_tiny:
         return tiny_gguf.make(directory / "tiny.gguf", ctx=16384)
-    return models.find_pin("smollm2").path(directories().models)
+    return download.find_pin("smollm2").path(directories().models)
 
 
 def run(arrangement: Arrangement, model: Path, *, clients: int, turns: int) -> Findings:

@@ -15,10 +15,10 @@ from typing import Final
 
 from buffers import PARTS, Comparison, compare
 
+from supervisor.engines.discover import Engine, load
+from supervisor.engines.help import FlagValue
+from supervisor.host import download
 from supervisor.host.paths import directories
-from supervisor.profile import models
-from supervisor.profile.engine import Engine, load
-from supervisor.profile.profile import FlagValue
 
 MEDIAN_MAX: Final = 0.03
 WORST_MAX: Final = 0.10
@@ -40,7 +40,7 @@ def main() -> int:
 
 def smollm2() -> Path:
     """Return the demo model."""
-    return models.fetch(models.find_pin("smollm2"), directories().models, lambda *_: None)
+    return download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
 
 
 def grid() -> Iterator[dict[str, FlagValue]]:

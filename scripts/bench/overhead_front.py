@@ -14,22 +14,22 @@ from collections.abc import Sequence
 import uvloop
 
 from proxy.app import build_app
-from proxy.engine.upstream import Upstream
-from proxy.line.dispatch import Dispatch
-from proxy.loader import ModelCard
+from proxy.models import ModelInfo
+from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
 
 # More than any measurement asks for at once: what is measured is the way, not the line.
 _SLOTS = 2048
 
 
 class OneModel:
-    """A loader that has its only model ready (proxy.loader.Loader)."""
+    """A loader that has its only model ready (proxy.models.ModelLoader)."""
 
-    def models(self) -> Sequence[ModelCard]:
+    def models(self) -> Sequence[ModelInfo]:
         """Return the model."""
-        return [ModelCard("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)]
+        return [ModelInfo("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)]
 
     async def ensure_ready(self, model: str) -> None:
         """Do nothing: it is."""
@@ -38,12 +38,12 @@ class OneModel:
 async def serve(socket: str, port: int) -> None:
     """Serve until the end of the process."""
     settings = ProxySettings(port=port)
-    dispatch = Dispatch(settings)
-    dispatch.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
-    server = Server(build_app(dispatch, OneModel(), settings, _hear), settings)
+    router = Router(settings)
+    router.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
+    server = Server(build_app(router, OneModel(), settings, _hear), settings)
     await server.start()
     print(server.url, flush=True)
-    await dispatch.tend()
+    await router.run()
 
 
 def _hear(name: str, /, **fields: object) -> None:

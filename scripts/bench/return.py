@@ -30,8 +30,8 @@ from scripts.bench.budget import serving
 from scripts.bench.mix import session
 from scripts.bench.talks import WORDS, Answered, ask
 from scripts.bench.told import told
+from supervisor.host import download
 from supervisor.host.paths import directories
-from supervisor.profile import models
 
 CHAT, OTHER = "chat", "other"
 SHARE_MIN, RATIO_MAX = 0.95, 0.15
@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=2900, help="of the first question")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
-    smollm2 = options.smollm2 or models.find_pin("smollm2").path(directories().models)
+    smollm2 = options.smollm2 or download.find_pin("smollm2").path(directories().models)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         other = tiny_gguf.make(Path(directory) / "tiny.gguf", ctx=32768)
         paths = {CHAT: smollm2, OTHER: other}

@@ -33,8 +33,8 @@ from scripts.bench.budget import SLOTS, serving
 from scripts.bench.grouped import Memory
 from scripts.bench.mix import Answer, Question, ask, ask_all, make_questions, session
 from scripts.bench.told import Told, told
+from supervisor.host import download
 from supervisor.host.paths import directories
-from supervisor.profile import models
 
 TINY, SMOLLM2, GEMMA = "tiny", "smollm2", "gemma"
 STEADY_CLIENTS = 6  # more than slots: its line is never empty
@@ -48,11 +48,11 @@ class Limits:
     """What the settings say of waits.
 
     Attributes:
-        swap_wait_s: How long a request waits before others are held back for it.
+        eviction_wait_s: How long a request waits before others are held back for it.
         residency_s: How long a model stays at least.
     """
 
-    swap_wait_s: float
+    eviction_wait_s: float
     residency_s: float
 
 
@@ -80,7 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--calls", type=int, default=3, help="in the second part")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--swap-wait", type=float, default=10, help="swap_wait_s")
+    parser.add_argument("--swap-wait", type=float, default=10, help="eviction_wait_s")
     parser.add_argument("--residency", type=float, default=2, help="min_residency_s")
     return parser.parse_args()
 
@@ -88,7 +88,7 @@ def _options() -> argparse.Namespace:
 def _models(directory: Path, options: argparse.Namespace) -> dict[str, Path]:
     """Return the file of each model; tiny ones stand in for those that are not there."""
     tiny = tiny_gguf.make(directory / "tiny.gguf", ctx=32768)
-    smollm2 = options.smollm2 or models.find_pin("smollm2").path(directories().models)
+    smollm2 = options.smollm2 or download.find_pin("smollm2").path(directories().models)
     if options.tiny or options.gemma is None:
         print("gemma is a second tiny model; see --help")
     return {
@@ -112,7 +112,7 @@ def _mixed(paths: Mapping[str, Path], limits: Limits, options: argparse.Namespac
     answers, answer_s = [*chain.from_iterable(clients)], found.answer_s()
     asked = [[(one.question.model, answer_s.get(one.request, 0)) for one in of] for of in clients]
     memory = Memory(places=2, load_s=found.load_s(), slots=SLOTS)
-    needed = grouped.count(asked, memory, limits.swap_wait_s)
+    needed = grouped.count(asked, memory, limits.eviction_wait_s)
     print(f"\n{len(answers)} requests of {options.clients} clients, seed {options.seed}")
     _show(answers, found)
     loads, longest_s = sum(found.loads().values()), max(found.waits_s())
@@ -159,7 +159,8 @@ def _steady(paths: Mapping[str, Path], limits: Limits, calls: int) -> list[str]:
     longest_s, answer_s = max(found.waits_s(GEMMA)), max(one.took_s for one in steady)
     print(f"\nlongest wait: {longest_s:.1f} s of {PATIENCE_S} s")
     print(
-        f"of which swap_wait_s {limits.swap_wait_s:g} s, a load {found.load_s()[GEMMA]:.1f} s, "
+        f"of which eviction_wait_s {limits.eviction_wait_s:g} s, "
+        f"a load {found.load_s()[GEMMA]:.1f} s, "
         f"and what was being answered, at most {answer_s:.1f} s"
     )
     goals = {

@@ -27,14 +27,14 @@ class Told:
 
     def loads(self) -> Counter[str]:
         """Return how many times each model came into memory, or began to."""
-        changes = self.of("instance.changed")
+        changes = self.of("instance.state_changed")
         return Counter(one["model"] for one in changes if one["after"] == "starting")
 
     def load_s(self) -> dict[str, float]:
         """Return how long each model's loads took, the longest."""
         began_at: dict[str, datetime] = {}
         took_s: dict[str, float] = defaultdict(float)
-        for one in self.of("instance.changed"):
+        for one in self.of("instance.state_changed"):
             at, model = datetime.fromisoformat(one["timestamp"]), one["model"]
             if one["after"] == "starting":
                 began_at[model] = at
@@ -45,12 +45,12 @@ class Told:
     def waits_s(self, model: str = "") -> list[float]:
         """Return how long each request of a model, or of all, waited for its turn."""
         finished = self.of("request.finished")
-        return [one["waited_ms"] / 1000 for one in finished if model in {"", one["model"]}]
+        return [one["queued_ms"] / 1000 for one in finished if model in {"", one["model"]}]
 
     def answer_s(self) -> dict[str, float]:
         """Return how long each answer took once its turn had come, by the request's name."""
         return {
-            one["request"]: (one["took_ms"] - one["waited_ms"]) / 1000
+            one["request"]: (one["duration_ms"] - one["queued_ms"]) / 1000
             for one in self.of("request.finished")
         }
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.bridge.settings import node_settings, proxy_settings
-from supervisor.fleet.workshop import Workshop
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import directories
+from supervisor.output import CommandResult, table
+from supervisor.proxy_adapter.settings import node_settings, proxy_settings
 from supervisor.settings.load import flatten, load, search_path
-from supervisor.show import Outcome, table
 
 
-def check(config: Path | None) -> Outcome:
+def check(config: Path | None) -> CommandResult:
     """Look at the proxy's settings and plan every model, without starting anything.
 
     Raises:
@@ -21,29 +21,29 @@ def check(config: Path | None) -> Outcome:
     loaded = load(config, config_dir=where.config)
     proxy_settings(loaded.settings.proxy)
     node_settings(loaded.settings.nodes)
-    workshop = Workshop(loaded.settings, where)
-    plans = [workshop.plan(name) for name in workshop.entries]
+    planner = LaunchPlanner(loaded.settings, where)
+    plans = [planner.plan(name) for name in planner.entries]
     omitted = [
-        f"{plan.model}: {line.flag} is left out: {line.why}"
+        f"{plan.model}: {line.flag} is left out: {line.reason}"
         for plan in plans
         for line in plan.omitted
     ]
     source = str(loaded.path or "no settings file")
-    names = ", ".join(workshop.entries) or "none"
-    data = {"path": source, "models": list(workshop.entries), "omitted": omitted}
-    return Outcome(data, f"{source} is fine; models: {names}", tuple(omitted))
+    names = ", ".join(planner.entries) or "none"
+    data = {"path": source, "models": list(planner.entries), "omitted": omitted}
+    return CommandResult(data, f"{source} is fine; models: {names}", tuple(omitted))
 
 
-def show_settings(config: Path | None) -> Outcome:
+def show_settings(config: Path | None) -> CommandResult:
     """Show each setting with its value and where that comes from."""
     loaded = load(config, config_dir=directories().config)
     values = flatten(loaded.settings.model_dump(mode="json"))
     rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
     data = {key: {"value": values[key], "origin": origin} for key, _, origin in rows}
-    return Outcome(data, table(("SETTING", "VALUE", "FROM"), rows))
+    return CommandResult(data, table(("SETTING", "VALUE", "FROM"), rows))
 
 
-def paths(config: Path | None) -> Outcome:
+def paths(config: Path | None) -> CommandResult:
     """Show which settings file is read, and every directory that is used."""
     where = directories()
     loaded = load(config, config_dir=where.config)
@@ -60,4 +60,4 @@ def paths(config: Path | None) -> Outcome:
         (key, ", ".join(value) if isinstance(value, list) else str(value or "none"))
         for key, value in data.items()
     ]
-    return Outcome(data, "\n".join(f"{key:10} {value}" for key, value in rows))
+    return CommandResult(data, "\n".join(f"{key:10} {value}" for key, value in rows))

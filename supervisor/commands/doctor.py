@@ -7,20 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from supervisor.doctor.examine import examine
+from supervisor.doctor.checks import run_checks
 from supervisor.doctor.finding import Finding
 from supervisor.host.paths import directories
-from supervisor.show import Outcome, paint
+from supervisor.output import CommandResult, colored
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor(config: Path | None) -> Outcome:
+def doctor(config: Path | None) -> CommandResult:
     """Look at everything that serving needs; exit code 1 when something will not work."""
-    found = examine(config, directories())
+    found = run_checks(config, directories())
     counts = {level: sum(one.level == level for one in found) for level in _STYLES}
     data = {"findings": [asdict(one) for one in found], **counts}
-    return Outcome(data, render(found), exit_code=1 if counts["fail"] else 0)
+    return CommandResult(data, render(found), exit_code=1 if counts["fail"] else 0)
 
 
 def render(found: Sequence[Finding]) -> str:
@@ -31,10 +31,10 @@ def render(found: Sequence[Finding]) -> str:
 
 
 def _lines(one: Finding, width: int) -> list[str]:
-    mark = paint(f"{one.level:4}", _STYLES[one.level])
+    mark = colored(f"{one.level:4}", _STYLES[one.level])
     indent = "\n" + " " * (width + 7)
     text = one.text.replace("\n", indent)
-    cure = [f"{'':{width + 7}}{paint('cure:', 'dim')} {one.cure}"] if one.cure else []
+    cure = [f"{'':{width + 7}}{colored('cure:', 'dim')} {one.fix}"] if one.fix else []
     return [f"{mark}  {one.name:{width}} {text}", *cure]
 
 

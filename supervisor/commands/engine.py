@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from supervisor.engines import discover as engines
+from supervisor.engines.discover import Engine, FoundEngine
+from supervisor.engines.help import Flag
 from supervisor.errors import SettingsInvalid
 from supervisor.host.paths import directories
-from supervisor.profile import engine as engines
-from supervisor.profile.engine import Engine, Listed
-from supervisor.profile.help import Flag
+from supervisor.output import CommandResult, size, table
 from supervisor.settings.load import load
-from supervisor.show import Outcome, size, table
 
 
-def list_engines(config: Path | None) -> Outcome:
+def list_engines(config: Path | None) -> CommandResult:
     """List every llama-server found, the one that is used first.
 
     Raises:
@@ -27,20 +27,20 @@ def list_engines(config: Path | None) -> Outcome:
         engines.load(setting, cache_dir=where.cache)
     notes = tuple(note for one in found for note in _notes(one))
     head = ("BUILD", "FROM", "DEVICES", "PATH")
-    return Outcome([_data(one) for one in found], table(head, [*map(_row, found)]), notes)
+    return CommandResult([_data(one) for one in found], table(head, [*map(_row, found)]), notes)
 
 
-def path(config: Path | None) -> Outcome:
+def path(config: Path | None) -> CommandResult:
     """Show the path of the llama-server that is used.
 
     Raises:
         EngineMissing, EngineBroken: There is none, or it does not run.
     """
     found = _load(config)
-    return Outcome({"path": str(found.path)}, str(found.path))
+    return CommandResult({"path": str(found.path)}, str(found.path))
 
 
-def show_help(name: str | None, config: Path | None) -> Outcome:
+def show_help(name: str | None, config: Path | None) -> CommandResult:
     """Show one option of the engine, or all.
 
     Raises:
@@ -49,7 +49,9 @@ def show_help(name: str | None, config: Path | None) -> Outcome:
     flags = _load(config).flags
     if name is None:
         rows = [(_names(flag), flag.hint or "", _state(flag)) for flag in flags.entries]
-        return Outcome([asdict(flag) for flag in flags.entries], table(("FLAG", "VALUE", ""), rows))
+        return CommandResult(
+            [asdict(flag) for flag in flags.entries], table(("FLAG", "VALUE", ""), rows)
+        )
     flag = flags.find(name)
     if flag is None:
         near = flags.nearest(name)
@@ -57,7 +59,7 @@ def show_help(name: str | None, config: Path | None) -> Outcome:
             f"this engine has no flag {name}",
             hint=f"did you mean {near}?" if near else "corral engine help lists them all",
         )
-    return Outcome(asdict(flag), _describe(flag))
+    return CommandResult(asdict(flag), _describe(flag))
 
 
 def _setting(config: Path | None) -> Path | None:
@@ -68,7 +70,7 @@ def _load(config: Path | None) -> Engine:
     return engines.load(_setting(config), cache_dir=directories().cache)
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: FoundEngine) -> tuple[str, ...]:
     path, source = str(one.candidate.path), one.candidate.source
     if one.engine is None:
         return ("broken", source, "-", path)
@@ -78,13 +80,13 @@ def _row(one: Listed) -> tuple[str, ...]:
     return (str(one.engine.build or "?"), source, devices or "CPU only", path)
 
 
-def _notes(one: Listed) -> list[str]:
+def _notes(one: FoundEngine) -> list[str]:
     if one.engine is None:
         return [f"{one.candidate.path}: {one.error.message}"] if one.error else []
     return [text for text in (one.engine.note, one.engine.warning) if text]
 
 
-def _data(one: Listed) -> dict[str, object]:
+def _data(one: FoundEngine) -> dict[str, object]:
     found = one.engine
     return {
         "path": str(one.candidate.path),

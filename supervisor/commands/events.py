@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import Final
 
 from supervisor.control.client import Client
-from supervisor.control.wire import EventLine
+from supervisor.control.messages import EventLine
 from supervisor.host.paths import directories
 from supervisor.log import words
-from supervisor.show import Outcome, paint, to_json, write
+from supervisor.output import CommandResult, colored, to_json, write
 
 _STYLES: Final = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
-def events(*, as_json: bool) -> Outcome:
+def events(*, as_json: bool) -> CommandResult:
     """Print each event of the daemon until Ctrl-C, or until the daemon has ended.
 
     Args:
@@ -27,11 +27,11 @@ def events(*, as_json: bool) -> Outcome:
     for line in Client(directories().control_socket).events():
         if "event" in line:
             write(render(line["event"]))
-    return Outcome(None)
+    return CommandResult(None)
 
 
 def describe(event: EventLine) -> str:
     """Return an event as a person reads it: local time, name, and the fields that are known."""
     at = datetime.fromisoformat(event["at"]).astimezone()
-    name = paint(f"{event['name']:19}", _STYLES[event["level"]])
+    name = colored(f"{event['name']:19}", _STYLES[event["level"]])
     return f"{at:%H:%M:%S}.{at.microsecond // 1000:03} {name} {words(event['fields'])}".rstrip()

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from proxy.gate.keyfile import Key, parse_keys, render_keys
-from supervisor.bridge.settings import api_keys, explained
-from supervisor.errors import SettingsInvalid, StateDenied
+from proxy.auth.keys_file import Key, parse_keys, render_keys
+from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.host.paths import directories
+from supervisor.output import CommandResult, table
+from supervisor.proxy_adapter.settings import api_keys, explained
 from supervisor.settings.load import Loaded, load
-from supervisor.show import Outcome, table
 
 _FILE_NAME: Final = "keys.toml"
 _RANDOM_BYTES: Final = 24
@@ -28,13 +28,13 @@ _RANDOM_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The key that is wanted; the fields are those of `proxy.gate.keyfile.Key`."""
+    """The key that is wanted; the fields are those of `proxy.auth.keys_file.Key`."""
 
     name: str
     models: tuple[str, ...] | None
     max_in_flight: int | None
     requests_per_minute: int | None
-    lane: Literal["interactive", "batch"]
+    priority: Literal["interactive", "batch"]
 
     def granted(self, secret: str) -> Key:
         """Return the key that this secret is."""
@@ -44,16 +44,16 @@ class Wish:
             self.max_in_flight,
             self.requests_per_minute,
             frozenset(self.models) if self.models is not None else None,
-            self.lane,
+            self.priority,
         )
 
 
-def add(wish: Wish, config: Path | None) -> Outcome:
+def add(wish: Wish, config: Path | None) -> CommandResult:
     """Make a key, and show it this once.
 
     Raises:
         SettingsInvalid: There is a key of that name, the name is none, or the file is wrong.
-        StateDenied: The file cannot be written.
+        AccessDenied: The file cannot be written.
     """
     loaded = _loaded(config)
     path = _path(loaded)
@@ -66,10 +66,10 @@ def add(wish: Wish, config: Path | None) -> Outcome:
     secret = f"corral-{secrets.token_hex(_RANDOM_BYTES)}"
     _write(path, [*keys, wish.granted(secret)])
     data = {"name": wish.name, "key": secret, "path": str(path)}
-    return Outcome(data, secret, tuple(_notes(wish, loaded, path)))
+    return CommandResult(data, secret, tuple(_notes(wish, loaded, path)))
 
 
-def list_keys(config: Path | None) -> Outcome:
+def list_keys(config: Path | None) -> CommandResult:
     """List the keys by name, and what each may."""
     path = _path(_loaded(config))
     keys = _keys(path)
@@ -79,7 +79,7 @@ def list_keys(config: Path | None) -> Outcome:
             ", ".join(sorted(key.models)) if key.models is not None else "all",
             str(key.max_in_flight or "-"),
             str(key.requests_per_minute or "-"),
-            key.lane,
+            key.priority,
         )
         for key in keys
     ]
@@ -89,21 +89,21 @@ def list_keys(config: Path | None) -> Outcome:
             "models": sorted(key.models) if key.models is not None else None,
             "max_in_flight": key.max_in_flight,
             "requests_per_minute": key.requests_per_minute,
-            "lane": key.lane,
+            "priority": key.priority,
         }
         for key in keys
     ]
     head = ("NAME", "MODELS", "AT ONCE", "A MINUTE", "LANE")
     text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME makes one"
-    return Outcome(data, text)
+    return CommandResult(data, text)
 
 
-def remove(name: str, config: Path | None) -> Outcome:
+def remove(name: str, config: Path | None) -> CommandResult:
     """Take a key back.
 
     Raises:
         SettingsInvalid: There is no key of that name, or the file is wrong.
-        StateDenied: The file cannot be written.
+        AccessDenied: The file cannot be written.
     """
     path = _path(_loaded(config))
     keys = _keys(path)
@@ -113,7 +113,7 @@ def remove(name: str, config: Path | None) -> Outcome:
         raise SettingsInvalid(f"there is no key {name} in {path}", hint=f"its keys are: {names}")
     _write(path, left)
     notes = () if left else (f"{path} has no key any more: nobody may ask",)
-    return Outcome({"name": name, "path": str(path)}, f"removed {name}", notes)
+    return CommandResult({"name": name, "path": str(path)}, f"removed {name}", notes)
 
 
 def _loaded(config: Path | None) -> Loaded:
@@ -121,7 +121,7 @@ def _loaded(config: Path | None) -> Loaded:
 
 
 def _path(loaded: Loaded) -> Path:
-    return loaded.settings.proxy.keys_file or directories().config / _FILE_NAME
+    return loaded.settings.proxy.api_keys_file or directories().config / _FILE_NAME
 
 
 def _keys(path: Path) -> tuple[Key, ...]:
@@ -130,8 +130,8 @@ def _keys(path: Path) -> tuple[Key, ...]:
 
 def _notes(wish: Wish, loaded: Loaded, path: Path) -> Iterable[str]:
     yield f"this is the only time it is shown; {path} keeps its SHA-256"
-    if loaded.settings.proxy.keys_file is None:
-        yield f'no key is asked for until [proxy] says: keys_file = "{path}"'
+    if loaded.settings.proxy.api_keys_file is None:
+        yield f'no key is asked for until [proxy] says: api_keys_file = "{path}"'
     models = loaded.settings.models
     known = {*models, *(alias for model in models.values() for alias in model.aliases)}
     for name in sorted(set(wish.models or ()) - known):
@@ -143,7 +143,7 @@ def _write(path: Path, keys: Iterable[Key]) -> None:
 
     Raises:
         SettingsInvalid: A key has a name or a model that the file cannot hold.
-        StateDenied: The directory cannot be written.
+        AccessDenied: The directory cannot be written.
     """
     text = render_keys(keys).encode()
     with explained():
@@ -157,4 +157,4 @@ def _write(path: Path, keys: Iterable[Key]) -> None:
             os.fsync(file.fileno())
         Path(draft).replace(path)
     except OSError as error:
-        raise StateDenied(f"cannot write {path}: {error.strerror}") from error
+        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error

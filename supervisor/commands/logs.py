@@ -8,11 +8,11 @@ from pathlib import Path
 
 from supervisor.errors import NoSuchModel
 from supervisor.host.paths import Directories, directories
-from supervisor.life.follow import follow, tail
-from supervisor.show import Outcome, write
+from supervisor.output import CommandResult, write
+from supervisor.process.log_reader import follow, tail
 
 
-def logs(model: str | None, lines: int, *, go_on: bool, raw: bool) -> Outcome:
+def logs(model: str | None, lines: int, *, go_on: bool, raw: bool) -> CommandResult:
     """Show the last lines of a log; to go on, print each new line until Ctrl-C.
 
     Args:
@@ -29,7 +29,7 @@ def logs(model: str | None, lines: int, *, go_on: bool, raw: bool) -> Outcome:
         asyncio.run(_print_all(files, lines, raw=raw))
     last = [line for file in files for line in tail(file, lines)]
     data = {"files": [str(file) for file in files], "lines": last}
-    return Outcome(data, "\n".join(last), is_raw=raw)
+    return CommandResult(data, "\n".join(last), is_raw=raw)
 
 
 async def _print_all(files: Sequence[Path], lines: int, *, raw: bool) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from supervisor.gguf import metadata
+from supervisor.gguf.metadata import Gguf
+from supervisor.host import download
 from supervisor.host.files import expanded
 from supervisor.host.paths import directories
-from supervisor.profile import gguf, models
-from supervisor.profile.gguf import Gguf
-from supervisor.show import Meter, Outcome, one_line, size, table
+from supervisor.output import CommandResult, ProgressMeter, one_line, size, table
 
 
-def get(name: str) -> Outcome:
+def get(name: str) -> CommandResult:
     """Fetch a pinned model, showing how far it is.
 
     Raises:
         NoSuchModel: Nothing is pinned by that name.
         DownloadFailed: It cannot be fetched, or is not what the pin says.
     """
-    pin = models.find_pin(name)
-    meter = Meter()
+    pin = download.find_pin(name)
+    meter = ProgressMeter()
 
     def progress(stage: str, done: int, whole: int) -> None:
         fraction = done / whole if whole else 0.0
@@ -28,42 +29,42 @@ def get(name: str) -> Outcome:
         meter.show(f"{name}: {stage}", fraction, detail)
 
     try:
-        path = models.fetch(pin, directories().models, progress)
+        path = download.fetch(pin, directories().models, progress)
     finally:
         meter.clear()
-    return Outcome({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
+    return CommandResult({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
 
 
-def list_models() -> Outcome:
+def list_models() -> CommandResult:
     """List what can be fetched, and whether it was."""
     where = directories().models
     rows = [
         (
             pin.name,
-            "fetched" if models.is_fetched(pin, where) else "-",
+            "fetched" if download.is_fetched(pin, where) else "-",
             size(pin.size_bytes),
             pin.description,
         )
-        for pin in models.pins().values()
+        for pin in download.pins().values()
     ]
     data = [
-        {**asdict(pin), "path": str(pin.path(where)), "fetched": models.is_fetched(pin, where)}
-        for pin in models.pins().values()
+        {**asdict(pin), "path": str(pin.path(where)), "fetched": download.is_fetched(pin, where)}
+        for pin in download.pins().values()
     ]
-    return Outcome(data, table(("NAME", "HERE", "SIZE", "WHAT"), rows))
+    return CommandResult(data, table(("NAME", "HERE", "SIZE", "WHAT"), rows))
 
 
-def show_model(word: str) -> Outcome:
+def show_model(word: str) -> CommandResult:
     """Show what a GGUF says of itself; a fetched model may be meant by its name.
 
     Raises:
         ModelInvalid: It is missing, cut short, a later shard, or no GGUF.
     """
     where = directories()
-    pin = models.pins().get(word)
+    pin = download.pins().get(word)
     path = pin.path(where.models) if pin else expanded(Path(word)).absolute()
-    facts = gguf.read(path, cache_dir=where.cache)
-    return Outcome(asdict(facts), _render(facts))
+    facts = metadata.read(path, cache_dir=where.cache)
+    return CommandResult(asdict(facts), _render(facts))
 
 
 def _render(facts: Gguf) -> str:

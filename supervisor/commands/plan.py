@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from supervisor.commands.choice import choose
-from supervisor.fleet.workshop import Workshop
+from supervisor.commands.targets import choose
+from supervisor.flags.plan import Plan
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.host import machine
 from supervisor.host.paths import directories
-from supervisor.profile import machine
-from supervisor.profile.fit import Room, advice, remedies, shortfall
-from supervisor.profile.memory import Estimate, Take, estimate
-from supervisor.profile.plan import Plan
-from supervisor.profile.replicas import Replicas
-from supervisor.show import Outcome, paint, size, table
+from supervisor.memory.estimate import Estimate, MemoryBreakdown, estimate
+from supervisor.memory.fit import MemoryCapacity, advice, misfit_reason, suggestions
+from supervisor.memory.replicas import Replicas
+from supervisor.output import CommandResult, colored, size, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class _Found:
         room: What models may take.
         free_bytes: Main memory that is free now.
         replicas: How many instances there are.
-        unkept: Why no conversations are kept, as a clause; None where they are.
+        not_persisted_reason: Why no conversations are kept, as a clause; None where they are.
     """
 
     plan: Plan
     argv: tuple[str, ...]
     estimate: Estimate
-    room: Room
+    room: MemoryCapacity
     free_bytes: int
     replicas: Replicas
-    unkept: str | None
+    not_persisted_reason: str | None
 
 
-def plan(word: str, config: Path | None) -> Outcome:
+def plan(word: str, config: Path | None) -> CommandResult:
     """Plan a model as a start would, and start nothing.
 
     Raises:
@@ -49,28 +49,28 @@ def plan(word: str, config: Path | None) -> Outcome:
     """
     where = directories()
     choice = choose([word], config, where)
-    workshop = Workshop(choice.loaded.settings, where)
+    planner = LaunchPlanner(choice.loaded.settings, where)
     (name,) = choice.names
-    made = workshop.plan(name)
+    made = planner.plan(name)
     found = _Found(
         plan=made,
-        argv=workshop.launch_argv(made, f"{made.model}.0"),
+        argv=planner.launch_argv(made, f"{made.model}.0"),
         estimate=made.estimate,
-        room=workshop.room(made.engine),
+        room=planner.capacity(made.engine),
         free_bytes=machine.read().memory_available_bytes,
-        replicas=workshop.replicas(name),
-        unkept=workshop.keeping.reason(made),
+        replicas=planner.replicas(name),
+        not_persisted_reason=planner.keeping.reason(made),
     )
     notes = (*made.warnings, *_misfit(found))
-    return Outcome(_data(found), _render(found), notes)
+    return CommandResult(_data(found), _render(found), notes)
 
 
 def _misfit(found: _Found) -> Iterator[str]:
     """Yield why it can never fit here, and what would."""
-    reason = shortfall(found.estimate, found.room)
+    reason = misfit_reason(found.estimate, found.room)
     if reason:
         yield f"it can never fit: {reason}"
-        yield advice(remedies(found.plan.burden, found.room))
+        yield advice(suggestions(found.plan.memory_inputs, found.room))
 
 
 def _data(found: _Found) -> dict[str, object]:
@@ -86,8 +86,8 @@ def _data(found: _Found) -> dict[str, object]:
         "warnings": made.warnings,
         "replicas": asdict(found.replicas),
         "conversations": {
-            "kept": found.unkept is None,
-            "reason": found.unkept,
+            "kept": found.not_persisted_reason is None,
+            "reason": found.not_persisted_reason,
             "swa_full_bytes": _full_window_bytes(made),
         },
         "memory": {
@@ -97,15 +97,15 @@ def _data(found: _Found) -> dict[str, object]:
             "layers_offloaded": taken.layers_offloaded,
             "room": asdict(found.room),
             "free_bytes": found.free_bytes,
-            "fits": shortfall(taken, found.room) is None,
-            "would_fit": [dict(one.flags) for one in remedies(made.burden, found.room)]
-            if shortfall(taken, found.room)
+            "fits": misfit_reason(taken, found.room) is None,
+            "would_fit": [dict(one.flags) for one in suggestions(made.memory_inputs, found.room)]
+            if misfit_reason(taken, found.room)
             else [],
         },
     }
 
 
-def _bytes(take: Take) -> Mapping[str, int]:
+def _bytes(take: MemoryBreakdown) -> Mapping[str, int]:
     return {**asdict(take), "total": take.total, "at_start": take.at_start}
 
 
@@ -114,11 +114,13 @@ def _render(found: _Found) -> str:
     words = [" ".join(filter(None, (line.flag, line.value))) for line in made.lines]
     width = max(map(len, words), default=0)
     lines = [
-        f"  {word:{width}}  {paint(line.origin, 'dim')}" + (f": {line.why}" if line.why else "")
+        f"  {word:{width}}  {colored(line.origin, 'dim')}"
+        + (f": {line.reason}" if line.reason else "")
         for word, line in zip(words, made.lines, strict=True)
     ]
     left_out = [
-        f"  {line.flag} {line.value or ''}".rstrip() + f"  {paint(line.origin, 'dim')}: {line.why}"
+        f"  {line.flag} {line.value or ''}".rstrip()
+        + f"  {colored(line.origin, 'dim')}: {line.reason}"
         for line in made.omitted
     ]
     parts = [
@@ -127,33 +129,35 @@ def _render(found: _Found) -> str:
         *(["", "left out:", *left_out] if left_out else []),
         "",
         *_memory(found),
-        conversations(found.plan, found.unkept),
+        conversations(found.plan, found.not_persisted_reason),
         "",
         shlex.join(found.argv),
     ]
     return "\n".join(parts)
 
 
-def conversations(made: Plan, unkept: str | None) -> str:
+def conversations(made: Plan, not_persisted_reason: str | None) -> str:
     """Return whether conversations outlive their engine, and what a whole window would take.
 
     Args:
         made: The plan.
-        unkept: Why they do not, as a clause; None where they do.
+        not_persisted_reason: Why they do not, as a clause; None where they do.
     """
-    if unkept is None:
+    if not_persisted_reason is None:
         return "conversations are kept over restarts"
-    text = f"conversations are not kept over restarts: {unkept}"
+    text = f"conversations are not kept over restarts: {not_persisted_reason}"
     more = _full_window_bytes(made)
-    return f"{text}, for {size(more)} more an instance" if "swa-full" in unkept else text
+    return (
+        f"{text}, for {size(more)} more an instance" if "swa-full" in not_persisted_reason else text
+    )
 
 
 def _full_window_bytes(made: Plan) -> int | None:
     """Return what swa-full would take on top; None where there is no window, or it is full."""
-    chosen = made.burden.chosen
+    chosen = made.memory_inputs.chosen
     if not made.gguf.sliding_window or chosen.get("swa-full"):
         return None
-    full = replace(made.burden, chosen={**chosen, "swa-full": True})
+    full = replace(made.memory_inputs, chosen={**chosen, "swa-full": True})
     return _whole(estimate(full)) - _whole(made.estimate)
 
 
@@ -164,7 +168,11 @@ def _whole(taken: Estimate) -> int:
 def _memory(found: _Found) -> Iterator[str]:
     """Yield a table of what one instance takes, of each memory what is taken at all."""
     taken = {"main memory": found.estimate.host, **found.estimate.devices}
-    used = [f.name for f in fields(Take) if any(getattr(take, f.name) for take in taken.values())]
+    used = [
+        f.name
+        for f in fields(MemoryBreakdown)
+        if any(getattr(take, f.name) for take in taken.values())
+    ]
     head = ["", *(name.replace("_", " ") for name in used), "total"]
     rows = [
         [name, *(size(getattr(take, part)) for part in used), size(take.total)]
@@ -175,6 +183,6 @@ def _memory(found: _Found) -> Iterator[str]:
     yield free + size(found.room.host)
     if found.replicas.count > 1:
         yield (
-            f"{found.replicas.count} instances ({found.replicas.why}), each "
+            f"{found.replicas.count} instances ({found.replicas.reason}), each "
             f"{size(found.estimate.own_bytes)} of its own"
         )

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.fleet.workshop import Workshop
+from supervisor.flags import profile as profiles
+from supervisor.flags.plan import check as check_profile
+from supervisor.flags.profile import Profile
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import directories
-from supervisor.profile import profile as profiles
-from supervisor.profile.plan import check as check_profile
-from supervisor.profile.profile import Profile
+from supervisor.output import CommandResult, table
 from supervisor.settings.load import load
-from supervisor.show import Outcome, table
 
 
-def list_profiles() -> Outcome:
+def list_profiles() -> CommandResult:
     """List every profile, the user's own before those that ship."""
     dirs = directories().profiles
     found = [profiles.load(name, dirs) for name in profiles.names(dirs)]
     rows = [(one.name, one.extends or "-", one.description) for one in found]
-    return Outcome([_data(one) for one in found], table(("PROFILE", "EXTENDS", "WHAT FOR"), rows))
+    return CommandResult(
+        [_data(one) for one in found], table(("PROFILE", "EXTENDS", "WHAT FOR"), rows)
+    )
 
 
-def show_profile(name: str) -> Outcome:
+def show_profile(name: str) -> CommandResult:
     """Show a profile's flags, with those it inherits.
 
     Raises:
@@ -30,26 +32,26 @@ def show_profile(name: str) -> Outcome:
     found = profiles.load(name, directories().profiles)
     rows = [(flag, str(value), found.origins[flag]) for flag, value in found.flags.items()]
     text = f"{found.description}\n{found.path}\n\n{table(('FLAG', 'VALUE', 'FROM'), rows)}"
-    return Outcome(_data(found), text)
+    return CommandResult(_data(found), text)
 
 
-def check(name: str | None, config: Path | None) -> Outcome:
+def check(name: str | None, config: Path | None) -> CommandResult:
     """Render profiles for the engine that is used.
 
     Raises:
         CorralError: A flag is unknown to every build, or a value is one this build refuses.
     """
     where = directories()
-    flags = Workshop(load(config, config_dir=where.config).settings, where).engine().flags
+    flags = LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
     names = [name] if name else profiles.names(where.profiles)
     left_out = {}
     for one in names:
         found = profiles.load(one, where.profiles)
         rendered = check_profile(found, flags)
-        left_out[one] = [f"{line.key}: {line.why}" for line in rendered.omitted]
+        left_out[one] = [f"{line.key}: {line.reason}" for line in rendered.omitted]
     lines = [f"{one}: fine" for one in names]
-    notes = tuple(f"{one}: left out {why}" for one, whys in left_out.items() for why in whys)
-    return Outcome({"profiles": left_out}, "\n".join(lines), notes)
+    notes = tuple(f"{one}: left out {reason}" for one, whys in left_out.items() for reason in whys)
+    return CommandResult({"profiles": left_out}, "\n".join(lines), notes)
 
 
 def _data(found: Profile) -> dict[str, object]:

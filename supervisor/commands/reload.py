@@ -6,14 +6,14 @@ from typing import Final
 
 from supervisor.commands.start import last_of
 from supervisor.control.client import Client
-from supervisor.control.wire import ErrorFields, ReloadReport
+from supervisor.control.messages import ErrorFields, ReloadReport
 from supervisor.host.paths import directories
-from supervisor.show import Outcome, paint
+from supervisor.output import CommandResult, colored
 
 _FAILED: Final = 1
 
 
-def reload(*, dry_run: bool) -> Outcome:
+def reload(*, dry_run: bool) -> CommandResult:
     """Have the daemon read its settings again; exit code 1 when something did not come up.
 
     Raises:
@@ -22,7 +22,7 @@ def reload(*, dry_run: bool) -> Outcome:
     """
     report = last_of(Client(directories().control_socket).reload(dry_run=dry_run))["reloaded"]
     exit_code = _FAILED if report["failures"] else 0
-    return Outcome(report, render(report, dry_run=dry_run), tuple(report["notes"]), exit_code)
+    return CommandResult(report, render(report, dry_run=dry_run), tuple(report["notes"]), exit_code)
 
 
 def render(report: ReloadReport, *, dry_run: bool) -> str:
@@ -41,5 +41,5 @@ def render(report: ReloadReport, *, dry_run: bool) -> str:
 
 
 def _explain(failure: ErrorFields) -> list[str]:
-    lines = [f"{paint('failed', 'red')}: {failure['message']}"]
+    lines = [f"{colored('failed', 'red')}: {failure['message']}"]
     return lines + [f"  {label}: {failure[label]}" for label in ("hint", "log") if failure[label]]

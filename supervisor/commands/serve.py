@@ -15,20 +15,20 @@ from pathlib import Path
 import uvloop
 
 from supervisor import log
-from supervisor.commands.choice import Choice, choose, rereader
+from supervisor.commands.targets import Targets, choose, settings_reader
 from supervisor.daemon import Daemon
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
 from supervisor.failures import FailureHandler
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
-from supervisor.life.logs import LogFile
-from supervisor.show import Outcome
+from supervisor.output import CommandResult
+from supervisor.process.log_file import LogFile
 
 
 def serve(
     words: Sequence[str], config: Path | None, listen: str | None, report_fd: int | None
-) -> Outcome:
+) -> CommandResult:
     """Run the daemon until it is told to end.
 
     Args:
@@ -46,13 +46,17 @@ def serve(
         with _sink(where, is_background=is_background) as sink:
             wanted = () if is_background else _wanted(words, choice)
             daemon = functools.partial(
-                Daemon, choice.loaded, rereader(choice, where, listen), where, EventStream(sink)
+                Daemon,
+                choice.loaded,
+                settings_reader(choice, where, listen),
+                where,
+                EventStream(sink),
             )
             _run(daemon, wanted, report)
-    return Outcome(None)
+    return CommandResult(None)
 
 
-def _wanted(words: Sequence[str], choice: Choice) -> list[str]:
+def _wanted(words: Sequence[str], choice: Targets) -> list[str]:
     """Return the models to bring up at once: those named, or those that come up with the daemon."""
     models = choice.loaded.settings.models
     return [name for name in choice.names if words or models[name].preload]

@@ -11,28 +11,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.commands.choice import Choice, among, choose
 from supervisor.commands.stop import end_daemon
+from supervisor.commands.targets import Targets, choose, resolve_running
 from supervisor.control.client import Client
-from supervisor.control.wire import (
+from supervisor.control.messages import (
     DaemonStatus,
     ErrorFields,
     InstanceStatus,
-    Line,
     ModelStatus,
+    StreamMessage,
 )
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
     Interrupted,
-    NoRoom,
     NotRunning,
+    OutOfMemory,
     StartFailed,
     from_json,
 )
 from supervisor.host.paths import Directories, directories, make_private
-from supervisor.life.logs import open_log
-from supervisor.show import Meter, Outcome
+from supervisor.output import CommandResult, ProgressMeter
+from supervisor.process.log_file import open_log
 
 # Codes of causes that are the settings' own fault, found before anything was spawned, keep their
 # exit code; whatever an engine ended with is a failed start.
@@ -45,7 +45,9 @@ _COMING_UP_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
 
 
-def start(words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool) -> Outcome:
+def start(
+    words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
+) -> CommandResult:
     """Bring models up; where no daemon runs, start one in the background first.
 
     A daemon that was started for this and brought nothing up is ended again.
@@ -56,20 +58,20 @@ def start(words: Sequence[str], config: Path | None, listen: str | None, *, wait
     where = directories()
     client = Client(where.control_socket)
     try:
-        names = among(words, client.status())
+        names = resolve_running(words, client.status())
     except NotRunning:
         choice = choose(words, config, where, listen)
         try:
             _spawn_daemon(choice, listen, where)
         except DaemonBusy:
-            names = among(words, _await_status(client))
+            names = resolve_running(words, _await_status(client))
         else:
             names = choice.names if words else ()  # those that come up with the daemon
             return _start_fresh(client, names, where, wait=wait)
     return _command(client, "start", names, wait=wait)
 
 
-def restart(words: Sequence[str]) -> Outcome:
+def restart(words: Sequence[str]) -> CommandResult:
     """Drain models and bring them up again.
 
     Raises:
@@ -77,10 +79,10 @@ def restart(words: Sequence[str]) -> Outcome:
         CorralError: A model did not come up; says why.
     """
     client = Client(directories().control_socket)
-    return _command(client, "restart", among(words, client.status()), wait=True)
+    return _command(client, "restart", resolve_running(words, client.status()), wait=True)
 
 
-def load(words: Sequence[str]) -> Outcome:
+def load(words: Sequence[str]) -> CommandResult:
     """Bring models into memory, others making room where that is needed.
 
     Raises:
@@ -88,12 +90,12 @@ def load(words: Sequence[str]) -> Outcome:
         CorralError: A model did not come up; says why.
     """
     client = Client(directories().control_socket)
-    return _command(client, "load", among(words, client.status()), wait=True)
+    return _command(client, "load", resolve_running(words, client.status()), wait=True)
 
 
 def _start_fresh(
     client: Client, names: Sequence[str], where: Directories, *, wait: bool
-) -> Outcome:
+) -> CommandResult:
     try:
         return _command(client, "start", names, wait=wait)
     except Interrupted:
@@ -120,23 +122,23 @@ def _await_status(client: Client) -> DaemonStatus:
             time.sleep(_LOOK_EVERY_S)
 
 
-def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> Outcome:
+def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> CommandResult:
     lines = client.command(verb, names)
     if not wait:
         next(lines, None)
         status = client.status()
-        return Outcome(status, f"starting on {status['url']}/v1")
+        return CommandResult(status, f"starting on {status['url']}/v1")
     status = watch(lines)
     models = [model for model in status["models"] if _is_meant(model, names)]
     for model in models:
         if model["state"] == "failed" and model["reason"] and not _error(model):
-            raise NoRoom(f"{model['name']} did not start: {model['reason']}")
+            raise OutOfMemory(f"{model['name']} did not start: {model['reason']}")
     instances = [one for model in models for one in model["instances"] if not one["leaving"]]
     for instance in instances:
         if instance["state"] != "ready":
             raise _failure(instance)
     ready = "\n".join(f"ready: {instance['name']}" for instance in instances)
-    return Outcome(status, f"{ready}\n{status['url']}/v1")
+    return CommandResult(status, f"{ready}\n{status['url']}/v1")
 
 
 def _instances(status: DaemonStatus, names: Sequence[str]) -> list[InstanceStatus]:
@@ -154,7 +156,7 @@ def _error(model: ModelStatus) -> ErrorFields | None:
     return next((one["error"] for one in model["instances"] if one["error"]), None)
 
 
-def watch(lines: Iterable[Line]) -> DaemonStatus:
+def watch(lines: Iterable[StreamMessage]) -> DaemonStatus:
     """Show the progress that lines tell of, and return the status at their end.
 
     Raises:
@@ -163,19 +165,19 @@ def watch(lines: Iterable[Line]) -> DaemonStatus:
     return last_of(lines)["done"]
 
 
-def last_of(lines: Iterable[Line]) -> Line:
+def last_of(lines: Iterable[StreamMessage]) -> StreamMessage:
     """Show the progress that lines tell of, and return the one that ends them.
 
     Raises:
         DaemonBusy: They ended without one.
         Interrupted: Ctrl-C; what was begun goes on.
     """
-    meter = Meter()
+    meter = ProgressMeter()
     try:
         for line in lines:
             if "done" in line or "reloaded" in line:
                 return line
-            if "event" in line and line["event"]["name"] == "instance.progressed":
+            if "event" in line and line["event"]["name"] == "instance.load_progress":
                 fields = line["event"]["fields"]
                 meter.show(f"loading {fields['instance']}", float(str(fields["value"])))
     except KeyboardInterrupt as interrupt:
@@ -202,7 +204,7 @@ def _failure(instance: InstanceStatus) -> CorralError:
     return StartFailed(told.message, hint=told.hint, log=told.log)
 
 
-def _spawn_daemon(choice: Choice, listen: str | None, where: Directories) -> None:
+def _spawn_daemon(choice: Targets, listen: str | None, where: Directories) -> None:
     """Start `corral serve` in a session of its own and wait until it answers.
 
     Raises:
@@ -233,7 +235,7 @@ def _spawn_daemon(choice: Choice, listen: str | None, where: Directories) -> Non
         raise from_json(told)
 
 
-def _daemon_words(choice: Choice, listen: str | None, report_fd: int) -> list[str]:
+def _daemon_words(choice: Targets, listen: str | None, report_fd: int) -> list[str]:
     words = [sys.executable, "-m", "supervisor.cli", "serve", *choice.words]
     if choice.loaded.path:
         words += ["--config", str(choice.loaded.path)]

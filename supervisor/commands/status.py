@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from supervisor.control.client import Client
-from supervisor.control.wire import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
+from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
-from supervisor.show import Outcome, duration, paint, size, table
+from supervisor.output import CommandResult, colored, duration, size, table
 
 _HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
 _NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
-_STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unwell": "yellow"}
+_STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": "yellow"}
 
 
-def status() -> Outcome:
+def status() -> CommandResult:
     """Ask the daemon; exit code 3 when there is none (Source: LSB, as systemctl status)."""
     try:
         found = Client(directories().control_socket).status()
     except NotRunning as error:
-        return Outcome({"running": False}, error.message, (error.hint or "",), error.exit_code)
-    return Outcome({"running": True, **found}, render(found))
+        return CommandResult(
+            {"running": False}, error.message, (error.hint or "",), error.exit_code
+        )
+    return CommandResult({"running": True, **found}, render(found))
 
 
 def render(status: DaemonStatus) -> str:
@@ -35,7 +37,10 @@ def render(status: DaemonStatus) -> str:
     troubles = [line for instance in instances for line in _troubles(instance)]
     rows = [_row(model, instance) for model in status["models"] for instance in model["instances"]]
     remarks = [*map(_wait, status["models"]), *map(_draft, instances)]
-    asides = [*filter(None, remarks), *(f"\n{line}" for line in unkept(status["models"]))]
+    asides = [
+        *filter(None, remarks),
+        *(f"\n{line}" for line in not_persisted_reason(status["models"])),
+    ]
     shown = [head, "", table(_HEAD, rows), *asides, *troubles]
     return "\n".join([*shown, *_nodes(status["nodes"])])
 
@@ -65,12 +70,12 @@ def _wait(model: ModelStatus) -> str | None:
     return f"\n{model['name']}: {who} for memory, {duration(found['wait_s'])} so far{turn}{leaving}"
 
 
-def unkept(models: Iterable[ModelStatus]) -> list[str]:
+def not_persisted_reason(models: Iterable[ModelStatus]) -> list[str]:
     """Return a line for each model whose conversations do not outlive their engine."""
     return [
-        f"{one['name']} keeps no conversations over restarts: {one['unkept']}"
+        f"{one['name']} keeps no conversations over restarts: {one['not_persisted_reason']}"
         for one in models
-        if one["unkept"]
+        if one["not_persisted_reason"]
     ]
 
 
@@ -81,7 +86,9 @@ def _draft(instance: InstanceStatus) -> str | None:
         return None
     text = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
     if draft["trouble"]:
-        return f"\n{instance['name']}: {paint(draft['trouble'], 'yellow')}\n  hint: {draft['cure']}"
+        return (
+            f"\n{instance['name']}: {colored(draft['trouble'], 'yellow')}\n  hint: {draft['cure']}"
+        )
     if draft["with_tps"] and draft["without_tps"]:
         about = "about " if draft["estimate"] else ""
         text += f": {draft['with_tps']:.0f} tokens/s, {about}{draft['without_tps']:.0f} without"
@@ -92,7 +99,7 @@ def _nodes(nodes: list[NodeStatus]) -> list[str]:
     """Return the lines that show the other machines; none where there are none."""
     if not nodes:
         return []
-    lines = [f"\n{one['name']}: {paint(one['reason'], 'red')}" for one in nodes if one["reason"]]
+    lines = [f"\n{one['name']}: {colored(one['reason'], 'red')}" for one in nodes if one["reason"]]
     return ["", table(_NODES_HEAD, [*map(_node_row, nodes)]), *lines]
 
 
@@ -113,8 +120,8 @@ def _state(model: ModelStatus, instance: InstanceStatus) -> str:
 
 
 def _troubles(instance: InstanceStatus) -> list[str]:
-    lines = [f"\n{instance['name']}: {paint(text, 'yellow')}" for text in instance["warnings"]]
+    lines = [f"\n{instance['name']}: {colored(text, 'yellow')}" for text in instance["warnings"]]
     if error := instance["error"]:
-        lines.append(f"\n{instance['name']}: {paint(error['message'], 'red')}")
+        lines.append(f"\n{instance['name']}: {colored(error['message'], 'red')}")
         lines += [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
     return lines

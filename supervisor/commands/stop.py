@@ -7,19 +7,19 @@ from typing import Final
 
 import filelock
 
-from supervisor.commands.choice import among
+from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
 from supervisor.errors import DaemonBusy, NotRunning
-from supervisor.host.owner import read_owner
+from supervisor.host.lock import read_owner
 from supervisor.host.paths import Directories, directories
 from supervisor.host.process_end import process_end
-from supervisor.show import Outcome
+from supervisor.output import CommandResult
 
 # Between the last word of a daemon and the end of its process there is next to nothing to do.
 _GONE_WITHIN_S: Final = 10.0
 
 
-def stop(words: Sequence[str]) -> Outcome:
+def stop(words: Sequence[str]) -> CommandResult:
     """Stop the named models, or the daemon; stopping what does not run is no error."""
     where = directories()
     client = Client(where.control_socket)
@@ -28,10 +28,10 @@ def stop(words: Sequence[str]) -> Outcome:
             return end_daemon(where)
         return _send_away(client, "stop", "stopped", words)
     except NotRunning:
-        return Outcome({"running": False}, "the daemon is not running")
+        return CommandResult({"running": False}, "the daemon is not running")
 
 
-def unload(words: Sequence[str]) -> Outcome:
+def unload(words: Sequence[str]) -> CommandResult:
     """Send models out of memory until they are called again; without words, all of them.
 
     Raises:
@@ -40,17 +40,17 @@ def unload(words: Sequence[str]) -> Outcome:
     return _send_away(Client(directories().control_socket), "unload", "unloaded", words)
 
 
-def _send_away(client: Client, verb: str, done: str, words: Sequence[str]) -> Outcome:
+def _send_away(client: Client, verb: str, done: str, words: Sequence[str]) -> CommandResult:
     status = client.status()
-    names = among(words, status)
+    names = resolve_running(words, status)
     gone = names or tuple(model["name"] for model in status["models"])
     for line in client.command(verb, names):
         if "done" in line:
-            return Outcome(line["done"], "\n".join(f"{done}: {name}" for name in gone))
+            return CommandResult(line["done"], "\n".join(f"{done}: {name}" for name in gone))
     raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
 
 
-def end_daemon(where: Directories) -> Outcome:
+def end_daemon(where: Directories) -> CommandResult:
     """Tell the daemon to end, and wait until it has.
 
     The stream of the shutdown ends a little before the lock is given up, and that before the
@@ -69,7 +69,7 @@ def end_daemon(where: Directories) -> Outcome:
                 "or another was started meanwhile",
                 hint="corral status shows which",
             )
-    return Outcome({"running": False}, "stopped")
+    return CommandResult({"running": False}, "stopped")
 
 
 def _is_free(where: Directories) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.commands.choice import among
 from supervisor.commands.slots import last_of
+from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
 from supervisor.host.paths import directories
-from supervisor.life.prompts import read
-from supervisor.show import Outcome
+from supervisor.output import CommandResult
+from supervisor.warmup.prompts import read
 
 
-def warm(model: str, file: Path) -> Outcome:
+def warm(model: str, file: Path) -> CommandResult:
     """Have every instance of a model read the prompt in a file.
 
     Raises:
@@ -23,10 +23,10 @@ def warm(model: str, file: Path) -> Outcome:
     """
     prompt = read(file)
     client = Client(directories().control_socket)
-    (name,) = among([model], client.status())
+    (name,) = resolve_running([model], client.status())
     warmed = last_of(client.warm(name, dict(prompt.body)))["warmed"]
     lines = [
         f"{one['instance']}: {one['tokens']} tokens read, {one['cached']} known already"
         for one in warmed
     ]
-    return Outcome(warmed, "\n".join(lines))
+    return CommandResult(warmed, "\n".join(lines))

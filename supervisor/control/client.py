@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
-from supervisor.control.wire import DaemonStatus, Line
+from supervisor.control.messages import DaemonStatus, StreamMessage
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
 
@@ -39,7 +39,7 @@ class Client:
         with _answer(self._socket, "GET", "/v1/status") as response:
             return cast("DaemonStatus", json.load(response))
 
-    def command(self, verb: str, models: Sequence[str]) -> Iterator[Line]:
+    def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
         """Tell the daemon to start, stop or restart models (none: all), line by line to the end.
 
         Raises:
@@ -48,7 +48,7 @@ class Client:
         """
         yield from self._lines("POST", f"/v1/{verb}", {"models": list(models)})
 
-    def reload(self, *, dry_run: bool) -> Iterator[Line]:
+    def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
         """Tell the daemon to reload its settings, line by line to the end.
 
         Raises:
@@ -58,7 +58,7 @@ class Client:
         """
         yield from self._lines("POST", "/v1/reload", {"dry_run": dry_run})
 
-    def save_slots(self, models: Sequence[str]) -> Iterator[Line]:
+    def save_slots(self, models: Sequence[str]) -> Iterator[StreamMessage]:
         """Have the daemon save what idle slots hold (no names: of all), line by line to the end.
 
         Raises:
@@ -67,7 +67,7 @@ class Client:
         """
         yield from self._lines("POST", "/v1/slots/save", {"models": list(models)})
 
-    def warm(self, model: str, body: Mapping[str, Any]) -> Iterator[Line]:
+    def warm(self, model: str, body: Mapping[str, Any]) -> Iterator[StreamMessage]:
         """Have a model's instances read the prompt of a chat request, line by line to the end.
 
         Raises:
@@ -77,21 +77,23 @@ class Client:
         """
         yield from self._lines("POST", f"/v1/models/{quote(model)}/warm", body)
 
-    def shutdown(self) -> Iterator[Line]:
+    def shutdown(self) -> Iterator[StreamMessage]:
         """Tell the daemon to drain and end; the stream breaks off when it does."""
         begun = self._lines("POST", "/v1/shutdown", {})
         yield next(begun)
         with suppress(DaemonBusy):
             yield from begun
 
-    def events(self) -> Iterator[Line]:
+    def events(self) -> Iterator[StreamMessage]:
         """Yield what happens from now on."""
         yield from self._lines("GET", "/v1/events", None)
 
-    def _lines(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[Line]:
+    def _lines(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Iterator[StreamMessage]:
         with _answer(self._socket, method, path, body) as response:
             for text in response:
-                line = cast("Line", json.loads(text))
+                line = cast("StreamMessage", json.loads(text))
                 if "error" in line:
                     raise from_json(line["error"])
                 yield line

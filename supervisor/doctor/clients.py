@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.bridge.settings import api_keys, is_open_to_all, proxy_settings
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import SettingsInvalid
+from supervisor.proxy_adapter.settings import api_keys, is_open_to_all, proxy_settings
 from supervisor.settings.tables import ProxyTable
 
 _NAME: Final = "clients"
-_ASK_FOR_KEYS: Final = "corral key add NAME makes a key; then set keys_file under [proxy]"
+_ASK_FOR_KEYS: Final = "corral key add NAME makes a key; then set api_keys_file under [proxy]"
 
 
 def check_clients(table: ProxyTable) -> Finding:
     """Look at who is let in, and by what."""
     try:
         proxy_settings(table)
-        keys = api_keys(table.keys_file) if table.keys_file else None
+        keys = api_keys(table.api_keys_file) if table.api_keys_file else None
     except SettingsInvalid as error:
         return failed(_NAME, error)
     if is_open_to_all(table):
@@ -27,7 +27,7 @@ def check_clients(table: ProxyTable) -> Finding:
         return Finding(_NAME, "ok", "programs of this machine, without a key")
     if not keys:
         return Finding(
-            _NAME, "warn", f"{table.keys_file} has no key: nobody may ask", _ASK_FOR_KEYS
+            _NAME, "warn", f"{table.api_keys_file} has no key: nobody may ask", _ASK_FOR_KEYS
         )
     names = "key" if len(keys) == 1 else "keys"
-    return Finding(_NAME, "ok", f"{len(keys)} API {names} in {table.keys_file}")
+    return Finding(_NAME, "ok", f"{len(keys)} API {names} in {table.api_keys_file}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from supervisor.doctor.finding import Finding
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
 
 
 def check_engine(engine: Engine) -> Iterator[Finding]:

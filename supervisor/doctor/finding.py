@@ -28,13 +28,13 @@ class Finding:
         name: What was looked at, such as `engine` or `model chat`.
         level: `fail`: something will not work. `warn`: it works, but worse than it could.
         text: What was found, without a full stop.
-        cure: What to do about it; None where there is nothing to do.
+        fix: What to do about it; None where there is nothing to do.
     """
 
     name: str
     level: Level
     text: str
-    cure: str | None = None
+    fix: str | None = None
 
 
 def failed(name: str, error: CorralError) -> Finding:
@@ -42,7 +42,7 @@ def failed(name: str, error: CorralError) -> Finding:
     return Finding(name, "fail", error.message, error.hint)
 
 
-def hide(finding: Finding, home: Path, secrets: Iterable[str]) -> Finding:
+def redact(finding: Finding, home: Path, secrets: Iterable[str]) -> Finding:
     """Return a finding that can be shown to anybody: home as `~`, no secrets."""
 
     def clean(text: str) -> str:
@@ -50,8 +50,8 @@ def hide(finding: Finding, home: Path, secrets: Iterable[str]) -> Finding:
             text = text.replace(secret, _HIDDEN)
         return text.replace(str(home), "~") if home != Path(home.anchor) else text
 
-    cure = finding.cure and clean(finding.cure)
-    return replace(finding, name=clean(finding.name), text=clean(finding.text), cure=cure)
+    cure = finding.fix and clean(finding.fix)
+    return replace(finding, name=clean(finding.name), text=clean(finding.text), fix=cure)
 
 
 def secrets_of(settings: Settings) -> tuple[str, ...]:

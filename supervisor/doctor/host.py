@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.doctor.finding import Finding
-from supervisor.host.owner import read_owner
+from supervisor.host.lock import read_owner
+from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories
-from supervisor.profile.machine import Machine
 
 # Three pipes, a pidfd and a log for each engine; two sockets for each stream; and our own.
 _FILES_OWN: Final = 64

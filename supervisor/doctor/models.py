@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.control.wire import ModelStatus
+from supervisor.control.messages import ModelStatus
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import CorralError
-from supervisor.fleet.workshop import Workshop
-from supervisor.profile import kv
-from supervisor.profile.machine import Machine
-from supervisor.profile.plan import Plan
-from supervisor.show import size
+from supervisor.flags.plan import Plan
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.host.machine import Machine
+from supervisor.memory import kv_cache
+from supervisor.output import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,23 @@ class Need:
         return self.weights_bytes + self.cache_bytes
 
 
-def check_models(workshop: Workshop) -> Iterator[Finding | Need]:
+def check_models(planner: LaunchPlanner) -> Iterator[Finding | Need]:
     """Yield what is true of each model, and what it needs where it can be planned."""
-    if not workshop.entries:
+    if not planner.entries:
         cure = "corral start FILE.gguf serves a file; corral model get smollm2 fetches one"
         yield Finding("models", "ok", "none is configured", cure)
-    for name, entry in workshop.entries.items():
+    for name, entry in planner.entries.items():
         try:
-            plan = workshop.plan(name)
+            plan = planner.plan(name)
         except CorralError as error:
             yield failed(f"model {name}", error)
             continue
         yield from check_plan(plan)
-        if reason := workshop.keeping.reason(plan):
+        if reason := planner.keeping.reason(plan):
             text = f"its conversations are not kept over restarts: {reason}"
             yield Finding(f"model {name}", "ok", text)
-        found = need(plan, workshop.replicas(entry.name).count)
-        yield replace(found, is_preloaded=workshop.stay(entry.name).preload)
+        found = need(plan, planner.replicas(entry.name).count)
+        yield replace(found, is_preloaded=planner.residency_policy(entry.name).preload)
 
 
 def check_plan(plan: Plan) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def check_plan(plan: Plan) -> Iterator[Finding]:
         yield Finding(name, "warn", fault, cure or None)
     for line in plan.omitted:
         wanted = f"{line.flag} {line.value or ''}".rstrip()
-        yield Finding(name, "ok", f"goes without {wanted} ({line.origin}): {line.why}")
+        yield Finding(name, "ok", f"goes without {wanted} ({line.origin}): {line.reason}")
 
 
 def check_drafts(models: Iterable[ModelStatus]) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def check_drafts(models: Iterable[ModelStatus]) -> Iterator[Finding]:
 
 def need(plan: Plan, replicas: int) -> Need:
     """Return what a model takes of memory; buffers for computing come on top."""
-    cache = kv.cache_bytes(plan.gguf, plan.burden.cache)
+    cache = kv_cache.cache_bytes(plan.gguf, plan.memory_inputs.cache)
     weights = plan.gguf.tensor_bytes
     return Need(plan.model, weights, cache * replicas, weights if _locks(plan) else 0)
 

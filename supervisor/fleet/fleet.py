@@ -11,19 +11,19 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from supervisor.engine_client.slots import Slot
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.failures import FAILURES, persist
-from supervisor.fleet import caches
-from supervisor.fleet.difference import Place
-from supervisor.fleet.replica import Model, Replica, name_for
-from supervisor.fleet.slots.keeper import Charge, SlotKeeper
-from supervisor.fleet.workshop import Workshop
-from supervisor.life.facts import Limits
-from supervisor.life.instance import Instance
-from supervisor.life.lifecycle import State
-from supervisor.life.slots import Slot
-from supervisor.life.traffic import Traffic
+from supervisor.fleet import cache_commands
+from supervisor.fleet.launch_id import ReplicaId
+from supervisor.fleet.model import Model, Replica, name_for
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.instance.instance import Instance
+from supervisor.instance.snapshot import InstanceLimits
+from supervisor.instance.states import State
+from supervisor.instance.traffic import Traffic
+from supervisor.slot_store.manager import SlotManager, SlotManagerContext
 
 # A start is over when the instance serves, or when whoever waits should hear why it does not:
 # in BACKOFF it will be tried again, but the cause of the first failure is known.
@@ -38,31 +38,33 @@ class Fleet:
 
     Attributes:
         models: By name, in the order of the settings; those that are being removed come last.
-        workshop: Makes what is started from now on.
+        planner: Makes what is started from now on.
         changed: Called after each change of an instance's state.
-        chains: What the proxy calls the conversations in the idle slots of an instance.
+        fingerprints: What the proxy calls the conversations in the idle slots of an instance.
     """
 
-    def __init__(self, workshop: Workshop, traffic: Traffic, emit: Emit, limits: Limits) -> None:
+    def __init__(
+        self, planner: LaunchPlanner, traffic: Traffic, emit: Emit, limits: InstanceLimits
+    ) -> None:
         self._traffic = traffic
         self._emit = emit
         self._limits = limits
-        self.workshop = workshop
+        self.planner = planner
         self.changed: Callable[[], None] = lambda: None
         self._lives: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[Any]] = set()
-        self.chains: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
+        self.fingerprints: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
         self.models: dict[str, Model] = {}
-        for entry in workshop.entries.values():
-            self.models[entry.name] = Model(entry, workshop.stay(entry.name))
-            for number in range(workshop.replicas(entry.name).count):
-                self.add(Place(entry.name, number), workshop)
+        for entry in planner.entries.values():
+            self.models[entry.name] = Model(entry, planner.residency_policy(entry.name))
+            for number in range(planner.replicas(entry.name).count):
+                self.add(ReplicaId(entry.name, number), planner)
 
     async def serve(self) -> None:
         """Run every instance's life, until cancelled; then kill what is left."""
         try:
             async with asyncio.TaskGroup() as self._lives:
-                for replica in self.everyone():
+                for replica in self.all_replicas():
                     self._serve(replica)
                 await asyncio.get_running_loop().create_future()  # until cancelled: more may come
         finally:
@@ -71,9 +73,9 @@ class Fleet:
 
     # Looking at it.
 
-    def everyone(self) -> tuple[Replica, ...]:
+    def all_replicas(self) -> tuple[Replica, ...]:
         """Return all replicas, those that come and leave included."""
-        return tuple(replica for model in self.models.values() for replica in model.everyone)
+        return tuple(replica for model in self.models.values() for replica in model.all_replicas)
 
     def replicas(self) -> tuple[Replica, ...]:
         """Return the replicas that hold their places."""
@@ -81,13 +83,13 @@ class Fleet:
 
     def replica(self, instance: str) -> Replica:
         """Return the replica that an instance of this name is."""
-        return next(replica for replica in self.everyone() if replica.name == instance)
+        return next(replica for replica in self.all_replicas() if replica.name == instance)
 
-    def is_leaving(self, replica: Replica) -> bool:
+    def is_retiring(self, replica: Replica) -> bool:
         """Return whether a replica only finishes what it holds."""
         return replica in self.models[replica.place.model].leaving
 
-    def chosen(self, names: Sequence[str] = ()) -> list[Model]:
+    def select(self, names: Sequence[str] = ()) -> list[Model]:
         """Return the named models, or all.
 
         Raises:
@@ -106,7 +108,7 @@ class Fleet:
         Raises:
             NoSuchModel: A name is not configured.
         """
-        for model in self.chosen(names):
+        for model in self.select(names):
             yield from (replica.instance for replica in (*model.replicas, *model.coming))
 
     def _configured(self) -> list[str]:
@@ -130,7 +132,7 @@ class Fleet:
             return _begin(instances, Instance.restart, START_OVER)
         raise SettingsInvalid(f"no command is named {verb!r}")
 
-    def errand(self, errand: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
+    def spawn(self, errand: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         """Begin something that ends with the fleet at the latest; its failure is noted.
 
         Raises:
@@ -152,76 +154,76 @@ class Fleet:
 
     async def all_down(self) -> None:
         """Wait until each instance, those that leave included, was STOPPED."""
-        for replica in self.everyone():
+        for replica in self.all_replicas():
             await replica.instance.wait(_DOWN)
 
     # Changing it. Nothing here waits: what follows, follows in tasks of its own.
 
-    def adopt(self, workshop: Workshop, limits: Limits) -> None:
+    def set_planner(self, planner: LaunchPlanner, limits: InstanceLimits) -> None:
         """Take new settings in: their models and their order, and the limits of new instances."""
         self._limits = limits
-        self.workshop = workshop
-        found = {name: self.models.get(name) for name in workshop.entries}
+        self.planner = planner
+        found = {name: self.models.get(name) for name in planner.entries}
         rest = {name: model for name, model in self.models.items() if name not in found}
         self.models = {
-            name: model or Model(workshop.entries[name], workshop.stay(name))
+            name: model or Model(planner.entries[name], planner.residency_policy(name))
             for name, model in found.items()
         } | rest
         for name in found:
-            self.models[name].stay = workshop.stay(name)
+            self.models[name].stay = planner.residency_policy(name)
 
-    def add(self, place: Place, workshop: Workshop) -> Replica:
+    def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
         """Make a replica in a place that is free; it is down until somebody starts it."""
-        replica = self._make(place, workshop)
+        replica = self._make(place, planner)
         model = self.models[place.model]
         if not model.is_configured:
-            model.entry = workshop.entry(place.model)
-        model.seat(replica)
+            model.entry = planner.entry(place.model)
+        model.set_replica(replica)
         return replica
 
-    def add_beside(self, old: Replica, workshop: Workshop) -> Replica:
+    def add_beside(self, old: Replica, planner: LaunchPlanner) -> Replica:
         """Make a replica that may follow one that serves."""
-        replica = self._make(old.place, workshop)
+        replica = self._make(old.place, planner)
         model = self.models[old.place.model]
         model.coming = (*model.coming, replica)
         return replica
 
-    def follow(self, old: Replica, new: Replica) -> None:
+    def replace(self, old: Replica, new: Replica) -> None:
         """Give one replica's place to the one that came up beside it, and let it finish."""
-        self.models[old.place.model].seat(new)
-        self.remake(new, new.workshop)
+        self.models[old.place.model].set_replica(new)
+        self.apply_settings(new, new.planner)
         self.retire(old)
 
-    def remake(self, replica: Replica, workshop: Workshop) -> None:
+    def apply_settings(self, replica: Replica, planner: LaunchPlanner) -> None:
         """Have a replica's runs made by another workshop from its next one on."""
-        replica.workshop = workshop
+        replica.planner = planner
         replica.instance.limits = self._limits
-        replica.instance.policy = workshop.policy(replica.place.model)
+        replica.instance.policy = planner.restart_policy(replica.place.model)
         model = self.models[replica.place.model]
-        model.entry = workshop.entry(replica.place.model)
+        model.entry = planner.entry(replica.place.model)
         facts = replica.instance.snapshot()
         if facts.state is State.READY:
             self._traffic.admit(facts)  # under what its entry now says
 
     def retire(self, replica: Replica) -> None:
         """Let a replica finish what it holds, end it, and forget it."""
-        self.models[replica.place.model].dismiss(replica)
+        self.models[replica.place.model].retire(replica)
         replica.instance.stop()
         if self._lives:
             self._lives.create_task(
                 persist("leaving", lambda: self._leave(replica)), name=f"{replica.name} leaves"
             )
 
-    def _make(self, place: Place, workshop: Workshop) -> Replica:
-        taken = {replica.name for replica in self.everyone()}
-        replica = Replica(place, name_for(place, taken), workshop)
+    def _make(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
+        taken = {replica.name for replica in self.all_replicas()}
+        replica = Replica(place, name_for(place, taken), planner)
         replica.keeper = self._keeper(replica)
         replica.instance = Instance(
             name=replica.name,
             model=place.model,
             launch=replica.launch,
             limits=self._limits,
-            policy=workshop.policy(place.model),
+            policy=planner.restart_policy(place.model),
             traffic=self._traffic,
             emit=self._tell,
             keeper=replica.keeper,
@@ -231,18 +233,20 @@ class Fleet:
 
     def _tell(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
-        if name == "instance.changed":
+        if name == "instance.state_changed":
             self.changed()
 
-    def _keeper(self, replica: Replica) -> SlotKeeper:
-        charge = Charge(
-            owner=lambda: caches.owner(self.models[replica.place.model], replica),
+    def _keeper(self, replica: Replica) -> SlotManager:
+        charge = SlotManagerContext(
+            owner=lambda: cache_commands.replica_ref(self.models[replica.place.model], replica),
             plan=lambda: replica.plan,
-            keeping=lambda: replica.workshop.keeping,
-            chains=lambda slots: self.chains(replica.name, slots),
-            elders=lambda: caches.save_elders(self.models[replica.place.model], replica),
+            keeping=lambda: replica.planner.keeping,
+            fingerprints=lambda slots: self.fingerprints(replica.name, slots),
+            elders=lambda: cache_commands.save_predecessors(
+                self.models[replica.place.model], replica
+            ),
         )
-        return SlotKeeper(charge, self._emit)
+        return SlotManager(charge, self._emit)
 
     def _serve(self, replica: Replica) -> None:
         if self._lives:
@@ -257,7 +261,7 @@ class Fleet:
             await asyncio.wait([replica.life])
         model = self.models[replica.place.model]
         model.forget(replica)
-        if not model.everyone:
+        if not model.all_replicas:
             del self.models[replica.place.model]
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import platformdirs
 
-from supervisor.errors import StateDenied
+from supervisor.errors import AccessDenied
 from supervisor.host.files import too_long
-from supervisor.show import warn
+from supervisor.output import warn
 
 _APP = "llama-corral"
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
@@ -106,7 +106,7 @@ def directories() -> Directories:
     the platform's own, which honour the XDG variables.
 
     Raises:
-        StateDenied: The runtime directory's path is too long for the control socket.
+        AccessDenied: The runtime directory's path is too long for the control socket.
     """
     found = Directories(
         config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", _platform("config")),
@@ -116,7 +116,7 @@ def directories() -> Directories:
         runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", _platform("runtime")),
     )
     if not _can_be_bound(found.control_socket):
-        raise StateDenied(
+        raise AccessDenied(
             f"the path {found.control_socket} is too long for a socket",
             hint="set CORRAL_RUNTIME_DIR to a shorter one",
         )
@@ -175,18 +175,18 @@ def trouble(mode: int, uid: int, ours: int, closed: int) -> str | None:
 def _choose(ours: str, systemd: str, otherwise: str) -> Path:
     named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0] or otherwise
     if "\0" in named or too_long(Path(named)):
-        raise StateDenied(f"{ours} cannot be used: longer than a path may be")
+        raise AccessDenied(f"{ours} cannot be used: longer than a path may be")
     try:
         return Path(named).expanduser().absolute()
     except (RuntimeError, FileNotFoundError) as error:  # ~nobody; a relative path in no directory
-        raise StateDenied(f"{ours} cannot be used: {error}", hint="give a whole path") from error
+        raise AccessDenied(f"{ours} cannot be used: {error}", hint="give a whole path") from error
 
 
 def make_private(directory: Path) -> Path:
     """Make a directory that only its owner can enter, or make an existing one of ours so.
 
     Raises:
-        StateDenied: It cannot be made, is no directory, or belongs to somebody else.
+        AccessDenied: It cannot be made, is no directory, or belongs to somebody else.
     """
     return _make(directory, 0o077, os.O_NOFOLLOW)
 
@@ -198,7 +198,7 @@ def make_ours(directory: Path) -> Path:
     private stands in private directories below.
 
     Raises:
-        StateDenied: As `make_private`, or all users share it, as they do /tmp.
+        AccessDenied: As `make_private`, or all users share it, as they do /tmp.
     """
     return _make(directory, 0o022, 0)
 
@@ -217,7 +217,7 @@ def check_owner(directory: Path) -> None:
     """Refuse a directory of another user, unless root asks; one that is missing is fine.
 
     Raises:
-        StateDenied: It belongs to another user.
+        AccessDenied: It belongs to another user.
     """
     try:
         owner = directory.lstat().st_uid
@@ -234,7 +234,7 @@ def _make(directory: Path, closed: int, flags: int) -> Path:
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR} and directory.is_symlink():
             raise _not_ours(directory) from error
-        raise StateDenied(
+        raise AccessDenied(
             f"cannot use the directory {directory}: {error.strerror}",
             hint="make it yours and writable, or name another (corral config path lists them)",
         ) from error
@@ -254,8 +254,8 @@ def _close(directory: Path, descriptor: int, closed: int) -> None:
         os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~closed)
 
 
-def _not_ours(directory: Path) -> StateDenied:
-    return StateDenied(
+def _not_ours(directory: Path) -> AccessDenied:
+    return AccessDenied(
         f"{directory} is not a directory of this user",
         hint="remove what stands there, or name another (corral config path lists them)",
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from supervisor.host.owner import Owner
+from supervisor.host.lock import DaemonInfo
 
 # Where the system has no descriptors of processes, how often to look.
 _LOOK_EVERY_S: Final = 0.02
@@ -23,7 +23,7 @@ class ProcessEnd:
         pidfd: A descriptor of it, or None where the system has none.
     """
 
-    def __init__(self, owner: Owner | None, pidfd: int | None) -> None:
+    def __init__(self, owner: DaemonInfo | None, pidfd: int | None) -> None:
         self._owner = owner
         self._pidfd = pidfd
 
@@ -42,7 +42,7 @@ class ProcessEnd:
 
 
 @contextmanager
-def process_end(owner: Owner | None) -> Iterator[ProcessEnd]:
+def process_end(owner: DaemonInfo | None) -> Iterator[ProcessEnd]:
     """Yield the end of a process, to be waited for within the block.
 
     Source: pidfd_open(2): the descriptor is readable once the process has ended.
@@ -57,7 +57,7 @@ def process_end(owner: Owner | None) -> Iterator[ProcessEnd]:
             os.close(pidfd)
 
 
-def _open(owner: Owner | None) -> int | None:
+def _open(owner: DaemonInfo | None) -> int | None:
     if owner is None or not owner.is_alive() or not hasattr(os, "pidfd_open"):
         return None
     with suppress(OSError):

@@ -15,12 +15,12 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from proxy.toml_text import DEPTH_MAX, is_deeper
 from supervisor.errors import SettingsInvalid
 from supervisor.host.files import NotRegular, expanded, stat_regular
+from supervisor.output import warn
 from supervisor.settings import trust
+from supervisor.settings.messages import check_names, check_tables, explain
 from supervisor.settings.model import ModelTable
-from supervisor.settings.problems import check_names, check_tables, explain
 from supervisor.settings.root import Settings
 from supervisor.settings.toml_file import read_toml
-from supervisor.show import warn
 
 FILE_NAME: Final = "corral.toml"
 
@@ -192,8 +192,8 @@ def _relative_to(settings: Settings, path: Path | None) -> Settings:
 
     models = {name: anchored(model) for name, model in settings.models.items()}
     engine = settings.engine and base / settings.engine
-    keys_file = settings.proxy.keys_file and base / settings.proxy.keys_file
-    proxy = settings.proxy.model_copy(update={"keys_file": keys_file})
+    api_keys_file = settings.proxy.api_keys_file and base / settings.proxy.api_keys_file
+    proxy = settings.proxy.model_copy(update={"api_keys_file": api_keys_file})
     nodes = {
         name: node.model_copy(update={"key_file": node.key_file and base / node.key_file})
         for name, node in settings.nodes.items()

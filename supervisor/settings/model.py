@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from supervisor.settings.tables import Table
-from supervisor.settings.values import (
+from supervisor.settings.types import (
     Alias,
     Argument,
     ExpandedPath,
@@ -24,12 +24,14 @@ from supervisor.settings.values import (
 class ModelRestartTable(Table):
     """`[models.NAME.restart]`: where one model differs from `[supervisor.restart]`."""
 
-    base_s: float | None = Field(
+    backoff_initial_s: float | None = Field(
         None, gt=0, le=3600, description="as in [supervisor.restart], which stands where unset"
     )
-    cap_s: float | None = Field(None, gt=0, le=86_400, description="as base_s")
-    breaker: int | None = Field(None, ge=1, le=1000, description="as base_s")
-    half_life_s: float | None = Field(None, gt=0, le=604_800, description="as base_s")
+    backoff_max_s: float | None = Field(None, gt=0, le=86_400, description="as backoff_initial_s")
+    max_failures: int | None = Field(None, ge=1, le=1000, description="as backoff_initial_s")
+    failure_half_life_s: float | None = Field(
+        None, gt=0, le=604_800, description="as backoff_initial_s"
+    )
 
 
 class VariantTable(BaseModel):

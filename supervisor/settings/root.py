@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from supervisor.settings.model import ModelTable
 from supervisor.settings.tables import NodeTable, ProxyTable, SupervisorTable
-from supervisor.settings.values import ExpandedPath, ModelName, NodeName
+from supervisor.settings.types import ExpandedPath, ModelName, NodeName
 
 
 class Settings(BaseSettings):

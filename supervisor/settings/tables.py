@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from supervisor.settings.limits import LimitsTable
-from supervisor.settings.values import Address, Bytes, ExpandedPath, NodeAddress, Text
+from supervisor.settings.types import Address, Bytes, ExpandedPath, NodeAddress, Text
 
 
 class Table(BaseModel):
@@ -69,7 +69,7 @@ class ProxyTable(Table):
     connect_timeout_s: float = Field(
         5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"
     )
-    silence_timeout_s: float = Field(
+    upstream_read_timeout_s: float = Field(
         3600,
         gt=0,
         le=86_400,
@@ -82,13 +82,13 @@ class ProxyTable(Table):
         description="seconds an engine may go on computing for a request that is over before it is "
         "restarted; raise it where one batch takes longer",
     )
-    head_timeout_s: float = Field(
+    header_timeout_s: float = Field(
         20, gt=0, le=3600, description="seconds a client may take to send a request's header"
     )
     body_timeout_s: float = Field(
         300, gt=0, le=86_400, description="seconds a client may take to send a request's body"
     )
-    unread_timeout_s: float = Field(
+    client_write_timeout_s: float = Field(
         120,
         ge=1,
         le=86_400,
@@ -101,10 +101,10 @@ class ProxyTable(Table):
         description="seconds for which a request is refused after the second engine crashed while "
         "it computed it; 0 for never",
     )
-    line_max: int = Field(
+    queue_max: int = Field(
         128, ge=0, le=100_000, description="requests that may wait for one model; more get 429"
     )
-    patience_s: float = Field(
+    queue_timeout_s: float = Field(
         120,
         ge=0,
         le=86_400,
@@ -115,18 +115,18 @@ class ProxyTable(Table):
         description="which engine is asked: affinity (the one that holds the conversation), "
         "least-busy or round-robin",
     )
-    index_max: int = Field(
+    prefix_index_max_blocks: int = Field(
         200_000, ge=1, le=100_000_000, description="blocks of prompts remembered for affinity"
     )
-    keys_file: ExpandedPath | None = Field(
+    api_keys_file: ExpandedPath | None = Field(
         None, description="TOML file of API keys that are taken; unset: anybody may ask"
     )
-    origins: tuple[Text, ...] = Field(
+    allowed_origins: tuple[Text, ...] = Field(
         (),
         description="origins whose web pages may ask, besides the local ones; "
         "one * may stand in the host, as in https://*.example.com",
     )
-    hosts: tuple[Text, ...] = Field(
+    allowed_hosts: tuple[Text, ...] = Field(
         (),
         description="names of this machine taken in Host, besides localhost, IP addresses and its "
         "hostname (the last two only where listen is no loopback address)",
@@ -137,14 +137,14 @@ class ProxyTable(Table):
 class RestartTable(Table):
     """`[supervisor.restart]`: how patiently instances are tried again after a fault."""
 
-    base_s: float = Field(
+    backoff_initial_s: float = Field(
         0.5, gt=0, le=3600, description="longest wait after the first fault; doubles with each"
     )
-    cap_s: float = Field(60, gt=0, le=86_400, description="longest wait ever")
-    breaker: int = Field(
+    backoff_max_s: float = Field(60, gt=0, le=86_400, description="longest wait ever")
+    max_failures: int = Field(
         5, ge=1, le=1000, description="faults close together after which it is given up"
     )
-    half_life_s: float = Field(
+    failure_half_life_s: float = Field(
         300, gt=0, le=604_800, description="time in which the memory of faults halves"
     )
 
@@ -165,7 +165,7 @@ class SupervisorTable(Table):
     warm_timeout_s: float = Field(
         30, gt=0, le=3600, description="time allowed for the warm-up request"
     )
-    unwell_timeout_s: float = Field(
+    unhealthy_timeout_s: float = Field(
         60,
         gt=0,
         le=3600,
@@ -191,14 +191,14 @@ class SupervisorTable(Table):
     idle_probe_s: float = Field(
         60, ge=0, le=86_400, description="an idle engine makes one token this often; 0 for never"
     )
-    swap_wait_s: float = Field(
+    eviction_wait_s: float = Field(
         20,
         ge=0,
         le=86_400,
         description="how long requests for a model that is not loaded wait for others to fall idle "
         "before those are given nothing new",
     )
-    give_up_below: float = Field(
+    abandon_load_below: float = Field(
         0.5,
         ge=0,
         le=1,
@@ -208,14 +208,14 @@ class SupervisorTable(Table):
     batch_timeout_s: float = Field(
         300, gt=0, le=86_400, description="time an engine may compute on one batch"
     )
-    keep_slots: bool = Field(
+    persist_slots: bool = Field(
         default=True,
         description="keep conversations on the disk while their model is away, for this user only",
     )
-    slots_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
+    slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
         8 * 1024**3, description="disk that kept conversations may take, in bytes or as in 8 GiB"
     )
-    save_timeout_s: float = Field(
+    slot_save_timeout_s: float = Field(
         10, gt=0, le=3600, description="time an instance may take to save its conversations"
     )
     restart: RestartTable = RestartTable()

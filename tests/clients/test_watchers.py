@@ -20,7 +20,7 @@ def test_prometheus_finds_our_figures_and_the_engines_and_they_agree(url: str) -
         samples = [one for family in parse(response.read().decode()) for one in family.samples]
     found = {one.name: one.value for one in samples if one.labels.get("instance") == "smollm2.0"}
     assert found["corral_requests_finished_total"] >= 1
-    assert found["corral_engine_heard"] == 1
+    assert found["corral_engine_scrape_success"] == 1
     # The engine also counts the token with which it was warmed up.
     assert found["llamacpp:tokens_predicted_total"] > found["corral_decoded_tokens_total"] >= 5
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from supervisor.host.owner import Owner, read_owner
+from supervisor.host.lock import DaemonInfo, read_owner
 
 PATIENCE_S = 60
 
@@ -118,7 +118,7 @@ class Corral:
         assert owner
         return owner.pid
 
-    def _owner(self) -> Owner | None:
+    def _owner(self) -> DaemonInfo | None:
         return read_owner(self.home / "run" / "daemon.json")
 
 

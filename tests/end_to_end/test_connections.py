@@ -19,7 +19,7 @@ from end_to_end.home import Corral
 SETTINGS = """
 [proxy]
 listen = "127.0.0.1:0"
-keys_file = "keys.toml"
+api_keys_file = "keys.toml"
 
 [models.tiny]
 path = "{path}"
@@ -98,7 +98,7 @@ def test_silent_connections_keep_nobody_with_a_key_out(
 
 
 def test_the_soft_limit_of_open_files_is_raised(corral: Corral, tiny_model: Path) -> None:
-    corral.configure(SETTINGS.format(path=tiny_model).replace("keys_file", "# keys_file"))
+    corral.configure(SETTINGS.format(path=tiny_model).replace("api_keys_file", "# api_keys_file"))
     daemon = corral.serve(limit="-S -n 512")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)

@@ -10,7 +10,7 @@ import pytest
 from end_to_end.home import Corral, begin_stream, until
 
 from supervisor.control.client import Client
-from supervisor.control.wire import InstanceStatus
+from supervisor.control.messages import InstanceStatus
 
 LIFTED = """
 [proxy]
@@ -25,7 +25,7 @@ trigger_patterns = 100
 schema_depth = 100_000_000
 schema_values = 100_000_000
 [supervisor.restart]
-base_s = 0.01
+backoff_initial_s = 0.01
 """
 
 
@@ -136,4 +136,4 @@ def test_however_often_engines_crash_with_requests_the_model_is_not_given_up(
         assert post(url, poison) == (502, "upstream_crashed")
         until(lambda: settled(corral))
     assert post(url, {}) == (200, "")
-    assert instances(corral)["m.0"]["faults"] > 0
+    assert instances(corral)["m.0"]["failures"] > 0

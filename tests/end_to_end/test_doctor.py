@@ -92,7 +92,7 @@ def test_events_are_shown_until_the_daemon_ends(corral: Corral, tiny_model: Path
     told = [json.loads(line) for line in lines.splitlines()]
     assert {"name", "level", "at", "fields"} == set(told[0])
     assert told[-1]["name"] == "daemon.stopped"
-    assert "instance.changed" in text
+    assert "instance.state_changed" in text
     assert "after=ready" in text
     assert [listener.returncode for listener in listeners] == [0, 0]
 

@@ -54,7 +54,9 @@ def test_what_a_draft_brings_is_measured_and_told(corral: Corral, tmp_path: Path
     assert itself["acceptance"] > 0.9
     assert words["drafted"] > 32
     log = (corral.home / "log" / "daemon.log").read_text("utf-8")
-    told = [one for one in map(json.loads, log.splitlines()) if one["event"] == "draft.weighed"]
+    told = [
+        one for one in map(json.loads, log.splitlines()) if one["event"] == "speculation.measured"
+    ]
     (about_itself,) = (one for one in told if one["model"] == "itself")
     assert about_itself["without_tps"] == round(itself["without_tps"], 1)
     assert about_itself["slower"] is bool(itself["cure"])

@@ -16,7 +16,7 @@ from end_to_end.home import Corral
 
 CONFIG = """
 [supervisor]
-keep_slots = false
+persist_slots = false
 
 [models.mean]
 path = "{decoder}"

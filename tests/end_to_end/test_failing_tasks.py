@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 from proxy.failures import FAILURES
-from proxy.line.reclaim import Reclaim
-from proxy.nodes.watcher import Watcher
+from proxy.nodes.monitor import NodeMonitor
+from proxy.router.slot_release import SlotReleaser
+from supervisor.admission.controller import AdmissionController
+from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.daemon import Daemon
 from supervisor.events import Event, EventStream
-from supervisor.fleet.ledger import Ledger
-from supervisor.fleet.steward import Steward
-from supervisor.fleet.watch import Watch
 from supervisor.host.paths import directories
-from supervisor.life.attend import Attendant
+from supervisor.instance.health_monitor import HealthMonitor
+from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded, load
 
 CONFIG = """
@@ -35,12 +35,12 @@ path = "{path}"
 flags = {{ parallel = 1 }}
 """
 FAILING = [
-    (Steward, "_look"),
-    (Watch, "_run"),
-    (Watcher, "_look"),
-    (Reclaim, "_give_back"),
-    (Attendant, "_read"),
-    (Ledger, "free"),
+    (AdmissionController, "_look"),
+    (ReloadTriggers, "_run"),
+    (NodeMonitor, "_look"),
+    (SlotReleaser, "_give_back"),
+    (HealthMonitor, "_read"),
+    (MemoryUsage, "free"),
     (psutil.Process, "memory_info"),
     (psutil.Process, "cpu_times"),
     (psutil, "virtual_memory"),

@@ -75,7 +75,7 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_failed_start_says_why_and_leaves_nothing_behind(
+def test_a_failed_start_says_reason_and_leaves_nothing_behind(
     corral: Corral, tiny_model: Path, taken_port: int, name: str
 ) -> None:
     fault = FAULTS[name]

@@ -56,17 +56,21 @@ def test_each_conversation_goes_home_after_a_restart(corral: Corral, tiny_model:
     corral.configure(f'[models.chat]\npath = "{tiny_model}"\n{SMALL}\n')
     corral.ok("start")
     pages = ("/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages")
-    talks = [Talk(seed, page) for seed, page in enumerate(pages)]
-    for talk in (*talks, *talks):
-        talk.turn(corral)
-    homes, held = [talk.instance for talk in talks], [talk.tokens for talk in talks]
+    conversations = [Talk(seed, page) for seed, page in enumerate(pages)]
+    for conversation in (*conversations, *conversations):
+        conversation.turn(corral)
+    homes, held = (
+        [conversation.instance for conversation in conversations],
+        [conversation.tokens for conversation in conversations],
+    )
     assert sorted(homes) == ["chat.0", "chat.0", "chat.1", "chat.1"]
     corral.ok("stop")
     corral.ok("start")
-    for talk in reversed(talks):
-        talk.turn(corral)
-    assert [talk.instance for talk in talks] == homes
-    assert all(talk.cached >= 0.95 * its for talk, its in zip(talks, held, strict=True)), [
-        (talk.cached, its) for talk, its in zip(talks, held, strict=True)
-    ]
-    assert '"slots.disproved"' not in (corral.home / "log" / "daemon.log").read_text()
+    for conversation in reversed(conversations):
+        conversation.turn(corral)
+    assert [conversation.instance for conversation in conversations] == homes
+    assert all(
+        conversation.cached >= 0.95 * its
+        for conversation, its in zip(conversations, held, strict=True)
+    ), [(conversation.cached, its) for conversation, its in zip(conversations, held, strict=True)]
+    assert '"slots.restore_unused"' not in (corral.home / "log" / "daemon.log").read_text()

@@ -16,7 +16,7 @@ TEXTS = {"name": "weather", "description": "Tell the weather."}
 TEMPLATE = Path(__file__).parent.parent / "clients" / "tools.jinja"
 SETTINGS = """
 [supervisor]
-keep_slots = false
+persist_slots = false
 [models.chat]
 path = "{model}"
 learn_prompts = true

@@ -75,7 +75,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
 def test_a_draft_beside_the_model_is_found_and_used(corral: Corral, large: Path) -> None:
     corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "auto"\n')
     (left_out,) = [one for one in corral.data("plan", "chat")["omitted"] if "draft" in one["flag"]]
-    assert "no GGUF of its vocabulary" in left_out["why"]
+    assert "no GGUF of its vocabulary" in left_out["reason"]
     draft = tiny_gguf.make(large.with_name("small.gguf"))
     plan = corral.data("plan", "chat")
     assert plan["memory"]["host"]["draft"] > draft.stat().st_size / 2
@@ -89,6 +89,6 @@ def test_a_draft_beside_the_model_is_found_and_used(corral: Corral, large: Path)
 def test_how_many_replicas_there_are_may_be_left_open(corral: Corral, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nreplicas = "auto"\n')
     found = corral.data("plan", "tiny")["replicas"]
-    assert "physical cores" in found["why"]
+    assert "physical cores" in found["reason"]
     corral.ok("start")
     assert len(corral.engines()) == found["count"]

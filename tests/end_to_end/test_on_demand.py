@@ -17,8 +17,8 @@ from scripts.bench import mix
 SETTINGS = """
 [supervisor]
 memory_budget = "100 MiB"
-swap_wait_s = 0.5
-keep_slots = false
+eviction_wait_s = 0.5
+persist_slots = false
 
 [models.a]
 path = "{path}"

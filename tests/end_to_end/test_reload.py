@@ -173,7 +173,7 @@ def test_settings_that_cannot_be_used_change_nothing(corral: Corral, configure: 
         assert said in refused.stderr
     assert corral("reload", "--dry-run").returncode == 78
     assert (ready_pid(corral, "tiny"), ready_pid(corral, "slow")) == pids
-    assert len(events(corral, "settings.refused")) == len(WRONG)
+    assert len(events(corral, "settings.rejected")) == len(WRONG)
 
 
 def test_a_replacement_that_does_not_start_leaves_the_old_one_serving(
@@ -248,7 +248,7 @@ def test_a_sighup_reloads(corral: Corral, configure: Configure) -> None:
     assert ready_pid(corral, "tiny") != pid
     configure(tiny="[", slow=None)
     os.kill(corral.daemon_pid, signal.SIGHUP)
-    until(lambda: events(corral, "settings.refused"))
+    until(lambda: events(corral, "settings.rejected"))
     assert ask(corral, "tiny")
 
 

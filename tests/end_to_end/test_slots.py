@@ -128,7 +128,7 @@ def test_prompts_of_the_settings_are_read_at_each_start(corral: Corral, tiny_mod
     corral.configure(f'[models.chat]\npath = "{tiny_model}"\nwarm_prompts = ["kind.txt"]\n{SMALL}')
     corral.ok("start")
     log = (corral.home / "log" / "daemon.log").read_text()
-    assert log.count('"prompt.warmed"') == 1
+    assert log.count('"prompt.prefilled"') == 1
 
 
 def test_a_successor_takes_up_what_the_one_before_it_holds(

@@ -74,11 +74,14 @@ def test_a_turn_that_follows_its_answer_at_once_is_not_read_anew(url: str) -> No
 
 
 def test_others_between_two_turns_do_not_cost_them_their_cache(url: str) -> None:
-    talks: dict[str, Messages] = {page: [] for page in PAGES}
-    firsts = {page: turn(page, url, talk, f"{page} {LONG}")[0] for page, talk in talks.items()}
+    conversations: dict[str, Messages] = {page: [] for page in PAGES}
+    firsts = {
+        page: turn(page, url, conversation, f"{page} {LONG}")[0]
+        for page, conversation in conversations.items()
+    }
     for _ in range(3):
-        for page, talk in talks.items():
-            assert turn(page, url, talk, "and then?")[1] >= firsts[page], page
+        for page, conversation in conversations.items():
+            assert turn(page, url, conversation, "and then?")[1] >= firsts[page], page
 
 
 def test_who_begins_as_somebody_else_did_just_now_computes_only_what_differs(url: str) -> None:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
-from proxy.engine.upstream import Upstream
-from supervisor.profile.engine import Engine
+from proxy.upstream.upstream import Upstream
+from supervisor.engines.discover import Engine
 
 KEY = "inner-key"
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fakes.house import FakeLoader
+from fakes.proxy_harness import FakeLoader
 from fakes.upstream import Call, Fake, Script, say_ok
 
 from proxy.app import build_app
-from proxy.errors import UpstreamUnreached
-from proxy.line.dispatch import Dispatch
+from proxy.errors import UpstreamConnectFailed
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import NodeSettings
+from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
 
-SETTINGS = ProxySettings(port=0, connect_timeout_s=5, silence_timeout_s=20)
+SETTINGS = ProxySettings(port=0, connect_timeout_s=5, upstream_read_timeout_s=20)
 
 
 class FakeNode(Fake):
@@ -77,11 +77,11 @@ class Near:
 
     def __init__(self, *nodes: NodeSettings) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.dispatch = Dispatch(SETTINGS)
-        self.here = FakeLoader(self.dispatch)
-        self.here.cards = []
-        self.nodes = Nodes(nodes, self.dispatch, self.here, SETTINGS, self._hear, 1)
-        app = build_app(self.dispatch, self.nodes, SETTINGS, self._hear)
+        self.router = Router(SETTINGS)
+        self.here = FakeLoader(self.router)
+        self.here.model_infos = []
+        self.nodes = Nodes(nodes, self.router, self.here, SETTINGS, self._hear, 1)
+        app = build_app(self.router, self.nodes, SETTINGS, self._hear)
         self.server = Server(app, SETTINGS)
 
     def _hear(self, name: str, /, **fields: object) -> None:
@@ -96,7 +96,7 @@ class Near:
         """Run it, and its watch over the nodes."""
         await self.server.start()
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self.nodes.serve()), loop.create_task(self.dispatch.tend())]
+        tasks = [loop.create_task(self.nodes.serve()), loop.create_task(self.router.run())]
         try:
             async with aiohttp.ClientSession(self.server.url) as self.http:
                 yield self
@@ -108,11 +108,13 @@ class Near:
 
     def look_again(self) -> None:
         """Have every node asked again now, and given nothing until it answers."""
-        for seat in self.dispatch.seats():
-            self.nodes.unreached(seat.upstream, UpstreamUnreached(seat.upstream.name, "is doubted"))
+        for instance in self.router.instances():
+            self.nodes.mark_suspect(
+                instance.upstream, UpstreamConnectFailed(instance.upstream.name, "is doubted")
+            )
 
     def states(self) -> list[bool]:
-        return [facts.is_up for facts in self.nodes.facts()]
+        return [facts.is_up for facts in self.nodes.stats()]
 
     async def ask(self, model: str = "chat", **headers: str) -> tuple[int, str | None, Any]:
         """Return status, instance and answer."""

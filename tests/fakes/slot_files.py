@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from supervisor.fleet.slots.header import MAGIC
-from supervisor.fleet.slots.manifest import Identity, Label, Manifest
-from supervisor.life.slots import Moved
+from supervisor.engine_client.slots import SlotFileInfo
+from supervisor.slot_store.manifest import CacheKey, Manifest, SlotOrigin
+from supervisor.slot_store.slot_file import MAGIC
 
-IDENTITY = Identity("model", "b10434", ("--cache-type-k f16",))
+IDENTITY = CacheKey("model", "b10434", ("--cache-type-k f16",))
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -23,17 +23,23 @@ def content(tokens: Sequence[int], *, record: bool = True, after: Sequence[int] 
     return head + struct.pack(f"<{len(words)}i", *words) + b"state" * 100
 
 
-def write(path: Path, tokens: Sequence[int]) -> Moved:
+def write(path: Path, tokens: Sequence[int]) -> SlotFileInfo:
     """Write a slot file, and return what an engine would say of it."""
     path.write_bytes(content(tokens))
-    return Moved(len(tokens), path.stat().st_size)
+    return SlotFileInfo(len(tokens), path.stat().st_size)
 
 
-def label(minutes: int = 0, **changes: Any) -> Label:
+def label(minutes: int = 0, **changes: Any) -> SlotOrigin:
     """Return a label used that long after noon."""
     when = NOON + timedelta(minutes=minutes)
-    given = {"model": "chat", "replica": 0, "identity": IDENTITY, "ctx_slot": 2048, "chain": ""}
-    return Label(**{**given, "saved_at": when, "used_at": when, **changes})
+    given = {
+        "model": "chat",
+        "replica": 0,
+        "identity": IDENTITY,
+        "ctx_slot": 2048,
+        "fingerprint": "",
+    }
+    return SlotOrigin(**{**given, "saved_at": when, "used_at": when, **changes})
 
 
 def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:
@@ -49,7 +55,7 @@ def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:
         "tokens": 300,
         "tokens_sha256": "0" * 64,
         "ctx_slot": 2048,
-        "chain": "x y",
+        "fingerprint": "x y",
         "saved_at": when,
         "used_at": when,
     }

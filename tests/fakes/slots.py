@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from proxy.engine.upstream import Upstream
-from proxy.line.lease import LeaseFacts
-from proxy.line.seats import SeatFacts
+from proxy.router.instances import InstanceStats
+from proxy.router.lease import LeaseStats
+from proxy.upstream.upstream import Upstream
 
 NOW_S = 100.0
 
 
-def reading(done: int = 30, **changes: Any) -> LeaseFacts:
+def reading(done: int = 30, **changes: Any) -> LeaseStats:
     """Return a slot in which a prompt of 50 tokens is read, of which 10 were cached."""
     facts = {
         "request_id": "req-secret",
@@ -22,18 +22,18 @@ def reading(done: int = 30, **changes: Any) -> LeaseFacts:
         "began_at_s": NOW_S - 3,
         "first_token_at_s": None,
     }
-    return LeaseFacts(**{**facts, **changes})
+    return LeaseStats(**{**facts, **changes})
 
 
-def writing(decoded: int = 21, **changes: Any) -> LeaseFacts:
+def writing(decoded: int = 21, **changes: Any) -> LeaseStats:
     """Return a slot that has been generating for two seconds."""
     said = {"phase": "decode", "decoded": decoded, "first_token_at_s": NOW_S - 2}
     return reading(50, **{**said, **changes})
 
 
-def seat(
-    *leases: LeaseFacts, name: str = "chat.1", slots: int = 3, is_admitted: bool = True
-) -> SeatFacts:
+def instance(
+    *leases: LeaseStats, name: str = "chat.1", slots: int = 3, is_admitted: bool = True
+) -> InstanceStats:
     model = name.partition(".")[0]
     upstream = Upstream(name, model, slots, "/run/x.sock", "", 0, api_key="inner-key")
-    return SeatFacts(upstream, is_admitted, 4, 500.0, 40.0, leases)
+    return InstanceStats(upstream, is_admitted, 4, 500.0, 40.0, leases)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.engine.upstream import Upstream
+from proxy.upstream.upstream import Upstream
 
 Script = Callable[["Call"], Awaitable[None]]
 

@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 from end_to_end.home import Corral
+from faults.daemon_under_test import Models, Place
 from faults.endurance import kill_often, restart_often
 from faults.every import ABSENT, EVERY
 from faults.fault import Fault, look
-from faults.place import Models, Place
 
+from supervisor.engines.discover import load
 from supervisor.host.paths import directories
-from supervisor.profile.engine import load
 
 
 def main() -> int:
@@ -58,8 +58,8 @@ def _faults(models: Models, faults: list[Fault]) -> int:
         print(f"{mark} {fault.number:2} {fault.name}\n             expected: {result.expected}")
         print(f"             seen:     {result.seen}", flush=True)
     print(f"\n{len(faults)} faults, {different} different from what is expected")
-    for number, why in ABSENT.items():
-        print(f"not here: {number:2} {why}")
+    for number, reason in ABSENT.items():
+        print(f"not here: {number:2} {reason}")
     return 1 if different else 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 from end_to_end.home import until
-from faults.place import Place
+from faults.daemon_under_test import Place
 
 _ORPHANS_GONE_S = 2.0
 # A daemon is up after about half a second: half of the kills meet it before, half after.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from end_to_end.home import Corral
-from faults.place import Models, Place
+from faults.daemon_under_test import Models, Place
 
 from supervisor.errors import CorralError
 

@@ -8,9 +8,9 @@ import time
 
 import psutil
 from end_to_end.home import until
+from faults.daemon_under_test import STREAM_TOKENS, Place
 from faults.fault import Faults, Seen
 from faults.pace import since, within
-from faults.place import STREAM_TOKENS, Place
 from faults.wire import connect, each, request, say, status, summary, told
 
 HTTP = Faults()
@@ -28,7 +28,7 @@ _LISTEN = '[proxy]\nlisten = "127.0.0.1:0"\n'
 
 @HTTP.add(31, "header, and body, that come a byte at a time")
 def _(place: Place) -> Seen:
-    place.serve({"m": place.models.tiny}, f"{_LISTEN}head_timeout_s = 0.3\nbody_timeout_s = 0.3")
+    place.serve({"m": place.models.tiny}, f"{_LISTEN}header_timeout_s = 0.3\nbody_timeout_s = 0.3")
     for raw in (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", _POST + _CHUNKED):
         began_at_s = time.monotonic()
         with connect(place) as slow:
@@ -85,7 +85,7 @@ def _(place: Place) -> Seen:
 @HTTP.add(33, "client that neither reads nor leaves", quick=False)
 def _(place: Place) -> Seen:
     engine = place.stand_in("exec $FAKE --fault flood-stream")
-    settings = f'engine = "{engine}"\n{_LISTEN}unread_timeout_s = 1'
+    settings = f'engine = "{engine}"\n{_LISTEN}client_write_timeout_s = 1'
     place.serve({"m": place.models.tiny}, settings)
     daemon = psutil.Process(place.corral.daemon_pid)
     before = len(daemon.net_connections("inet"))

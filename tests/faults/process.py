@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 from end_to_end.home import until
+from faults.daemon_under_test import Place, ending, gone, is_alive, kill
 from faults.endurance import restart_often
 from faults.fault import Faults, Seen
 from faults.pace import since, within
-from faults.place import Place, ending, gone, is_alive, kill
 
-from supervisor.host.owner import Owner, write_owner
+from supervisor.host.lock import DaemonInfo, write_owner
 
 PROCESS = Faults()
 
@@ -36,7 +36,7 @@ def _(place: Place) -> Seen:
 @PROCESS.add(2, "engine dies of SIGSEGV at every start")
 def _(place: Place) -> Seen:
     engine = place.stand_in("kill -SEGV $$")
-    impatient = "[supervisor.restart]\nbase_s = 0.05\nbreaker = 3"
+    impatient = "[supervisor.restart]\nbackoff_initial_s = 0.05\nbreaker = 3"
     place.configure({"m": place.models.tiny}, f'engine = "{engine}"\n{impatient}')
     daemon = place.corral.serve(until_ready=False)
     until((place.home / "run" / "control.sock").exists)
@@ -74,12 +74,12 @@ def _answers(answers: set[str]) -> str:
 def _(place: Place) -> Seen:
     # The real engine cannot be brought to it from outside.
     engine = place.stand_in("exec $FAKE --fault wedged")
-    watch = "[supervisor]\nliveness_interval_s = 1\nidle_probe_s = 2\nunwell_timeout_s = 2"
+    watch = "[supervisor]\nliveness_interval_s = 1\nidle_probe_s = 2\nunhealthy_timeout_s = 2"
     place.serve({"m": place.models.tiny}, f'engine = "{engine}"\n{watch}')
     before = place.pid("m.0")
     yield "ready again", place.ready_again("m.0", before)
-    said = [one["after"] for one in place.events("instance.changed")]
-    yield "unwell before", "unwell before" if "unwell" in said else ", ".join(said)
+    said = [one["after"] for one in place.events("instance.state_changed")]
+    yield "unhealthy before", "unhealthy before" if "unhealthy" in said else ", ".join(said)
 
 
 @PROCESS.add(5, "engine deaf to every request to leave")
@@ -91,7 +91,7 @@ def _(place: Place) -> Seen:
     pid = place.pid("m.0")
     place.corral.ok("stop", "m")
     yield "killed", "killed" if not is_alive(pid) else "alive"
-    after = [event["after"] for event in place.events("instance.changed")]
+    after = [event["after"] for event in place.events("instance.state_changed")]
     yield "draining, stopping, killing, stopped", ", ".join(after[-4:])
 
 
@@ -171,9 +171,9 @@ def _(place: Place) -> Seen:
     before, daemon = place.pid("m.0"), place.corral.daemon_pid
     place.configure({"m": place.models.tiny}, after="replica = 3")
     psutil.Process(daemon).send_signal(signal.SIGHUP)
-    until(lambda: place.events("settings.refused") or not is_alive(daemon))
-    (refusal,) = place.events("settings.refused")
-    yield "SIGHUP is refused for replica", f"SIGHUP is refused for {_named(str(refusal['why']))}"
+    until(lambda: place.events("settings.rejected") or not is_alive(daemon))
+    (refusal,) = place.events("settings.rejected")
+    yield "SIGHUP is refused for replica", f"SIGHUP is refused for {_named(str(refusal['reason']))}"
     refused = place.corral("reload")
     yield "reload exits with 78", f"reload exits with {refused.returncode}"
     yield "and names replica", f"and names {_named(refused.stderr)}"
@@ -219,7 +219,7 @@ def _(place: Place) -> Seen:
     try:
         (place.home / "run").mkdir(mode=0o700)
         state = place.home / "run" / "daemon.json"
-        write_owner(state, Owner(stranger.pid, 1.0, "0", "http://127.0.0.1:1"))
+        write_owner(state, DaemonInfo(stranger.pid, 1.0, "0", "http://127.0.0.1:1"))
         place.serve({"m": place.models.tiny})
         daemon = place.client.status()["pid"]
         replaced = place.corral.daemon_pid == daemon

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 from end_to_end.home import until
+from faults.daemon_under_test import Place, kill
 from faults.fault import Faults, Seen
 from faults.pace import since, within
-from faults.place import Place, kill
 
 RESOURCES = Faults()
 
@@ -200,8 +200,11 @@ def _(place: Place) -> Seen:
     before = place.pid("m.0")
     kill(before)
     yield "ready again", place.ready_again("m.0", before)
-    faults = [one for one in place.events("instance.changed") if one["after"] == "backoff"]
-    yield "after a pause, for the cause killed", f"after a pause, for the cause {faults[0]['why']}"
+    faults = [one for one in place.events("instance.state_changed") if one["after"] == "backoff"]
+    yield (
+        "after a pause, for the cause killed",
+        f"after a pause, for the cause {faults[0]['reason']}",
+    )
     yield "1 restart", f"{place.instance('m.0')['restarts']} restart"
 
 

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 from urllib.parse import quote
 
+from faults.daemon_under_test import Place
 from faults.fault import Faults, Seen
-from faults.place import Place
 from faults.wire import each, request, say, status, summary, told
 
 SECURITY = Faults()
@@ -137,4 +137,4 @@ def _(place: Place) -> Seen:
 
 
 def _refusals(events: list[dict[str, object]]) -> int:
-    return sum("daemon.stopped" in str(one.get("why")) for one in events)
+    return sum("daemon.stopped" in str(one.get("reason")) for one in events)

@@ -2,11 +2,11 @@
 
 import pytest
 from faults import pace
+from faults.daemon_under_test import Models
 from faults.every import ABSENT, EVERY
 from faults.fault import Fault, look
-from faults.place import Models
 
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
 
 QUICK = [fault for fault in EVERY if fault.quick]
 

@@ -21,10 +21,10 @@ import psutil
 import pytest
 import tiny_gguf
 from end_to_end.home import Corral, until
-from faults.place import Models, Place
+from faults.daemon_under_test import Models, Place
 
-from supervisor.life.launch import MARKER_ENV, Marker
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
+from supervisor.process.launch import PROCESS_TAG_ENV, ProcessTag
 
 INTERVAL_S = 1.0
 CLOSELY = "[supervisor]\nliveness_interval_s = 1\nstop_timeout_s = 1\n"
@@ -75,10 +75,10 @@ def _how(text: bytes) -> str:
     return "error event" if last.startswith(b'data: {"error"') else f"broken: {last[-80:]!r}"
 
 
-def unwell(place: Place) -> list[object]:
+def unhealthy(place: Place) -> list[object]:
     """Return which instances were taken out of service for their health."""
-    changes = place.events("instance.changed")
-    return [change["instance"] for change in changes if change["after"] == "unwell"]
+    changes = place.events("instance.state_changed")
+    return [change["instance"] for change in changes if change["after"] == "unhealthy"]
 
 
 def test_of_two_replicas_under_load_the_stopped_one_is_replaced(place: Place) -> None:
@@ -109,7 +109,7 @@ def test_of_two_replicas_under_load_the_stopped_one_is_replaced(place: Place) ->
     late = [one for one in outcomes if one.began_at_s > stopped_at_s + 2 * INTERVAL_S + SLACK_S]
     assert late
     assert {one.how for one in late} == {"whole"}
-    assert unwell(place) == ["m.0"]
+    assert unhealthy(place) == ["m.0"]
     assert not psutil.pid_exists(pid)
 
 
@@ -138,7 +138,7 @@ def test_a_long_prompt_is_read_to_its_end(place: Place, tmp_path: Path) -> None:
     took_s = time.monotonic() - outcome.began_at_s
     assert outcome.how == "whole"
     assert took_s > 2 * INTERVAL_S
-    assert unwell(place) == []
+    assert unhealthy(place) == []
     assert place.pid("m.0") == pid
 
 
@@ -154,12 +154,12 @@ def test_a_daemon_that_stood_still_ejects_nobody(place: Place) -> None:
     while time.monotonic() < again_at_s + 3 * INTERVAL_S:
         assert stream.readline()
     stream.close()
-    assert unwell(place) == []
+    assert unhealthy(place) == []
     assert {name: place.pid(name) for name in pids} == pids
 
 
 def test_an_idle_engine_that_was_stopped_is_found_by_a_probe(place: Place) -> None:
-    limits = f"{CLOSELY}idle_probe_s = 1\nunwell_timeout_s = 1\n"
+    limits = f"{CLOSELY}idle_probe_s = 1\nunhealthy_timeout_s = 1\n"
     place.serve({"m": place.models.tiny}, limits)
     pid = place.pid("m.0")
     psutil.Process(pid).send_signal(signal.SIGSTOP)
@@ -167,10 +167,10 @@ def test_an_idle_engine_that_was_stopped_is_found_by_a_probe(place: Place) -> No
 
 
 def test_an_engine_without_a_daemon_is_ended_when_the_next_one_starts(place: Place) -> None:
-    marker = Marker(place.home / "run", "m.0", Path("/bin/sleep")).text
+    marker = ProcessTag(place.home / "run", "m.0", Path("/bin/sleep")).text
     with subprocess.Popen(
-        ["/bin/sleep", "600"], env={MARKER_ENV: marker}, start_new_session=True
+        ["/bin/sleep", "600"], env={PROCESS_TAG_ENV: marker}, start_new_session=True
     ) as stray:
         place.serve({"m": place.models.tiny})
         assert stray.wait(5) == -signal.SIGKILL
-    assert [one["pid"] for one in place.events("engine.reaped")] == [stray.pid]
+    assert [one["pid"] for one in place.events("engine.orphan_killed")] == [stray.pid]

@@ -7,9 +7,9 @@ import time
 from typing import Final
 
 import psutil
+from faults.daemon_under_test import Place
 from faults.fault import Faults, Seen
 from faults.pace import since, within
-from faults.place import Place
 from faults.wire import connect, request, say, status, told
 
 UPSTREAM = Faults()
@@ -107,7 +107,7 @@ def _(place: Place) -> Seen:
 
 @UPSTREAM.add(41, "engine that says nothing, or nothing more")
 def _(place: Place) -> Seen:
-    _serve(place, "silence_timeout_s = 0.5")
+    _serve(place, "upstream_read_timeout_s = 0.5")
     for how, stream, expected in (
         ("says nothing", False, "504 upstream_timeout"),
         ("falls silent", True, "ends in an error event"),

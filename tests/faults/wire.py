@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from faults.place import Place
+from faults.daemon_under_test import Place
 
 PATIENCE_S = 10.0
 

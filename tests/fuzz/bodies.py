@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from proxy.pages import PASSED
+from proxy.endpoints import ENDPOINTS
 
 MODELS: Final = ("m", "m", "m", "m", "m", "m", "embed", "later", "m:high", "alias")
 _SAMPLING: Final[Mapping[str, Any]] = {
@@ -135,7 +135,7 @@ _BODIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "count_tokens": {"messages": [{"role": "user", "content": "hello"}], "system": "s"},
     "transcriptions": {"file": "x"},
 }
-PAGES: Final = tuple(PASSED["POST"])
+PAGES: Final = tuple(ENDPOINTS["POST"])
 GENERATING: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "/v1/messages")
 
 

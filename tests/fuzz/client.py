@@ -51,13 +51,13 @@ async def _exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Input
 ) -> Answer:
     """Send and read at once: an answer may come before the last byte is sent."""
-    patience_s = ANSWER_S if what.leave_after_s is None else what.leave_after_s
+    queue_timeout_s = ANSWER_S if what.leave_after_s is None else what.leave_after_s
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(_write(writer, what))
         reading = tasks.create_task(_answer(reader, is_head=what.is_head))
         both = {writing, reading}
         await asyncio.wait(both, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({reading}, timeout=patience_s)
+        await asyncio.wait({reading}, timeout=queue_timeout_s)
         writing.cancel()
         reading.cancel()
     if not reading.cancelled():

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 from end_to_end.home import Corral, until
-from faults.place import Models
+from faults.daemon_under_test import Models
 from fuzz.served import KEYS, SETTINGS
 
 from supervisor.control.client import Client
@@ -42,13 +42,13 @@ class Daemon:
         models = Models.make(self.home, self.home)
         self.settings = SETTINGS.format(slow=models.slow, tiny=models.tiny)
         self.corral.configure(self.settings)
-        self.keys_file.touch(0o600)
+        self.api_keys_file.touch(0o600)
         self.restore_files()
 
     def restore_files(self) -> None:
         """Write settings and keys as they were at the start."""
         self.settings_file.write_text(self.settings, "utf-8")
-        self.keys_file.write_text(KEYS, "utf-8")
+        self.api_keys_file.write_text(KEYS, "utf-8")
 
     @property
     def settings_file(self) -> Path:
@@ -56,7 +56,7 @@ class Daemon:
         return self.home / "config" / "corral.toml"
 
     @property
-    def keys_file(self) -> Path:
+    def api_keys_file(self) -> Path:
         """Its API keys."""
         return self.home / "config" / "keys.toml"
 

@@ -75,7 +75,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Accept-Encoding": ("gzip", "br", "identity;q=0"),
     "Content-Type": ("text/plain", "multipart/mixed", "multipart/form-data", "a/b; charset=utf-7"),
     "Content-Encoding": ("gzip", "zstd", "identity", "gzip, gzip"),
-    "X-Corral-Lane": ("batch",),
+    "X-Corral-Priority": ("batch",),
     "X-Corral-Hop": ("1",),
     "X-Conversation-Id": ("c",),
     "X-Session-Id": ("s",),

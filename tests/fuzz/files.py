@@ -119,10 +119,10 @@ class Child:
             self._process.stdin.write(f"{number}\n".encode())
             self._process.stdin.flush()
         # The first case pays for the imports, and for asking the engine what it can do.
-        patience_s = _HANG_S + (30 if self._count == 1 else 0)
+        queue_timeout_s = _HANG_S + (30 if self._count == 1 else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            return self._process.stdout.readline() if selector.select(patience_s) else b""
+            return self._process.stdout.readline() if selector.select(queue_timeout_s) else b""
 
     def end(self) -> None:
         """Kill it."""

@@ -16,7 +16,7 @@ def text(seed: int, number: int) -> bytes:
         "max_in_flight": 2,
         "requests_per_minute": 60,
         "models": ["m", "a"],
-        "lane": "batch",
+        "priority": "batch",
     }
     tables = {}
     for name in random.sample(("a", "b@c", "laptop", "x" * 64), random.randrange(1, 4)):

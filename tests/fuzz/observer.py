@@ -138,6 +138,6 @@ def wrong(news: Mapping[str, Any] | str) -> list[str]:
             return ["a model failed"]
         case "task.failed":
             return [f"a failure inside, {news.get('task')}: {news.get('error')}"[:120]]
-        case "request.refused" if news.get("status") == 500:
-            return [f"internal error: {news.get('why')}"]
+        case "request.rejected" if news.get("status") == 500:
+            return [f"internal error: {news.get('reason')}"]
     return ["a traceback in an event"] if "Traceback (most" in json.dumps(news) else []

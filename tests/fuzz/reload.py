@@ -84,7 +84,7 @@ class Reload:
     async def _keys(self, number: int, random: Random, address: Address) -> None:
         data = keys.text(self.seed, number)
         self._note(f"{number}.keys.toml", data)
-        self.daemon.keys_file.write_bytes(data)
+        self.daemon.api_keys_file.write_bytes(data)
         for _ in range(3):
             asked = Input("keys", (head("GET", "/v1/models", credentials(random)),))
             answer = await send(address, asked)

@@ -9,14 +9,14 @@ from fuzz.request import KEY, LIMITED_KEY, NEIGHBOUR_KEY
 SETTINGS: Final = """
 [proxy]
 listen = "127.0.0.1:0"
-keys_file = "keys.toml"
-head_timeout_s = 4
+api_keys_file = "keys.toml"
+header_timeout_s = 4
 body_timeout_s = 4
-patience_s = 20
+queue_timeout_s = 20
 
 [supervisor.restart]
-base_s = 0.2
-cap_s = 1
+backoff_initial_s = 0.2
+backoff_max_s = 1
 
 [models.m]
 path = "{slow}"

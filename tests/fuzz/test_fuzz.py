@@ -81,7 +81,7 @@ def test_a_good_refusal_is_no_finding() -> None:
         {"event": "instance.exited", "fault": True, "signal": 11},
         {"event": "instance.failed"},
         {"event": "task.failed", "task": "slots", "error": "e"},
-        {"event": "request.refused", "status": 500, "why": "w"},
+        {"event": "request.rejected", "status": 500, "reason": "w"},
     ],
 )
 def test_a_bad_line_of_the_log_is_found(line: dict[str, object] | str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from fuzz.client import Answer
 from fuzz.request import Input
 
-from proxy.carry import refusal
+from proxy.forward import upstream_errors
 
 _ANTHROPIC: Final = "/v1/messages"
 
@@ -56,7 +56,7 @@ def _bad_events(what: Input, body: bytes) -> Iterator[str]:
             yield f"an event that is no JSON, to {what.target}"
             return
         code = (event.get("error") or {}).get("code") if isinstance(event, dict) else None
-        if code == 500 and refusal.judged(500, data)[0] == 400:
+        if code == 500 and upstream_errors.reclassified(500, data)[0] == 400:
             continue  # the engine's own word in its own stream for what the client did wrong
         if code in {500, 502, 504, "internal_error", "upstream_failed", "upstream_timeout"}:
             yield f"an error event {message(data)} to {what.target}"

@@ -126,9 +126,9 @@ async def _follow(reader: asyncio.StreamReader, pid: int) -> None:
     async for line in reader:
         if line.strip() == b"data: [DONE]":
             return
-        if why := _error(line):
+        if reason := _error(line):
             _told("stream", gap)
-            _tell("broken", gap.began_s, 0, why=why)
+            _tell("broken", gap.began_s, 0, reason=reason)
             return
         if not (text := _text(line)):
             continue
@@ -136,9 +136,9 @@ async def _follow(reader: asyncio.StreamReader, pid: int) -> None:
             _told("stream", gap)
         gap.restart()
         if wrong := _disorder(last + text):
-            _tell("wrong", gap.began_s, 0, why=wrong)
+            _tell("wrong", gap.began_s, 0, reason=wrong)
         last = text[-1]
-    _tell("broken", gap.began_s, 0, why="the stream ended without [DONE]")
+    _tell("broken", gap.began_s, 0, reason="the stream ended without [DONE]")
 
 
 def _event(line: bytes) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from fakes import engine as engines
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
@@ -193,13 +193,13 @@ def socket(engine: Engine, smollm2: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def house(socket: Path) -> AsyncIterator[House]:
+async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
     async with AsyncExitStack() as stack:
         with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            house = House(Path(directory), stack)
-            await house.open()
-            house.dispatch.admit(engines.upstream(socket, 2))
-            yield house
+            proxy = ProxyHarness(Path(directory), stack)
+            await proxy.open()
+            proxy.router.admit(engines.upstream(socket, 2))
+            yield proxy
 
 
 @pytest.fixture
@@ -214,13 +214,13 @@ async def direct(socket: Path) -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_the_whole_answer_is_the_engines_own(
-    name: str, house: House, direct: aiohttp.ClientSession
+    name: str, proxy: ProxyHarness, direct: aiohttp.ClientSession
 ) -> None:
     path, members = CASES[name]
     body = {"model": "chat", "max_tokens": 40, "temperature": 0, "cache_prompt": False, **members}
     async with direct.post(path, json=body) as response:
         own = await response.json()
-    async with house.http.post(path, json=body) as response:
+    async with proxy.http.post(path, json=body) as response:
         assert response.headers["Content-Type"] == "application/json; charset=utf-8"
         assembled = await response.json()
     assert (own.keys(), stable(own)) == (assembled.keys(), stable(assembled))
@@ -250,7 +250,7 @@ def stable(answer: Any) -> Any:
         return answer
     kept = {name: stable(part) for name, part in answer.items() if name not in PASSING}
     if "n_ctx" in kept or kept.get("type") == "invalid_request_error":
-        kept |= {"code": None, "param": None}  # ours to say: `refusal`
+        kept |= {"code": None, "param": None}  # ours to say: `client_error_body`
     if "cache_read_input_tokens" in kept:  # this page always looks into the cache
         kept["input_tokens"] += kept.pop("cache_read_input_tokens")
     return kept
@@ -272,14 +272,14 @@ STREAMS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", STREAMS)
 async def test_a_stream_is_the_engines_own_without_the_progress_nobody_asked_for(
-    name: str, house: House, direct: aiohttp.ClientSession
+    name: str, proxy: ProxyHarness, direct: aiohttp.ClientSession
 ) -> None:
     path, members = STREAMS[name]
     shared = {"model": "chat", "max_tokens": 8, "temperature": 0, "cache_prompt": False}
     body = {**shared, "stream": True, **members}
     async with direct.post(path, json=body) as response:
         own = events(await response.read())
-    async with house.http.post(path, json=body) as response:
+    async with proxy.http.post(path, json=body) as response:
         passed = events(await response.read())
     assert passed == own
 

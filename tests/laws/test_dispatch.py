@@ -8,16 +8,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from fakes.asks import ask, upstream
 from fakes.clock import leap
+from fakes.requests import ask, upstream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.upstream import Upstream
-from proxy.errors import LineFull, Loading, Unavailable, UpstreamStopped, WaitedLong
-from proxy.line.dispatch import Dispatch
-from proxy.line.line import Lane
+from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
+from proxy.request import Priority
+from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
+from proxy.upstream.upstream import Upstream
 
 CLIENTS = ("ann", "bob", "cat")
 NAMES = ("chat.1", "chat.2", "chat.3")
@@ -30,9 +30,9 @@ class Visit:
     """One request: who asks, how long it holds a slot, and when its client leaves."""
 
     client: str
-    lane: Lane
+    priority: Priority
     text: str
-    patience_s: float
+    queue_timeout_s: float
     holds_s: float
     leaves_after_s: float | None
     is_complete: bool
@@ -43,7 +43,7 @@ class Visit:
 class World:
     """A dispatch, its engines, and what has become of everybody."""
 
-    dispatch: Dispatch
+    router: Router
     lag_s: float = 0.0
     is_strict: bool = False
     slots: dict[str, int] = field(default_factory=dict)
@@ -58,14 +58,14 @@ class World:
             case "visit", Visit() as visit:
                 visitors.create_task(self.visit(visit))
             case "admit", (str() as name, int() as slots):
-                self.dispatch.admit(upstream(name, self.slots.setdefault(name, slots)))
+                self.router.admit(upstream(name, self.slots.setdefault(name, slots)))
             case "withdraw", str() as name:
-                self.dispatch.withdraw(name)
+                self.router.withdraw(name)
             case "close", str() as name:
-                await self.dispatch.close(name)
+                await self.router.close(name)
             case "pass", float() as seconds:
                 await asyncio.sleep(seconds)
-        if "chat" in self.dispatch.lines():
+        if "chat" in self.router.queues():
             self.check()
 
     async def visit(self, visit: Visit) -> None:
@@ -79,21 +79,26 @@ class World:
             self.ends["left"] += 1
 
     async def ask(self, number: int, visit: Visit) -> str:
-        request = ask(visit.text, client=visit.client, lane=visit.lane, patience_s=visit.patience_s)
+        request = ask(
+            visit.text,
+            client=visit.client,
+            priority=visit.priority,
+            queue_timeout_s=visit.queue_timeout_s,
+        )
         try:
-            async with self.dispatch.lease(request, visit.avoid) as lease:
+            async with self.router.lease(request, visit.avoid) as lease:
                 self.served[number] = visit, lease.began_at_s
                 await self.use(lease.upstream.name, visit.holds_s)
                 if visit.is_complete:
                     lease.complete()
                 self.check()
-        except LineFull:
+        except QueueFull:
             return "refused"
-        except (WaitedLong, Loading):
+        except (QueueTimeout, ModelLoading):
             return "timed out"
         except Unavailable:
             return "unavailable"
-        except UpstreamStopped:
+        except UpstreamShutDown:
             return "cut"
         return "served"
 
@@ -118,25 +123,25 @@ class World:
 
     def check(self) -> None:
         """See that no slot is given twice; strictly, that none is free while somebody waits."""
-        for seat in self.dispatch.seats():
-            assert len(seat.leases) <= seat.upstream.slots
+        for instance in self.router.instances():
+            assert len(instance.leases) <= instance.upstream.slots
         if not self.is_strict:
             return
-        line = self.dispatch.lines()["chat"]
+        line = self.router.queues()["chat"]
         free = [
-            seat
-            for seat in self.dispatch.seats()
-            if seat.is_admitted and len(seat.leases) < seat.upstream.slots
+            instance
+            for instance in self.router.instances()
+            if instance.in_service and len(instance.leases) < instance.upstream.slots
         ]
         assert not free or not (line.interactive + line.batch)
 
     def see_that_all_is_over(self) -> None:
         """See that every request ended once, and that nothing is held or waited for."""
         assert sum(self.ends.values()) == self.joined
-        assert all(not seat.leases for seat in self.dispatch.seats())
-        for line in self.dispatch.lines().values():
+        assert all(not instance.leases for instance in self.router.instances())
+        for line in self.router.queues().values():
             assert (line.interactive, line.batch) == (0, 0)
-        assert not any(self.dispatch.busy(name) for name in NAMES)
+        assert not any(self.router.in_flight(name) for name in NAMES)
 
 
 class NoLoader:
@@ -149,7 +154,7 @@ class NoLoader:
         return []
 
     async def ensure_ready(self, model: str) -> None:
-        while not self.world.dispatch.serves(model):  # noqa: ASYNC110 (slow to notice, as some)
+        while not self.world.router.serves(model):  # noqa: ASYNC110 (slow to notice, as some)
             await asyncio.sleep(0.7)
 
 
@@ -159,9 +164,9 @@ durations = st.sampled_from([0.0, 0.01, 0.3, 1.0, 5.0])
 visits = st.builds(
     Visit,
     client=st.sampled_from(CLIENTS),
-    lane=st.sampled_from(["interactive", "interactive", "batch"]),
+    priority=st.sampled_from(["interactive", "interactive", "batch"]),
     text=st.sampled_from(TEXTS),
-    patience_s=st.sampled_from([0.0, 0.5, 3.0, 60.0]),
+    queue_timeout_s=st.sampled_from([0.0, 0.5, 3.0, 60.0]),
     holds_s=durations,
     leaves_after_s=st.none() | durations,
     is_complete=st.booleans(),
@@ -179,12 +184,12 @@ steps = st.one_of(
 
 async def live(world: World, schedule: list[tuple[str, object]]) -> None:
     async with asyncio.TaskGroup() as group:
-        tending = group.create_task(world.dispatch.tend())
+        tending = group.create_task(world.router.run())
         async with asyncio.TaskGroup() as visitors:
             for verb, what in schedule:
                 await world.step(verb, what, visitors)
             for name in NAMES:
-                world.dispatch.admit(upstream(name, world.slots.setdefault(name, 1)))
+                world.router.admit(upstream(name, world.slots.setdefault(name, 1)))
         # What still ends has some time; then nothing may be left.
         await asyncio.sleep(5)
         tending.cancel()
@@ -192,10 +197,10 @@ async def live(world: World, schedule: list[tuple[str, object]]) -> None:
 
 
 def in_order(world: World) -> bool:
-    """Return whether each client's requests got their slots as they came, lane by lane."""
-    times: dict[tuple[str, Lane], list[float]] = {}
+    """Return whether each client's requests got their slots as they came, priority by priority."""
+    times: dict[tuple[str, Priority], list[float]] = {}
     for _, (visit, began_at_s) in sorted(world.served.items()):
-        times.setdefault((visit.client, visit.lane), []).append(began_at_s)
+        times.setdefault((visit.client, visit.priority), []).append(began_at_s)
     return all(at_s == sorted(at_s) for at_s in times.values())
 
 
@@ -208,9 +213,9 @@ def world_with(policy: Policy) -> World:
     async def count(engine: Upstream) -> int:
         return await made[0].count(engine)
 
-    limits = ProxySettings(policy=policy, line_max=LINE_MAX)
-    made.append(World(Dispatch(limits, clock, count)))
-    made[0].dispatch.loader = NoLoader(made[0])  # type: ignore[assignment]
+    limits = ProxySettings(policy=policy, queue_max=LINE_MAX)
+    made.append(World(Router(limits, clock, count)))
+    made[0].router.loader = NoLoader(made[0])  # type: ignore[assignment]
     return made[0]
 
 

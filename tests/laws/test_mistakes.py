@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 from fakes import engine as engines
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 from laws.mistakes import requests
 
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
 
 STEP: Final = 1 if os.environ.get("MISTAKES") == "all" else 11
 # A page that a model of the sort does not serve is a mistake as well.
@@ -36,20 +36,20 @@ def socket(engine: Engine, tiny_model: Path, request: Any) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def house(socket: Path) -> AsyncIterator[House]:
+async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
     async with AsyncExitStack() as stack:
         with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            house = House(Path(directory), stack)
-            await house.open()
-            house.dispatch.admit(engines.upstream(socket, 2))
-            yield house
+            proxy = ProxyHarness(Path(directory), stack)
+            await proxy.open()
+            proxy.router.admit(engines.upstream(socket, 2))
+            yield proxy
 
 
 @pytest.mark.timeout(600)
-async def test_no_mistake_of_a_client_is_a_fault_of_ours(house: House) -> None:
+async def test_no_mistake_of_a_client_is_a_fault_of_ours(proxy: ProxyHarness) -> None:
     faults = []
     for path, body in list(requests())[::STEP]:
-        async with house.http.post(path, json={"model": "chat", **body}) as response:
+        async with proxy.http.post(path, json={"model": "chat", **body}) as response:
             said = await response.read()
             if response.status >= 500:
                 faults.append((response.status, path, body, said))

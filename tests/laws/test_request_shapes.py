@@ -20,12 +20,12 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from fakes import engine as engines
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 from hypothesis import HealthCheck, given, settings
 from laws.request_shapes import KNOWN, SHAPES, Shape
 from laws.test_assemble import TEMPLATE
 
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
 
 ASKED: Final = os.environ.get("SHAPES")
 BOUNDS: Final = settings(
@@ -60,15 +60,15 @@ class Pair:
 
     async def _open(self) -> None:
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="corral-"))
-        house = House(Path(directory), self._stack)
-        await house.open()
-        house.dispatch.admit(engines.upstream(self._socket, 2))
+        proxy = ProxyHarness(Path(directory), self._stack)
+        await proxy.open()
+        proxy.router.admit(engines.upstream(self._socket, 2))
         direct = aiohttp.ClientSession(
             "http://engine",
             connector=aiohttp.UnixConnector(str(self._socket)),
             headers={"Authorization": f"Bearer {engines.KEY}"},
         )
-        self._clients = (await self._stack.enter_async_context(direct), house.http)
+        self._clients = (await self._stack.enter_async_context(direct), proxy.http)
 
     async def _answers(self, path: str, body: dict[str, Any]) -> list[tuple[int, Any]]:
         said = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -24,8 +24,8 @@ def socket_directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def house(socket_directory: Path) -> AsyncIterator[House]:
+async def proxy(socket_directory: Path) -> AsyncIterator[ProxyHarness]:
     async with AsyncExitStack() as stack:
-        house = House(socket_directory, stack)
-        await house.open()
-        yield house
+        proxy = ProxyHarness(socket_directory, stack)
+        await proxy.open()
+        yield proxy

@@ -7,94 +7,98 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import http_writer, web
-from fakes.house import House, card
+from fakes.proxy_harness import ProxyHarness, model_info
 from fakes.upstream import Call
 
-from proxy.carry.answer import Answer
-from proxy.errors import Loading
-from proxy.pages import PASSED
+from proxy.endpoints import ENDPOINTS
+from proxy.errors import ModelLoading
+from proxy.forward.client_response import ClientResponse
 
 
 async def hold(call: Call) -> None:
     await call.until_left()
 
 
-@pytest.mark.parametrize("path", PASSED["POST"])
-async def test_every_post_page_is_passed_under_its_own_path(house: House, path: str) -> None:
-    fake = await house.fake()
-    async with house.http.post(path, json={"model": "chat"}) as response:
+@pytest.mark.parametrize("path", ENDPOINTS["POST"])
+async def test_every_post_page_is_passed_under_its_own_path(proxy: ProxyHarness, path: str) -> None:
+    fake = await proxy.fake()
+    async with proxy.http.post(path, json={"model": "chat"}) as response:
         assert await response.json() == {"ok": True}
     assert (await fake.calls.get()).line == f"POST {path} HTTP/1.1"
 
 
-@pytest.mark.parametrize("path", PASSED["GET"])
-async def test_every_get_page_is_passed_by_the_model_in_its_query(house: House, path: str) -> None:
-    fake = await house.fake()
-    house.loader.cards = [card("chat"), card("other")]
-    async with house.http.get(f"{path}?model=vendor/chat") as response:
+@pytest.mark.parametrize("path", ENDPOINTS["GET"])
+async def test_every_get_page_is_passed_by_the_model_in_its_query(
+    proxy: ProxyHarness, path: str
+) -> None:
+    fake = await proxy.fake()
+    proxy.loader.model_infos = [model_info("chat"), model_info("other")]
+    async with proxy.http.get(f"{path}?model=vendor/chat") as response:
         assert response.status == 200
     assert (await fake.calls.get()).line == f"GET {path}?model=vendor/chat HTTP/1.1"
 
 
 @pytest.mark.parametrize("path", ["/slots", "/props", "/metrics", "/health", "/v1/models"])
-async def test_nothing_changes_an_instance_behind_our_back(house: House, path: str) -> None:
-    fake = await house.fake()
-    async with house.http.post(path, json={"model": "chat"}) as response:
+async def test_nothing_changes_an_instance_behind_our_back(proxy: ProxyHarness, path: str) -> None:
+    fake = await proxy.fake()
+    async with proxy.http.post(path, json={"model": "chat"}) as response:
         assert response.status == 405
         assert response.headers["Allow"] == "GET, HEAD"
     assert fake.calls.empty()
 
 
-async def test_a_path_outside_the_table_is_not_found_in_openais_shape(house: House) -> None:
-    async with house.http.post("/lora-adapters", json=[]) as response:
+async def test_a_path_outside_the_table_is_not_found_in_openais_shape(proxy: ProxyHarness) -> None:
+    async with proxy.http.post("/lora-adapters", json=[]) as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"], error["param"]) == (404, "not_found", None)
 
 
-async def test_an_unknown_model_is_answered_with_the_known_ones(house: House) -> None:
-    house.loader.cards = [card("chat"), card("code")]
-    async with house.ask(model="chta") as response:
+async def test_an_unknown_model_is_answered_with_the_known_ones(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [model_info("chat"), model_info("code")]
+    async with proxy.ask(model="chta") as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"]) == (404, "model_not_found")
     assert "did you mean chat?" in error["message"]
     assert "chat, code" in error["message"]
 
 
-async def test_anthropics_clients_get_their_own_error_shape(house: House) -> None:
-    async with house.ask("/v1/messages", model="claude") as response:
+async def test_anthropics_clients_get_their_own_error_shape(proxy: ProxyHarness) -> None:
+    async with proxy.ask("/v1/messages", model="claude") as response:
         content = await response.json()
     assert (content["type"], content["error"]["type"]) == ("error", "not_found_error")
 
 
-async def test_no_model_means_the_only_one(house: House) -> None:
-    await house.fake()
-    async with house.http.post("/tokenize", json={"content": "a"}) as response:
+async def test_no_model_means_the_only_one(proxy: ProxyHarness) -> None:
+    await proxy.fake()
+    async with proxy.http.post("/tokenize", json={"content": "a"}) as response:
         assert response.status == 200
 
 
-async def test_no_model_among_several_is_a_question_back(house: House) -> None:
-    house.loader.cards = [card("chat"), card("code")]
-    async with house.http.post("/tokenize", json={"content": "a"}) as response:
+async def test_no_model_among_several_is_a_question_back(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [model_info("chat"), model_info("code")]
+    async with proxy.http.post("/tokenize", json={"content": "a"}) as response:
         assert response.status == 400
         assert "chat, code" in (await response.json())["error"]["message"]
 
 
-async def test_a_model_that_is_not_loaded_is_loaded_first(house: House) -> None:
-    house.loader.asleep = [await house.fake(is_admitted=False)]
-    async with house.ask() as response:
+async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -> None:
+    proxy.loader.asleep = [await proxy.fake(is_admitted=False)]
+    async with proxy.ask() as response:
         assert response.status == 200
-    assert house.loader.began.is_set()
+    assert proxy.loader.began.is_set()
 
 
-async def test_a_load_that_takes_too_long_says_when_to_ask_again(house: House) -> None:
-    house.loader.failure = Loading("chat is loading: 47 %", retry_after_s=3)
-    async with house.ask() as response:
+async def test_a_load_that_takes_too_long_says_when_to_ask_again(proxy: ProxyHarness) -> None:
+    proxy.loader.failure = ModelLoading("chat is loading: 47 %", retry_after_s=3)
+    async with proxy.ask() as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "3")
         assert (await response.json())["error"]["code"] == "loading"
 
 
-async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(house: House) -> None:
-    async with house.ask() as response:
+async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(
+    proxy: ProxyHarness,
+) -> None:
+    async with proxy.ask() as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "1")
 
 
@@ -102,10 +106,10 @@ async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(house: H
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
-async def test_it_is_well_while_one_model_can_be_served(house: House, path: str) -> None:
-    house.loader.cards = [card("a", "failed"), card("b", "unloaded")]
-    await house.fake()
-    async with house.http.get(path) as response:
+async def test_it_is_well_while_one_model_can_be_served(proxy: ProxyHarness, path: str) -> None:
+    proxy.loader.model_infos = [model_info("a", "failed"), model_info("b", "unloaded")]
+    await proxy.fake()
+    async with proxy.http.get(path) as response:
         assert (response.status, await response.json()) == (
             200,
             {
@@ -118,15 +122,15 @@ async def test_it_is_well_while_one_model_can_be_served(house: House, path: str)
 
 
 @pytest.mark.parametrize(
-    ("cards", "code", "why"),
+    ("model_infos", "code", "reason"),
     [
         (
-            [card("a", "loading"), card("b", "failed")],
+            [model_info("a", "loading"), model_info("b", "failed")],
             "loading",
             "no model is loaded yet; 1 of 2 loading",
         ),
         (
-            [card("a", "failed", "no such file /home/me/a.gguf")],
+            [model_info("a", "failed", "no such file /home/me/a.gguf")],
             "unavailable",
             "no model can be served, 1 of 1 failed; corral status on this machine tells why",
         ),
@@ -134,18 +138,22 @@ async def test_it_is_well_while_one_model_can_be_served(house: House, path: str)
     ],
 )
 async def test_it_is_not_well_and_names_no_cause(
-    house: House, cards: Any, code: str, why: str
+    proxy: ProxyHarness, model_infos: Any, code: str, reason: str
 ) -> None:
-    house.loader.cards = cards
-    async with house.http.get("/health") as response:
+    proxy.loader.model_infos = model_infos
+    async with proxy.http.get("/health") as response:
         error = (await response.json())["error"]
-    assert (response.status, error["code"], error["message"]) == (503, code, why)
-    assert house.told == []
+    assert (response.status, error["code"], error["message"]) == (503, code, reason)
+    assert proxy.told == []
 
 
-async def test_the_list_names_every_model_loaded_or_not(house: House) -> None:
-    house.loader.cards = [card("a"), card("b", "unloaded"), card("c", "failed", "broken")]
-    async with house.http.get("/v1/models") as response:
+async def test_the_list_names_every_model_loaded_or_not(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [
+        model_info("a"),
+        model_info("b", "unloaded"),
+        model_info("c", "failed", "broken"),
+    ]
+    async with proxy.http.get("/v1/models") as response:
         page = await response.json()
     models = page.pop("data")
     assert page == {
@@ -177,27 +185,29 @@ async def test_the_list_names_every_model_loaded_or_not(house: House) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "vendor/a"])
-async def test_a_model_has_a_page_of_its_own_slashes_and_all(house: House, name: str) -> None:
-    house.loader.cards = [card("a")]
-    async with house.http.get(f"/v1/models/{name}") as response:
+async def test_a_model_has_a_page_of_its_own_slashes_and_all(
+    proxy: ProxyHarness, name: str
+) -> None:
+    proxy.loader.model_infos = [model_info("a")]
+    async with proxy.http.get(f"/v1/models/{name}") as response:
         assert (await response.json())["id"] == "a"
 
 
-async def test_the_page_of_an_unknown_model_is_not_found(house: House) -> None:
-    async with house.http.get("/v1/models/nope") as response:
+async def test_the_page_of_an_unknown_model_is_not_found(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/v1/models/nope") as response:
         assert response.status == 404
 
 
 # Slots.
 
 
-async def test_the_slots_of_all_instances_are_one_list(house: House) -> None:
-    busy = await house.fake(hold)
-    await house.fake(name="chat.2")
+async def test_the_slots_of_all_instances_are_one_list(proxy: ProxyHarness) -> None:
+    busy = await proxy.fake(hold)
+    await proxy.fake(name="chat.2")
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(house.send())
+        asking = group.create_task(proxy.send())
         await busy.calls.get()
-        async with house.http.get("/slots") as response:
+        async with proxy.http.get("/slots") as response:
             slots = await response.json()
         asking.cancel()
     assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
@@ -206,31 +216,31 @@ async def test_the_slots_of_all_instances_are_one_list(house: House) -> None:
     ]
 
 
-async def test_the_overview_adds_instances_totals_and_lines(house: House) -> None:
-    await house.fake()
-    await house.send()
-    async with house.http.get("/corral/v1/slots?model=vendor/chat") as response:
+async def test_the_overview_adds_instances_totals_and_lines(proxy: ProxyHarness) -> None:
+    await proxy.fake()
+    await proxy.send()
+    async with proxy.http.get("/corral/v1/slots?model=vendor/chat") as response:
         whole = await response.json()
     assert whole["totals"]["slots"] == whole["totals"]["idle"] == len(whole["slots"]) == 2
     assert [one["instance"] for one in whole["instances"]] == ["chat.1"]
-    assert whole["lines"]["chat"]["interactive"] == 0
+    assert whole["queues"]["chat"]["interactive"] == 0
 
 
 @pytest.mark.parametrize("path", ["/slots", "/corral/v1/slots"])
-async def test_the_slots_of_an_unknown_model_are_not_found(house: House, path: str) -> None:
-    async with house.http.get(f"{path}?model=nope") as response:
+async def test_the_slots_of_an_unknown_model_are_not_found(proxy: ProxyHarness, path: str) -> None:
+    async with proxy.http.get(f"{path}?model=nope") as response:
         assert response.status == 404
 
 
-async def test_a_balancer_is_told_when_no_slot_is_free(house: House) -> None:
-    fake = await house.fake(hold, is_admitted=False)
-    house.dispatch.admit(fake.upstream(slots=1))
-    async with house.http.get("/slots?fail_on_no_slot=1") as response:
+async def test_a_balancer_is_told_when_no_slot_is_free(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(hold, is_admitted=False)
+    proxy.router.admit(fake.upstream(slots=1))
+    async with proxy.http.get("/slots?fail_on_no_slot=1") as response:
         assert response.status == 200
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(house.send())
+        asking = group.create_task(proxy.send())
         await fake.calls.get()
-        async with house.http.get("/slots?fail_on_no_slot=1") as response:
+        async with proxy.http.get("/slots?fail_on_no_slot=1") as response:
             assert response.status == 503
         asking.cancel()
 
@@ -238,28 +248,28 @@ async def test_a_balancer_is_told_when_no_slot_is_free(house: House) -> None:
 # The door.
 
 
-async def test_every_answer_carries_the_name_of_its_request(house: House) -> None:
-    fake = await house.fake()
-    async with house.http.post("/tokenize", json={}, headers={"X-Request-Id": "mine-1"}) as answer:
+async def test_every_answer_carries_the_name_of_its_request(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake()
+    async with proxy.http.post("/tokenize", json={}, headers={"X-Request-Id": "mine-1"}) as answer:
         assert answer.headers["X-Request-Id"] == "mine-1"
     assert (await fake.calls.get()).headers["X-Request-Id"] == "mine-1"
-    async with house.http.get("/nope", headers={"X-Request-Id": "a b"}) as answer:
+    async with proxy.http.get("/nope", headers={"X-Request-Id": "a b"}) as answer:
         assert answer.headers["X-Request-Id"].startswith("req_")
 
 
-async def test_a_request_is_told_once_when_it_is_over(house: House) -> None:
-    await house.fake()
-    async with house.ask() as response:
+async def test_a_request_is_told_once_when_it_is_over(proxy: ProxyHarness) -> None:
+    await proxy.fake()
+    async with proxy.ask() as response:
         name = response.headers["X-Request-Id"]
         await response.read()
-    (event,) = house.events("request.finished")
-    assert event.pop("took_ms") >= event.pop("first_byte_ms") >= event.pop("waited_ms") >= 0
+    (event,) = proxy.events("request.finished")
+    assert event.pop("duration_ms") >= event.pop("first_byte_ms") >= event.pop("queued_ms") >= 0
     assert event == {
         "request": name,
         "model": "chat",
         "instance": "chat.1",
         "status": 200,
-        "tries": 1,
+        "attempts": 1,
         "first_token_ms": None,
         "bytes_out": 11,
         "expected_cached_tokens": None,
@@ -270,55 +280,55 @@ async def test_a_request_is_told_once_when_it_is_over(house: House) -> None:
         "drafted_tokens": None,
         "accepted_tokens": None,
     }
-    assert len(house.told) == 1
+    assert len(proxy.told) == 1
 
 
-async def test_a_refused_request_is_told_once_with_the_reason(house: House) -> None:
-    async with house.ask(model="nope") as response:
+async def test_a_refused_request_is_told_once_with_the_reason(proxy: ProxyHarness) -> None:
+    async with proxy.ask(model="nope") as response:
         name = response.headers["X-Request-Id"]
-    ((told, event),) = house.told
-    assert told == "request.refused"
+    ((told, event),) = proxy.told
+    assert told == "request.rejected"
     assert (event["request"], event["model"], event["status"]) == (name, None, 404)
     assert event["code"] == "model_not_found"
-    assert "there is no model 'nope'" in event["why"]
+    assert "there is no model 'nope'" in event["reason"]
 
 
-async def test_a_client_that_leaves_during_a_load_is_told_as_gone(house: House) -> None:
-    house.loader.may_go_on.clear()
+async def test_a_client_that_leaves_during_a_load_is_told_as_gone(proxy: ProxyHarness) -> None:
+    proxy.loader.may_go_on.clear()
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(house.send())
-        await house.loader.began.wait()
+        asking = group.create_task(proxy.send())
+        await proxy.loader.began.wait()
         asking.cancel()
-    await house.floor.flights.idle()
-    assert house.events("request.finished")[0]["status"] == 499
+    await proxy.floor.in_flight.wait_empty()
+    assert proxy.events("request.finished")[0]["status"] == 499
 
 
 async def test_a_write_that_fails_is_a_client_that_left(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
         raise aiohttp.ClientConnectionResetError
 
-    await house.fake()
+    await proxy.fake()
     monkeypatch.setattr(web.StreamResponse, "write_eof", fail)
     with pytest.raises(aiohttp.ServerDisconnectedError):
-        await house.send()
-    assert house.events("request.finished")[0]["status"] == 499
-    assert not house.events("upstream.broke")
+        await proxy.send()
+    assert proxy.events("request.finished")[0]["status"] == 499
+    assert not proxy.events("upstream.failed")
 
 
 async def test_a_fault_of_ours_is_an_error_and_no_silence(
-    house: House, caplog: pytest.LogCaptureFixture
+    proxy: ProxyHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.loader.failure = ZeroDivisionError()
-    async with house.ask() as response:
+    proxy.loader.failure = ZeroDivisionError()
+    async with proxy.ask() as response:
         assert response.status == 500
         assert (await response.json())["error"]["code"] == "internal_error"
     assert "met a fault of the proxy" in caplog.text
 
 
 async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*_: object) -> None:
         raise ZeroDivisionError
@@ -331,9 +341,9 @@ async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
         await call.end()
 
     heard = asyncio.Event()
-    await house.fake(speak)
-    monkeypatch.setattr(Answer, "finish", fail)
-    async with house.ask(stream=True) as response:
+    await proxy.fake(speak)
+    monkeypatch.setattr(ClientResponse, "finish", fail)
+    async with proxy.ask(stream=True) as response:
         assert b"hi" in await response.content.readany()
         heard.set()
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -342,20 +352,20 @@ async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
 
 
 async def test_a_fault_of_ours_behind_the_header_is_no_answer(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    await house.fake()
-    monkeypatch.setattr(Answer, "finish", fail)
+    await proxy.fake()
+    monkeypatch.setattr(ClientResponse, "finish", fail)
     with pytest.raises(aiohttp.ClientConnectionError):
-        async with house.ask():
+        async with proxy.ask():
             pass
 
 
 async def test_header_first_bytes_and_end_go_out_as_one(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packets = list[bytes]()
 
@@ -367,16 +377,16 @@ async def test_header_first_bytes_and_end_go_out_as_one(
     def write_all(self: http_writer.StreamWriter, chunks: Sequence[bytes]) -> None:
         write(self, b"".join(chunks))
 
-    await house.fake()
+    await proxy.fake()
     monkeypatch.setattr(http_writer.StreamWriter, "_write", write)
     monkeypatch.setattr(http_writer.StreamWriter, "_writelines", write_all)
-    async with house.ask() as response:
+    async with proxy.ask() as response:
         assert await response.read()
     answers = [packet for packet in packets if not packet.startswith(b"POST")]
     assert [packet[:15] for packet in answers] == [b"HTTP/1.1 200 OK"]
 
 
-async def test_an_expectation_we_do_not_know_is_not_met(house: House) -> None:
-    async with house.raw() as (reader, writer):
+async def test_an_expectation_we_do_not_know_is_not_met(proxy: ProxyHarness) -> None:
+    async with proxy.raw() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n")
         assert b" 417 " in await reader.readline()

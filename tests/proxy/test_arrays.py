@@ -11,10 +11,10 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from fakes import engine as engines
-from fakes.house import House, until
+from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
 
-from supervisor.profile.engine import Engine
+from supervisor.engines.discover import Engine
 
 TEXTS: Final = ["the cat", "in the", "a", "on the the cat"]
 GREEDY: Final = {"model": "chat", "temperature": 0, "seed": 1}
@@ -41,12 +41,12 @@ def sockets(engine: Engine, tiny_model: Path) -> Iterator[Mapping[str, Path]]:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def proxy() -> AsyncIterator[ProxyHarness]:
     async with AsyncExitStack() as stack:
         with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            house = House(Path(directory), stack)
-            await house.open()
-            yield house
+            proxy = ProxyHarness(Path(directory), stack)
+            await proxy.open()
+            yield proxy
 
 
 async def direct(socket: Path, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
@@ -63,12 +63,12 @@ async def direct(socket: Path, path: str, body: Mapping[str, Any]) -> tuple[int,
 
 
 async def both(
-    house: House, socket: Path, path: str, body: Mapping[str, Any]
+    proxy: ProxyHarness, socket: Path, path: str, body: Mapping[str, Any]
 ) -> tuple[tuple[int, bytes], tuple[int, bytes]]:
     """Ask the engine itself, and behind the proxy."""
-    house.dispatch.admit(engines.upstream(socket, 2))
+    proxy.router.admit(engines.upstream(socket, 2))
     theirs = await direct(socket, path, body)
-    async with house.http.post(path, json=body) as response:
+    async with proxy.http.post(path, json=body) as response:
         return theirs, (response.status, await response.read())
 
 
@@ -107,16 +107,20 @@ def same(said: object) -> object:
     ],
 )
 async def test_an_array_of_prompts_is_answered_as_the_engine_answers_it(
-    house: House, sockets: Mapping[str, Path], which: str, path: str, members: Mapping[str, Any]
+    proxy: ProxyHarness,
+    sockets: Mapping[str, Path],
+    which: str,
+    path: str,
+    members: Mapping[str, Any],
 ) -> None:
-    theirs, ours = await both(house, sockets[which], path, {**GREEDY, **members})
+    theirs, ours = await both(proxy, sockets[which], path, {**GREEDY, **members})
     assert (theirs[0], ours[0]) == (200, 200)
     assert same(json.loads(ours[1])) == same(json.loads(theirs[1]))
 
 
-async def test_base64_is_gathered_too(house: House, sockets: Mapping[str, Path]) -> None:
+async def test_base64_is_gathered_too(proxy: ProxyHarness, sockets: Mapping[str, Path]) -> None:
     members = {"input": TEXTS, "encoding_format": "base64"}
-    found = await both(house, sockets["vector"], "/v1/embeddings", {**GREEDY, **members})
+    found = await both(proxy, sockets["vector"], "/v1/embeddings", {**GREEDY, **members})
     lengths = [[len(one["embedding"]) for one in json.loads(said)["data"]] for _, said in found]
     assert lengths[0] == lengths[1]
     assert {one["encoding_format"] for one in json.loads(found[1][1])["data"]} == {"base64"}
@@ -131,10 +135,10 @@ async def test_base64_is_gathered_too(house: House, sockets: Mapping[str, Path])
     ],
 )
 async def test_a_stream_of_several_prompts_tells_what_the_engines_own_tells(
-    house: House, sockets: Mapping[str, Path], path: str, members: Mapping[str, Any]
+    proxy: ProxyHarness, sockets: Mapping[str, Path], path: str, members: Mapping[str, Any]
 ) -> None:
     body = {**GREEDY, **members, "stream": True}
-    theirs, ours = await both(house, sockets["text"], path, body)
+    theirs, ours = await both(proxy, sockets["text"], path, body)
     assert texts_of(ours[1]) == texts_of(theirs[1])
     assert ours[1].count(b"[DONE]") == theirs[1].count(b"[DONE]")
     ids = {one["id"] for one in pieces_of(ours[1]) if "id" in one}
@@ -159,75 +163,75 @@ def texts_of(stream: bytes) -> dict[int, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_of_one_prompt_is_the_answer(
-    house: House, sockets: Mapping[str, Path], *, stream: bool
+    proxy: ProxyHarness, sockets: Mapping[str, Path], *, stream: bool
 ) -> None:
     body = {**GREEDY, "prompt": ["a", "the " * 9000, "b"], "max_tokens": 4, "stream": stream}
-    theirs, ours = await both(house, sockets["text"], "/v1/completions", body)
+    theirs, ours = await both(proxy, sockets["text"], "/v1/completions", body)
     assert theirs[0] == 400 or stream
     assert b"exceed" in ours[1]
     assert stream or ours[0] == 400
-    await until(lambda: not house.dispatch.busy("chat.1"))
+    await until(lambda: not proxy.router.in_flight("chat.1"))
 
 
 async def test_prompts_the_engine_refuses_are_refused_in_its_words(
-    house: House, sockets: Mapping[str, Path]
+    proxy: ProxyHarness, sockets: Mapping[str, Path]
 ) -> None:
     body = {**GREEDY, "prompt": ["a", None], "max_tokens": 4}
-    theirs, ours = await both(house, sockets["text"], "/v1/completions", body)
+    theirs, ours = await both(proxy, sockets["text"], "/v1/completions", body)
     assert (theirs[0], ours[0]) == (400, 400)
     assert json.loads(theirs[1])["error"]["message"] == json.loads(ours[1])["error"]["message"]
-    async with house.http.post(
+    async with proxy.http.post(
         "/v1/rerank", json={"model": "chat", "query": "a", "documents": ["a", "b"], "top_n": -1}
     ) as response:
         assert response.status == 400
 
 
 async def test_a_client_that_leaves_cancels_all_prompts(
-    house: House, sockets: Mapping[str, Path]
+    proxy: ProxyHarness, sockets: Mapping[str, Path]
 ) -> None:
-    house.dispatch.admit(engines.upstream(sockets["text"], 2))
+    proxy.router.admit(engines.upstream(sockets["text"], 2))
     body = {**GREEDY, "prompt": TEXTS * 10, "max_tokens": 1500, "ignore_eos": True}
 
     async def ask() -> None:
-        async with house.http.post("/v1/completions", json=body) as response:
+        async with proxy.http.post("/v1/completions", json=body) as response:
             await response.read()
 
     async with asyncio.timeout(30):
         asking = asyncio.get_running_loop().create_task(ask())
-        await until(lambda: house.dispatch.busy("chat.1") == 2)
+        await until(lambda: proxy.router.in_flight("chat.1") == 2)
         asking.cancel()
-        await until(lambda: not house.dispatch.seats()[0].leases)
-    (told,) = house.events("request.finished")
+        await until(lambda: not proxy.router.instances()[0].leases)
+    (told,) = proxy.events("request.finished")
     assert told["status"] == 499
 
 
 async def test_an_array_of_a_thousand_takes_one_place_in_line_and_is_not_refused(
-    house: House, sockets: Mapping[str, Path]
+    proxy: ProxyHarness, sockets: Mapping[str, Path]
 ) -> None:
-    await house.open(line_max=1)
-    house.dispatch.admit(engines.upstream(sockets["vector"], 2))
+    await proxy.open(queue_max=1)
+    proxy.router.admit(engines.upstream(sockets["vector"], 2))
     most = 0
 
     async def ask() -> bytes:
         body = {"model": "chat", "input": ["a"] * 1000}
-        async with house.http.post("/v1/embeddings", json=body) as response:
+        async with proxy.http.post("/v1/embeddings", json=body) as response:
             assert response.status == 200
             return await response.read()
 
     async with asyncio.timeout(60):
         asking = asyncio.get_running_loop().create_task(ask())
         while not asking.done():
-            most = max(most, house.dispatch.demand("chat").waiting)
+            most = max(most, proxy.router.demand("chat").waiting)
             await asyncio.sleep(0)
     answer = json.loads(asking.result())
     assert [one["index"] for one in answer["data"]] == list(range(1000))
     assert most == 1
-    (told,) = house.events("request.finished")
-    assert (told["status"], told["tries"]) == (200, 1)
+    (told,) = proxy.events("request.finished")
+    assert (told["status"], told["attempts"]) == (200, 1)
 
 
 async def test_who_asks_beside_an_array_waits_for_one_prompt_and_not_for_all(
-    house: House,
+    proxy: ProxyHarness,
 ) -> None:
     """The instance answers one call after the other, in the order in which they come."""
     order: list[bytes] = []
@@ -240,20 +244,20 @@ async def test_who_asks_beside_an_array_waits_for_one_prompt_and_not_for_all(
         await call.send(text)
 
     may_go_on = asyncio.Event()
-    fake = await house.fake(answer, is_admitted=False)
-    house.dispatch.admit(fake.upstream(slots=1))
+    fake = await proxy.fake(answer, is_admitted=False)
+    proxy.router.admit(fake.upstream(slots=1))
     many = {"prompt": [f"many {number}" for number in range(9)], "n_probs": 1}
 
     async def ask(body: dict[str, Any]) -> int:
-        async with house.http.post("/completion", json=body) as response:
+        async with proxy.http.post("/completion", json=body) as response:
             await response.read()
             return response.status
 
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(many))]
-        await until(lambda: len(order) == 1 and house.dispatch.demand("chat").waiting == 1)
+        await until(lambda: len(order) == 1 and proxy.router.demand("chat").waiting == 1)
         asked.append(group.create_task(ask({"prompt": "one", "n_probs": 1})))
-        await until(lambda: house.dispatch.demand("chat").waiting == 2)
+        await until(lambda: proxy.router.demand("chat").waiting == 2)
         may_go_on.set()
     assert [task.result() for task in asked] == [200, 200]
     assert [b"one" in body for body in order].index(True) <= 2

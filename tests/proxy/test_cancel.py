@@ -11,10 +11,10 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 from fakes import engine as engines
-from fakes.house import House, until
+from fakes.proxy_harness import ProxyHarness, until
 
-from proxy.line.lease import LeaseFacts
-from supervisor.profile.engine import Engine
+from proxy.router.lease import LeaseStats
+from supervisor.engines.discover import Engine
 
 # The engine needs far less; only a slot that is never given back takes this long.
 PATIENCE_S = 30
@@ -29,42 +29,42 @@ def socket(engine: Engine, smollm2: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def house(socket: Path) -> AsyncIterator[House]:
+async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
     async with AsyncExitStack() as stack:
         with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            house = House(Path(directory), stack)
-            await house.open()
-            house.dispatch.admit(engines.upstream(socket, 2))
-            yield house
+            proxy = ProxyHarness(Path(directory), stack)
+            await proxy.open()
+            proxy.router.admit(engines.upstream(socket, 2))
+            yield proxy
 
 
 def hello(name: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"I am {name}. Tell a long story."}]
 
 
-def leases(house: House) -> dict[str, LeaseFacts]:
-    return {lease.request_id: lease for lease in house.dispatch.seats()[0].leases}
+def leases(proxy: ProxyHarness) -> dict[str, LeaseStats]:
+    return {lease.request_id: lease for lease in proxy.router.instances()[0].leases}
 
 
-def is_in(house: House, phase: Literal["prefill", "decode"]) -> Callable[[], bool]:
+def is_in(proxy: ProxyHarness, phase: Literal["prefill", "decode"]) -> Callable[[], bool]:
     """Return a claim: the request `leaver` is at the engine, and this far."""
 
     def claim() -> bool:
-        facts = leases(house).get("leaver")
+        facts = leases(proxy).get("leaver")
         return facts is not None and facts.phase == phase and facts.prompt_done > 0
 
     return claim
 
 
-def waits(house: House, count: int) -> Callable[[], bool]:
-    return lambda: house.dispatch.lines()["chat"].interactive == count
+def waits(proxy: ProxyHarness, count: int) -> Callable[[], bool]:
+    return lambda: proxy.router.queues()["chat"].interactive == count
 
 
 @asynccontextmanager
-async def speaking(house: House, name: str = "other") -> AsyncIterator[None]:
+async def speaking(proxy: ProxyHarness, name: str = "other") -> AsyncIterator[None]:
     """Have the engine speak to somebody else all the while."""
     body = {**LONG, "messages": hello(name), "stream": True}
-    async with house.http.post("/v1/chat/completions", json=body) as response:
+    async with proxy.http.post("/v1/chat/completions", json=body) as response:
         await response.content.readuntil(b"content")
         reading = asyncio.get_running_loop().create_task(_read(response))
         yield
@@ -79,7 +79,7 @@ async def _read(response: aiohttp.ClientResponse) -> None:
 
 
 async def leave(
-    house: House,
+    proxy: ProxyHarness,
     body: dict[str, Any],
     when: Callable[[], bool],
     page: str = "/v1/chat/completions",
@@ -88,7 +88,7 @@ async def leave(
 
     async def asking() -> None:
         headers = {"X-Request-Id": "leaver"}
-        async with house.http.post(page, json={**LONG, **body}, headers=headers) as response:
+        async with proxy.http.post(page, json={**LONG, **body}, headers=headers) as response:
             await _read(response)
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
@@ -114,9 +114,9 @@ async def until_busy(socket: Path, count: int) -> None:
                 return
 
 
-async def test_who_leaves_mid_stream_frees_the_slot(house: House, socket: Path) -> None:
-    async with speaking(house):
-        await leave(house, {"messages": hello("a"), "stream": True}, is_in(house, "decode"))
+async def test_who_leaves_mid_stream_frees_the_slot(proxy: ProxyHarness, socket: Path) -> None:
+    async with speaking(proxy):
+        await leave(proxy, {"messages": hello("a"), "stream": True}, is_in(proxy, "decode"))
         await until_busy(socket, 1)
 
 
@@ -130,32 +130,32 @@ async def test_who_leaves_mid_stream_frees_the_slot(house: House, socket: Path) 
     ],
 )
 async def test_who_leaves_before_a_whole_answer_frees_the_slot(
-    house: House, socket: Path, page: str, members: dict[str, Any]
+    proxy: ProxyHarness, socket: Path, page: str, members: dict[str, Any]
 ) -> None:
-    async with speaking(house):
-        await leave(house, members, is_in(house, "decode"), page)
+    async with speaking(proxy):
+        await leave(proxy, members, is_in(proxy, "decode"), page)
         await until_busy(socket, 1)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_who_leaves_while_the_prompt_is_computed_frees_the_slot(
-    house: House, socket: Path, *, stream: bool
+    proxy: ProxyHarness, socket: Path, *, stream: bool
 ) -> None:
     prompt = f"{stream} " + " ".join(str(number) for number in range(900))
     messages = [{"role": "user", "content": prompt}]
-    async with speaking(house):
-        await leave(house, {"messages": messages, "stream": stream}, is_in(house, "prefill"))
+    async with speaking(proxy):
+        await leave(proxy, {"messages": messages, "stream": stream}, is_in(proxy, "prefill"))
         await until_busy(socket, 1)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_who_leaves_the_line_was_never_at_the_engine(
-    house: House, socket: Path, *, stream: bool
+    proxy: ProxyHarness, socket: Path, *, stream: bool
 ) -> None:
-    async with speaking(house, "one"), speaking(house, "two"):
-        await leave(house, {"messages": hello("c"), "stream": stream}, waits(house, 1))
-        await until(waits(house, 0))
+    async with speaking(proxy, "one"), speaking(proxy, "two"):
+        await leave(proxy, {"messages": hello("c"), "stream": stream}, waits(proxy, 1))
+        await until(waits(proxy, 0))
         await until_busy(socket, 2)
     await until_busy(socket, 0)
-    (left,) = [told for told in house.events("request.finished") if told["request"] == "leaver"]
+    (left,) = [told for told in proxy.events("request.finished") if told["request"] == "leaver"]
     assert (left["status"], left["instance"]) == (499, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, say_ok
 
 from proxy.connection import unreadable
@@ -53,9 +53,9 @@ TOO_LARGE = {
 }
 
 
-async def speak(house: House, raw: bytes) -> tuple[int, dict[str, str], Any]:
+async def speak(proxy: ProxyHarness, raw: bytes) -> tuple[int, dict[str, str], Any]:
     """Send bytes, and read the answer and the end of the connection that must follow it."""
-    async with house.raw() as (reader, writer):
+    async with proxy.raw() as (reader, writer):
         writer.write(raw)
         answer = (await reader.read()).decode()
     head, _, body = answer.partition("\r\n\r\n")
@@ -65,9 +65,11 @@ async def speak(house: House, raw: bytes) -> tuple[int, dict[str, str], Any]:
 
 
 @pytest.mark.parametrize("raw", NO_HTTP.values(), ids=NO_HTTP.keys())
-async def test_what_is_no_http_is_told_so_in_json(house: House, raw: bytes, caplog: Any) -> None:
-    fake = await house.fake()
-    status, headers, body = await speak(house, raw)
+async def test_what_is_no_http_is_told_so_in_json(
+    proxy: ProxyHarness, raw: bytes, caplog: Any
+) -> None:
+    fake = await proxy.fake()
+    status, headers, body = await speak(proxy, raw)
     assert status == 400
     assert headers["Content-Type"].startswith("application/json")
     assert headers["Server"] == "llama-corral"
@@ -79,8 +81,10 @@ async def test_what_is_no_http_is_told_so_in_json(house: House, raw: bytes, capl
 
 
 @pytest.mark.parametrize("raw", TOO_LARGE.values(), ids=TOO_LARGE.keys())
-async def test_a_header_over_the_limits_is_too_large(house: House, raw: bytes, caplog: Any) -> None:
-    status, _, body = await speak(house, raw)
+async def test_a_header_over_the_limits_is_too_large(
+    proxy: ProxyHarness, raw: bytes, caplog: Any
+) -> None:
+    status, _, body = await speak(proxy, raw)
     assert status == 431
     assert body["error"]["code"] == "header_too_large"
     assert caplog.text == ""
@@ -95,16 +99,16 @@ def fields(count_bytes: int) -> bytes:
     return b"".join(field % i for i in range(count_bytes // 1000))
 
 
-async def test_a_header_that_does_not_end_is_bounded_while_it_is_read(house: House) -> None:
-    async with house.raw() as (reader, writer):
+async def test_a_header_that_does_not_end_is_bounded_while_it_is_read(proxy: ProxyHarness) -> None:
+    async with proxy.raw() as (reader, writer):
         writer.write(GET + fields(100_000))
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431 ")
     assert json.loads(body)["error"]["message"] == f"the header is larger than {LIMIT} bytes"
 
 
-async def test_so_is_one_that_comes_in_small_pieces(house: House) -> None:
-    async with house.raw() as (reader, writer):
+async def test_so_is_one_that_comes_in_small_pieces(proxy: ProxyHarness) -> None:
+    async with proxy.raw() as (reader, writer):
         writer.write(GET)
         for _ in range(LIMIT // 1000 + 1):  # the last is too much
             writer.write(fields(1000))
@@ -113,8 +117,8 @@ async def test_so_is_one_that_comes_in_small_pieces(house: House) -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_so_is_one_behind_a_whole_request(house: House) -> None:
-    async with house.raw() as (reader, writer):
+async def test_so_is_one_behind_a_whole_request(proxy: ProxyHarness) -> None:
+    async with proxy.raw() as (reader, writer):
         writer.write(GET + b"\r\n" + GET + fields(100_000))
         answer = await reader.read()
     assert [line for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1")] in (
@@ -123,9 +127,9 @@ async def test_so_is_one_behind_a_whole_request(house: House) -> None:
     )
 
 
-async def test_so_is_one_behind_the_last_byte_of_a_body(house: House) -> None:
-    fake = await house.fake()
-    async with house.raw() as (reader, writer):
+async def test_so_is_one_behind_the_last_byte_of_a_body(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake()
+    async with proxy.raw() as (reader, writer):
         writer.write(POST + b"Content-Length: 2\r\n\r\n{")
         await asyncio.sleep(0)
         writer.write(b"}" + GET + fields(200_000))
@@ -140,29 +144,29 @@ async def test_so_is_one_behind_the_last_byte_of_a_body(house: House) -> None:
     [b"0\r\n" + fields(100_000), b"2;" + b"x" * 100_000],
     ids=["trailers", "a chunk extension"],
 )
-async def test_so_is_what_comes_beside_a_body(house: House, flood: bytes) -> None:
-    status, _, body = await speak(house, POST + b"Transfer-Encoding: chunked\r\n\r\n" + flood)
+async def test_so_is_what_comes_beside_a_body(proxy: ProxyHarness, flood: bytes) -> None:
+    status, _, body = await speak(proxy, POST + b"Transfer-Encoding: chunked\r\n\r\n" + flood)
     assert status == 400
     assert "larger than 32768 bytes" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("size", [1, 100, 70_000])
-async def test_a_body_in_chunks_of_any_size_is_read(house: House, size: int) -> None:
-    fake = await house.fake()
+async def test_a_body_in_chunks_of_any_size_is_read(proxy: ProxyHarness, size: int) -> None:
+    fake = await proxy.fake()
     body = b'{"content":"' + b"x" * 80_000 + b'"}'
     parts = [body[i : i + size] for i in range(0, len(body), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-    async with house.raw() as (reader, writer):
+    async with proxy.raw() as (reader, writer):
         writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
         assert b" 200 " in await reader.readline()
     assert (await fake.calls.get()).body == body
 
 
-async def test_a_large_body_of_little_bytes_is_read(house: House) -> None:
-    fake = await house.fake()
+async def test_a_large_body_of_little_bytes_is_read(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake()
     body = b'{"content":"' + b"x" * 90_000 + b'"}'
     packed = zlib.compress(body)
-    async with house.raw() as (reader, writer):
+    async with proxy.raw() as (reader, writer):
         size = len(packed)
         writer.write(POST + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % size)
         writer.write(packed + GET + b"Connection: close\r\n\r\n")
@@ -170,20 +174,20 @@ async def test_a_large_body_of_little_bytes_is_read(house: House) -> None:
     assert (await fake.calls.get()).body == body
 
 
-async def test_many_requests_at_once_are_all_answered_in_order(house: House) -> None:
-    fake = await house.fake()
+async def test_many_requests_at_once_are_all_answered_in_order(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake()
     bodies = [b'{"content":"%d %s"}' % (i, b"x" * 3000) for i in range(60)]
     raw = b"".join(POST + b"Content-Length: %d\r\n\r\n%b" % (len(one), one) for one in bodies)
-    async with house.raw() as (reader, writer):
+    async with proxy.raw() as (reader, writer):
         writer.write(raw + GET + b"Connection: close\r\n\r\n")
         answer = await reader.read()
     assert answer.count(b"HTTP/1.1 200") == 61
     assert [(await fake.calls.get()).body for _ in bodies] == bodies
 
 
-async def test_what_follows_an_upgrade_is_not_kept(house: House) -> None:
+async def test_what_follows_an_upgrade_is_not_kept(proxy: ProxyHarness) -> None:
     upgrade = GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-    async with house.raw() as (reader, writer):
+    async with proxy.raw() as (reader, writer):
         writer.write(upgrade + b"x" * 1_000_000)
         with contextlib.suppress(ConnectionError):
             assert (await reader.read()).count(b"HTTP/1.1") <= 1
@@ -192,50 +196,50 @@ async def test_what_follows_an_upgrade_is_not_kept(house: House) -> None:
 # How many connections.
 
 
-async def test_silent_connections_keep_nobody_out(house: House) -> None:
-    await house.open(max_connections=8)
+async def test_silent_connections_keep_nobody_out(proxy: ProxyHarness) -> None:
+    await proxy.open(max_connections=8)
     async with contextlib.AsyncExitStack() as stack:
-        silent = [await stack.enter_async_context(house.raw()) for _ in range(8)]
+        silent = [await stack.enter_async_context(proxy.raw()) for _ in range(8)]
         for _ in range(20):
-            async with house.raw() as (reader, writer):
+            async with proxy.raw() as (reader, writer):
                 writer.write(GET + b"\r\n")
                 assert b" 200 " in await reader.readline()
         assert await silent[0][0].read() == b""
 
 
-async def test_a_request_under_way_is_not_cut_for_a_new_connection(house: House) -> None:
+async def test_a_request_under_way_is_not_cut_for_a_new_connection(proxy: ProxyHarness) -> None:
     may_end = asyncio.Event()
 
     async def wait(call: Call) -> None:
         await may_end.wait()
         await say_ok(call)
 
-    fake = await house.fake(wait)
-    await house.open(max_connections=8)
+    fake = await proxy.fake(wait)
+    await proxy.open(max_connections=8)
     async with contextlib.AsyncExitStack() as stack:
         body = b"Content-Length: 2\r\n\r\n{}"
-        asked = [await stack.enter_async_context(house.raw()) for _ in range(8)]
+        asked = [await stack.enter_async_context(proxy.raw()) for _ in range(8)]
         for _, writer in asked:
             writer.write(POST + body)
             await fake.calls.get()
-        status, headers, content = await speak(house, GET + b"\r\n")
+        status, headers, content = await speak(proxy, GET + b"\r\n")
         assert (status, headers["Retry-After"]) == (503, "1")
         assert "max_connections" in content["error"]["message"]
         may_end.set()
         for reader, _ in asked:
             assert b" 200 " in await reader.readline()
-        await speak_well(house)
+        await speak_well(proxy)
 
 
-async def speak_well(house: House) -> None:
-    async with house.raw() as (reader, writer):
+async def speak_well(proxy: ProxyHarness) -> None:
+    async with proxy.raw() as (reader, writer):
         writer.write(GET + b"\r\n")
         assert b" 200 " in await reader.readline()
 
 
-async def test_an_expectation_that_nobody_meets_is_told_in_json(house: House) -> None:
+async def test_an_expectation_that_nobody_meets_is_told_in_json(proxy: ProxyHarness) -> None:
     raw = POST + b"Expect: tea\r\nContent-Length: 2\r\n\r\n{}"
-    status, headers, body = await speak(house, raw)
+    status, headers, body = await speak(proxy, raw)
     assert status == 417
     assert body["error"]["code"] == "expectation_failed"
     assert headers["X-Request-Id"].startswith("req_")
@@ -243,26 +247,28 @@ async def test_an_expectation_that_nobody_meets_is_told_in_json(house: House) ->
 
 
 @pytest.mark.parametrize("raw", [b"G", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: 1"])
-async def test_a_header_that_does_not_end_in_time_is_given_up(house: House, raw: bytes) -> None:
-    await house.open(head_timeout_s=0.05)
-    status, headers, body = await speak(house, raw)
+async def test_a_header_that_does_not_end_in_time_is_given_up(
+    proxy: ProxyHarness, raw: bytes
+) -> None:
+    await proxy.open(header_timeout_s=0.05)
+    status, headers, body = await speak(proxy, raw)
     assert status == 408
     assert headers["Connection"] == "close"
     assert body["error"]["message"] == "the header did not come within 0.05 s"
 
 
-async def test_the_second_header_of_a_connection_has_its_own_time(house: House) -> None:
-    await house.open(head_timeout_s=0.05)
-    async with house.raw() as (reader, writer):
+async def test_the_second_header_of_a_connection_has_its_own_time(proxy: ProxyHarness) -> None:
+    await proxy.open(header_timeout_s=0.05)
+    async with proxy.raw() as (reader, writer):
         writer.write(GET + b"\r\n")
         await reader.readuntil(b"}")
         writer.write(b"GET /hea")
         assert await reader.readuntil(b"HTTP/1.1 408 Request Timeout")
 
 
-async def test_a_body_may_take_longer_than_a_header(house: House) -> None:
-    await house.open(head_timeout_s=0.05, body_timeout_s=0.2)
-    async with house.raw() as (reader, writer):
+async def test_a_body_may_take_longer_than_a_header(proxy: ProxyHarness) -> None:
+    await proxy.open(header_timeout_s=0.05, body_timeout_s=0.2)
+    async with proxy.raw() as (reader, writer):
         writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
         await reader.readuntil(b" 100 Continue\r\n\r\n")
         writer.write(b"{")  # of the body: no part of a header
@@ -270,9 +276,9 @@ async def test_a_body_may_take_longer_than_a_header(house: House) -> None:
         assert b"the body did not come within 0.2 s" in await reader.read()
 
 
-async def test_a_connection_without_a_byte_is_closed_without_a_word(house: House) -> None:
-    await house.open(idle_timeout_s=0.05)
-    async with house.raw() as (reader, _):
+async def test_a_connection_without_a_byte_is_closed_without_a_word(proxy: ProxyHarness) -> None:
+    await proxy.open(idle_timeout_s=0.05)
+    async with proxy.raw() as (reader, _):
         assert await reader.read() == b""
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 import tiny_gguf
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 
-from proxy.engine.upstream import Upstream
+from proxy.upstream.upstream import Upstream
 
 KEY = "inner-key"
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -41,9 +41,9 @@ def socket(engine_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def client(house: House, socket: Path) -> AsyncIterator[openai.AsyncOpenAI]:
-    house.dispatch.admit(upstream(socket, KEY))
-    url = f"{house.server.url}/v1"
+async def client(proxy: ProxyHarness, socket: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    proxy.router.admit(upstream(socket, KEY))
+    url = f"{proxy.server.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="outer", max_retries=0) as client:
         yield client
 
@@ -62,11 +62,11 @@ def upstream(socket: Path, key: str) -> Upstream:
     ],
 )
 async def test_of_a_member_given_twice_the_engine_too_takes_the_last(
-    house: House, socket: Path, body: bytes
+    proxy: ProxyHarness, socket: Path, body: bytes
 ) -> None:
-    house.dispatch.admit(upstream(socket, KEY))
-    await house.open(max_body_bytes=2_000_000)
-    async with house.http.post("/completion", data=io.BytesIO(body)) as response:
+    proxy.router.admit(upstream(socket, KEY))
+    await proxy.open(max_body_bytes=2_000_000)
+    async with proxy.http.post("/completion", data=io.BytesIO(body)) as response:
         answer = await response.json()
     assert (response.status, answer["tokens_predicted"]) == (200, 5)
 
@@ -119,39 +119,39 @@ async def test_bad_json_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_a_stream_cut_by_us_is_an_error_for_the_client(
-    client: openai.AsyncOpenAI, house: House
+    client: openai.AsyncOpenAI, proxy: ProxyHarness
 ) -> None:
     stream = await client.chat.completions.create(model="chat", messages=HELLO, stream=True)
     await anext(aiter(stream))
-    await house.dispatch.close("chat.1")
+    await proxy.router.close("chat.1")
     with pytest.raises(openai.APIError, match=r"chat\.1 was stopped"):
         async for _ in stream:
             pass
 
 
 async def test_anthropics_page_is_served_by_the_engine(
-    client: openai.AsyncOpenAI, house: House
+    client: openai.AsyncOpenAI, proxy: ProxyHarness
 ) -> None:
-    async with house.ask("/v1/messages", max_tokens=4) as response:
+    async with proxy.ask("/v1/messages", max_tokens=4) as response:
         assert (await response.json())["role"] == "assistant"
 
 
 async def test_the_engines_own_pages_are_there_for_its_clients(
-    client: openai.AsyncOpenAI, house: House
+    client: openai.AsyncOpenAI, proxy: ProxyHarness
 ) -> None:
-    async with house.http.post("/tokenize", json={"content": "abc"}) as response:
+    async with proxy.http.post("/tokenize", json={"content": "abc"}) as response:
         assert (await response.json())["tokens"]
-    async with house.http.get("/props?model=chat") as response:
+    async with proxy.http.get("/props?model=chat") as response:
         assert (await response.json())["total_slots"] == 1
 
 
 async def test_the_engine_is_not_shown_header_fields_that_it_cannot_take(
-    client: openai.AsyncOpenAI, house: House
+    client: openai.AsyncOpenAI, proxy: ProxyHarness
 ) -> None:
     """It answers each of these with an empty body."""
     many = {f"X-{number}": "y" for number in range(100)}
     for headers in ({"Range": "none"}, {"X-Long": "y" * 12_000}, many):
-        async with house.http.post("/tokenize", json={"content": "a"}, headers=headers) as response:
+        async with proxy.http.post("/tokenize", json={"content": "a"}, headers=headers) as response:
             assert response.status == 200
 
 
@@ -167,8 +167,8 @@ async def test_a_client_that_leaves_mid_stream_frees_its_slot(client: openai.Asy
 
 
 async def test_an_engine_with_another_key_is_not_the_clients_fault(
-    client: openai.AsyncOpenAI, house: House, socket: Path
+    client: openai.AsyncOpenAI, proxy: ProxyHarness, socket: Path
 ) -> None:
-    house.dispatch.admit(upstream(socket, "another"))
+    proxy.router.admit(upstream(socket, "another"))
     with pytest.raises(openai.InternalServerError, match="does not know our key"):
         await client.chat.completions.create(model="chat", messages=HELLO)

@@ -17,7 +17,7 @@ CLIENTS_OWN = [
     "X-Real-IP",
     "Sec-Fetch-Site",
     "Prefer",
-    "X-Corral-Lane",
+    "X-Corral-Priority",
     "X-Corral-Anything",
     "X-Conversation-Id",
     "X-Session-Affinity",

@@ -6,16 +6,16 @@ import random
 from typing import Any, Final
 
 import pytest
-from fakes.house import House, card
+from fakes.proxy_harness import ProxyHarness, model_info
 from fakes.upstream import Call
 
-from proxy.gate.guard import Guard
-from proxy.pages import PASSED
+from proxy.auth.origin import OriginPolicy
+from proxy.endpoints import ENDPOINTS
 
 HOST = b"Host: localhost\r\nConnection: close\r\n"
 BODY = b'{"model":"chat","messages":[{"role":"user","content":"a"}],"prompt":"a"}'
 TARGETS: Final = (
-    *PASSED["POST"],
+    *ENDPOINTS["POST"],
     *("/health", "/v1/models", "/v1/models/chat", "/v1/models/none", "/slots", "/props"),
     *("/props?model=none", "/props?model=%ff", "/nothing", "//health", "/v1/models/%2e%2e/x"),
     *("localhost:80", "http://localhost/none", "http://[::1", "/%00", "/v1/models/", "none"),
@@ -40,9 +40,9 @@ async def refuse(call: Call) -> None:
     await call.head("Content-Length: 0", status="416 Range Not Satisfiable")
 
 
-async def speak(house: House, raw: bytes) -> tuple[int, dict[str, str], bytes]:
+async def speak(proxy: ProxyHarness, raw: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes; return the answer that comes, not one that only says to go on."""
-    async with house.raw() as (reader, writer):
+    async with proxy.raw() as (reader, writer):
         writer.write(raw)
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 100 " in head[:16]:
@@ -76,14 +76,14 @@ def some_request(chance: random.Random) -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_every_refusal_of_an_odd_request_is_json(house: House, seed: int) -> None:
-    await house.fake(refuse)
-    await house.open(body_timeout_s=0.2, head_timeout_s=0.2)
-    house.loader.cards = [card("chat")]
+async def test_every_refusal_of_an_odd_request_is_json(proxy: ProxyHarness, seed: int) -> None:
+    await proxy.fake(refuse)
+    await proxy.open(body_timeout_s=0.2, header_timeout_s=0.2)
+    proxy.loader.model_infos = [model_info("chat")]
     chance, statuses = random.Random(seed), set[int]()  # noqa: S311 (repeatable)
     for _ in range(150):
         target, raw = some_request(chance)
-        status, headers, body = await speak(house, raw)
+        status, headers, body = await speak(proxy, raw)
         check(status, headers, body, target)
         statuses.add(status)
     assert {400, 403, 404, 405, 416} <= statuses
@@ -93,7 +93,7 @@ async def test_every_refusal_of_an_odd_request_is_json(house: House, seed: int) 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/completion", "/props"])
 @pytest.mark.parametrize("said", [b"", b"<html>no</html>", b'{"detail": "no"}', b'{"error": "no"}'])
 async def test_what_an_instance_refuses_without_a_reason_gets_one(
-    house: House, path: str, said: bytes
+    proxy: ProxyHarness, path: str, said: bytes
 ) -> None:
     async def speak_oddly(call: Call) -> None:
         await call.head(
@@ -101,8 +101,8 @@ async def test_what_an_instance_refuses_without_a_reason_gets_one(
         )
         await call.send(said)
 
-    await house.fake(speak_oddly)
-    asked: Any = house.http.get(path) if path == "/props" else house.ask(path)
+    await proxy.fake(speak_oddly)
+    asked: Any = proxy.http.get(path) if path == "/props" else proxy.ask(path)
     async with asked as response:
         assert response.status == 414
         assert response.content_type == "application/json"
@@ -114,15 +114,17 @@ async def test_what_an_instance_refuses_without_a_reason_gets_one(
 
 
 @pytest.mark.parametrize("line", [b"GET /health", b"POST /none", b"PUT /v1/messages"])
-async def test_an_expectation_that_is_no_text_is_refused(house: House, line: bytes) -> None:
+async def test_an_expectation_that_is_no_text_is_refused(proxy: ProxyHarness, line: bytes) -> None:
     raw = line + b" HTTP/1.1\r\n" + HOST + b"Expect: \xff\r\n\r\n"
-    status, headers, body = await speak(house, raw)
+    status, headers, body = await speak(proxy, raw)
     assert status == 417
     check(status, headers, body, line.decode())
 
 
-async def test_a_client_that_left_before_it_was_told_to_go_on_is_not_logged(house: House) -> None:
-    await house.open()
+async def test_a_client_that_left_before_it_was_told_to_go_on_is_not_logged(
+    proxy: ProxyHarness,
+) -> None:
+    await proxy.open()
     logger = logging.getLogger("proxy.http")
     for error, is_told in ((ConnectionResetError(), False), (ValueError(), True)):
         info = (type(error), error, None)
@@ -132,13 +134,13 @@ async def test_a_client_that_left_before_it_was_told_to_go_on_is_not_logged(hous
 
 @pytest.mark.parametrize("path", ["/health", "/v1/messages"])
 async def test_a_fault_of_our_own_is_told_in_json_wherever_it_is(
-    house: House, path: str, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyHarness, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Guard, "check", fail)
-    async with house.http.post(path, json={}) as response:
+    monkeypatch.setattr(OriginPolicy, "check", fail)
+    async with proxy.http.post(path, json={}) as response:
         assert response.status == 500
         assert response.content_type == "application/json"
         assert response.headers["Server"] == "llama-corral"

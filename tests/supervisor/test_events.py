@@ -46,7 +46,7 @@ def test_a_name_outside_the_table_is_refused() -> None:
 
 def test_fields_other_than_the_table_says_are_refused() -> None:
     with pytest.raises(ValueError, match="reason"):
-        EventStream().emit("daemon.stopping", why="x")
+        EventStream().emit("daemon.stopping", cause="x")
 
 
 @pytest.mark.parametrize(("fault", "level"), [(False, "info"), (True, "warning")])
@@ -60,7 +60,7 @@ def test_an_exit_is_a_warning_where_it_was_a_fault(*, fault: bool, level: str) -
 def test_the_table_holds_exactly_what_the_code_emits() -> None:
     sources = [*(ROOT / "supervisor").rglob("*.py"), *(ROOT / "proxy").rglob("*.py")]
     text = "\n".join(path.read_text("utf-8") for path in sources)
-    emitted = set(re.findall(r'(?:emit|tell|Event)\(\s*"([a-z]+\.[a-z]+)"', text))
+    emitted = set(re.findall(r'(?:emit|tell|Event)\(\s*"([a-z_]+\.[a-z_]+)"', text))
     assert emitted == set(EVENTS)
 
 
@@ -69,10 +69,15 @@ def test_what_clients_cause_is_told_so_often_a_minute_and_then_counted() -> None
     stream = EventStream(seen.append)
     for number in range(5000):
         stream.emit(
-            "request.refused", request=f"r{number}", model=None, status=401, code="no", why="no key"
+            "request.rejected",
+            request=f"r{number}",
+            model=None,
+            status=401,
+            code="no",
+            reason="no key",
         )
     assert len(seen) == 30
-    stream.emit("request.refused", request="r", model=None, status=404, code="other", why="no")
+    stream.emit("request.rejected", request="r", model=None, status=404, code="other", reason="no")
     assert seen[-1].fields["code"] == "other"
 
 

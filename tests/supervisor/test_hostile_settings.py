@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.errors import Misconfigured
-from proxy.gate.keyfile import parse_keys, read_keys
+from proxy.auth.keys_file import parse_keys, read_keys
+from proxy.errors import ConfigError
 from proxy.toml_text import parse_toml
 from supervisor.commands import config
 from supervisor.errors import SettingsInvalid
-from supervisor.life import prompts
-from supervisor.profile import profile
+from supervisor.flags import profile
+from supervisor.output import run_command
 from supervisor.settings.load import load
-from supervisor.show import finish
+from supervisor.warmup import prompts
 
 # A minute's work for a parser that needs the square of what it is given.
 HANG_S: Final = 10
@@ -39,7 +39,7 @@ TEXTS: Final = {
     "not text": "\udcff",
     "NUL": "a = 1\0",
     "a long number": "a = " + "9" * 5000,
-    "a long hexadecimal number": "[proxy]\nline_max = 0x" + "f" * 5000,
+    "a long hexadecimal number": "[proxy]\nqueue_max = 0x" + "f" * 5000,
     "parallel without end": MODEL + "flags = { parallel = inf }",
     "no number of slots": MODEL + "flags = { parallel = nan }",
     "many slots": MODEL + "flags = { parallel = 1000000000 }",
@@ -67,8 +67,8 @@ TEXTS: Final = {
     "a variant with a date": MODEL + "variants.v = { set = { a = 12:00:00 } }",
     "a variant without end": MODEL + "variants.v = { temperature = inf }",
     "a variant out of JSON": MODEL + "variants.v = { seed = 0x" + "f" * 100 + " }",
-    "an endless wait": "[proxy]\npatience_s = inf",
-    "no wait": "[proxy]\npatience_s = nan",
+    "an endless wait": "[proxy]\nqueue_timeout_s = inf",
+    "no wait": "[proxy]\nqueue_timeout_s = nan",
     "a port too many": '[proxy]\nlisten = "127.0.0.1:' + "9" * 5000 + '"',
     "a host no system resolves": '[proxy]\nlisten = "a..b:80"',
     "a host of lines": '[proxy]\nlisten = "a\\nb:80"',
@@ -116,7 +116,7 @@ def test_settings_are_refused_with_a_sentence(
 ) -> None:
     path = write(tmp_path, TEXTS[name], tiny_model)
     began = time.process_time()
-    code = finish("config check", lambda: config.check(path), as_json=False)
+    code = run_command("config check", lambda: config.check(path), as_json=False)
     said = capsys.readouterr().err
     assert time.process_time() - began < HANG_S
     assert code == SettingsInvalid.exit_code
@@ -135,10 +135,18 @@ VALUES = st.one_of(
 # Halves of surrogate pairs are no TOML; that is tested above.
 KEYS = st.sampled_from(
     [
-        *(f"proxy.{key}" for key in ("listen", "line_max", "origins", "hosts", "policy")),
-        *(f"proxy.{key}" for key in ("keys_file", "index_max", "max_body_bytes", "patience_s")),
-        *(f"supervisor.{key}" for key in ("memory_budget", "slots_budget", "idle_probe_s")),
-        *(f"supervisor.restart.{key}" for key in ("base_s", "breaker")),
+        *(f"proxy.{key}" for key in ("listen", "queue_max", "origins", "hosts", "policy")),
+        *(
+            f"proxy.{key}"
+            for key in (
+                "api_keys_file",
+                "prefix_index_max_blocks",
+                "max_body_bytes",
+                "queue_timeout_s",
+            )
+        ),
+        *(f"supervisor.{key}" for key in ("memory_budget", "slots_disk_budget", "idle_probe_s")),
+        *(f"supervisor.restart.{key}" for key in ("backoff_initial_s", "max_failures")),
         *(f"models.m.{key}" for key in ("path", "profile", "replicas", "draft", "aliases", "args")),
         *(f"models.m.{key}" for key in ("ttl_s", "warm_prompts", "variants", "variants.v.set.a")),
         *(f"models.m.flags.{key}" for key in ("parallel", "ctx-size", "batch-size", "gpu-layers")),
@@ -169,15 +177,15 @@ def test_settings_of_any_values_are_read_or_refused(
     base = {"models.m.path": f'"{tiny_model}"'}
     text = "\n".join(f"{key} = {value}" for key, value in {**base, **changed}.items())
     path = write(tmp_path, text, tiny_model)
-    assert finish("config check", lambda: config.check(path), as_json=False) in {0, 78}
-    assert finish("config show", lambda: config.show_settings(path), as_json=True) in {0, 78}
+    assert run_command("config check", lambda: config.check(path), as_json=False) in {0, 78}
+    assert run_command("config show", lambda: config.show_settings(path), as_json=True) in {0, 78}
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_are_settings_or_refused(content: bytes) -> None:
     for prefix in (b"", b"[keys.a]\n", b"[models.m]\n", b"a = "):
-        with suppress(Misconfigured):
+        with suppress(ConfigError):
             parse_keys(prefix + content, Path("keys.toml"))
         with suppress(ValueError):
             parse_toml(prefix + content)
@@ -205,7 +213,7 @@ def test_variables_are_refused_with_a_sentence(
 ) -> None:
     for variable, value in VARIABLES[name].items():
         monkeypatch.setenv(variable, value)
-    assert finish("config check", lambda: config.check(None), as_json=False) != 0
+    assert run_command("config check", lambda: config.check(None), as_json=False) != 0
     assert "error:" in capsys.readouterr().err
 
 
@@ -264,5 +272,5 @@ KEY_FILES: Final = {
 @pytest.mark.parametrize("name", KEY_FILES)
 def test_a_file_of_keys_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, KEY_FILES[name], tmp_path)
-    with pytest.raises(Misconfigured):
+    with pytest.raises(ConfigError):
         read_keys(path)

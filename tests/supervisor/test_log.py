@@ -13,7 +13,7 @@ from supervisor.log import Sink, is_journal, to_journal, to_json, to_stream, to_
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 STOPPING = Event("daemon.stopping", AT, {"reason": "SIGTERM received"})
-PROGRESSED = Event("instance.progressed", AT, {"instance": "a.0"})
+PROGRESSED = Event("instance.load_progress", AT, {"instance": "a.0"})
 
 
 def exited(code: int | None) -> Event:
@@ -51,8 +51,8 @@ def test_json_has_time_level_name_and_the_fields_that_are_known() -> None:
 
 
 def test_json_takes_a_path_that_is_no_text() -> None:
-    (line,) = said(to_json, Event("settings.refused", AT, {"why": Path("caf\udce9")}))
-    assert json.loads(line)["why"] == "caf\udce9"
+    (line,) = said(to_json, Event("settings.rejected", AT, {"reason": Path("caf\udce9")}))
+    assert json.loads(line)["reason"] == "caf\udce9"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_json_takes_a_path_that_is_no_text() -> None:
     [
         (STOPPING, '<6>daemon.stopping reason="SIGTERM received"\n'),
         (exited(1), "<4>instance.exited instance=a.0 code=1 fault=True\n"),
-        (Event("instance.failed", AT, {"faults": 5}), "<3>instance.failed faults=5\n"),
+        (Event("instance.failed", AT, {"failures": 5}), "<3>instance.failed failures=5\n"),
         (Event("daemon.stopped", AT, {}), "<6>daemon.stopped\n"),
     ],
 )
@@ -102,7 +102,7 @@ def test_who_reads_the_stream_decides_its_form(tmp_path: Path) -> None:
 
 def test_no_sink_lets_words_of_a_client_command_a_terminal() -> None:
     evil = "\x1b[2J\x9b1m\x7f\u202e\nforged"
-    refused = Event("request.refused", AT, {"model": evil})
+    refused = Event("request.rejected", AT, {"model": evil})
     makers = (to_json, to_journal, lambda write: to_terminal(write, colours=False))
     for make in makers:
         (line,) = said(make, refused)

@@ -109,11 +109,11 @@ def test_text_that_is_no_toml_says_where() -> None:
 
 
 def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
-    assert "supervisor.restart.cap is unknown; did you mean cap_s?" in refusal(
-        "[supervisor.restart]\ncap = 1\n"
+    assert "supervisor.restart.backoff_max is unknown; did you mean backoff_max_s?" in refusal(
+        "[supervisor.restart]\nbackoff_max = 1\n"
     )
-    assert "models.chat.restart.braker is unknown; did you mean breaker?" in refusal(
-        CHAT + "[models.chat.restart]\nbraker = 1\n"
+    assert "models.chat.restart.max_failure is unknown; did you mean max_failures?" in refusal(
+        CHAT + "[models.chat.restart]\nmax_failure = 1\n"
     )
 
 
@@ -123,9 +123,9 @@ def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
         ("supervisor", "liveness_interval_s = 0.5"),
         ("supervisor", "idle_probe_s = -1"),
         ("supervisor", "batch_timeout_s = 0"),
-        ("supervisor.restart", "breaker = 0"),
-        ("models.chat.restart", "base_s = 0"),
-        ("models.chat.restart", "half_life_s = 1e9"),
+        ("supervisor.restart", "max_failures = 0"),
+        ("models.chat.restart", "backoff_initial_s = 0"),
+        ("models.chat.restart", "failure_half_life_s = 1e9"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table: str, line: str) -> None:
@@ -168,11 +168,11 @@ def test_a_variant_says_defaults_and_what_is_forced_and_taken_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("said", "reason"),
     [("", "changes nothing"), ("id_slot = 1", "id_slot is not"), ("set.model = 'x'", "model is")],
 )
-def test_a_variant_that_makes_no_sense_is_refused(said: str, why: str) -> None:
-    assert why in refusal(f"{CHAT}[models.chat.variants.high]\n{said}\n")
+def test_a_variant_that_makes_no_sense_is_refused(said: str, reason: str) -> None:
+    assert reason in refusal(f"{CHAT}[models.chat.variants.high]\n{said}\n")
 
 
 @pytest.mark.parametrize(
@@ -226,3 +226,15 @@ def test_a_url_that_is_more_or_less_than_an_address_is_refused(url: str) -> None
 
 def test_a_key_of_a_node_that_is_misspelled_is_met_with_the_nearest() -> None:
     assert "did you mean key_file?" in refusal('[nodes.gpu]\nurl = "http://gpu"\nkeyfile = "x"\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "new"),
+    [
+        ("[proxy]\nline_max = 3\n", "proxy.line_max", "queue_max"),
+        ("[supervisor]\nkeep_slots = false\n", "supervisor.keep_slots", "persist_slots"),
+        ("[supervisor.restart]\nbreaker = 3\n", "supervisor.restart.breaker", "max_failures"),
+    ],
+)
+def test_a_renamed_setting_gets_an_error_with_its_new_name(text: str, name: str, new: str) -> None:
+    assert f"{name} was renamed: write {new}" in refusal(text)

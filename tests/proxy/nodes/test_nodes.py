@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import trustme
-from fakes.house import card, until
 from fakes.node import FakeNode, Near
+from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
 
-from proxy.engine import exchange
 from proxy.errors import Unavailable
-from proxy.nodes import watcher
+from proxy.nodes import monitor
 from proxy.nodes.settings import NodeSettings
+from proxy.upstream import client
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
 
@@ -51,15 +51,15 @@ class Place:
         fake = Fake("chat.0", self._directory / "chat.0", say_ok)
         await fake.start()
         self._stack.push_async_callback(fake.stop)
-        near.here.cards = [card("chat")]
-        near.dispatch.admit(fake.upstream(slots=slots))
+        near.here.model_infos = [model_info("chat")]
+        near.router.admit(fake.upstream(slots=slots))
         return fake
 
 
 @pytest.fixture
 async def place(socket_directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(watcher, "_FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(watcher, "_RETRY_MAX_S", 0.02)
+    monkeypatch.setattr(monitor, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(monitor, "_RETRY_MAX_S", 0.02)
     async with asyncio.timeout(20), AsyncExitStack() as stack:
         yield Place(socket_directory, stack)
 
@@ -102,9 +102,9 @@ async def test_a_node_is_asked_with_its_own_key_path_and_name(place: Place) -> N
     near = Near(NodeSettings("far", f"{node.url}/api", api_key="secret"))
     async with near.running():
         await until(lambda: near.states() == [True])
-        near.here.cards = [card("chat")]
+        near.here.model_infos = [model_info("chat")]
         near.look_again()
-        await until(lambda: near.dispatch.serves("chat"))
+        await until(lambda: near.router.serves("chat"))
         await near.ask("chat", Authorization="Bearer ours")
     call = await node.calls.get()
     assert call.line == "POST /api/v1/chat/completions HTTP/1.1"
@@ -135,7 +135,7 @@ async def test_a_node_gets_as_many_requests_as_it_has_slots(
     node.slots = slots
     await node.start()
     near = await place.near(node)
-    assert [seat.upstream.slots for seat in near.dispatch.seats()] == [leases]
+    assert [instance.upstream.slots for instance in near.router.instances()] == [leases]
     await node.stop()
 
 
@@ -148,10 +148,10 @@ async def test_a_node_is_asked_when_no_slot_here_is_free(place: Place) -> None:
     assert (await near.ask())[1] == "chat.0"
     stuck = local.script = Stuck()
     near.look_again()
-    await until(lambda: len(near.dispatch.seats()) == 2)
+    await until(lambda: len(near.router.instances()) == 2)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(near.ask())
-        await until(lambda: bool(near.dispatch.busy("chat.0")))
+        await until(lambda: bool(near.router.in_flight("chat.0")))
         assert (await near.ask())[1] == "one/chat"
         stuck.may_go_on.set()
     assert first.result()[1] == "chat.0"
@@ -159,7 +159,7 @@ async def test_a_node_is_asked_when_no_slot_here_is_free(place: Place) -> None:
 
 async def test_a_node_serves_a_model_of_ours_that_is_not_up(place: Place) -> None:
     near = await place.near(await place.node(LOADED))
-    near.here.cards = [card("chat", "unloaded")]
+    near.here.model_infos = [model_info("chat", "unloaded")]
     assert (await near.ask())[1] == "one/chat"
     assert (await near.models())["chat"]["status"]["value"] == "loaded"
     assert not near.here.began.is_set()
@@ -169,13 +169,13 @@ async def test_work_at_a_node_is_no_reason_to_keep_a_model_here(place: Place) ->
     stuck = Stuck()
     node = await place.node(LOADED, script=stuck)
     near = await place.near(node)
-    near.here.cards = [card("chat", "unloaded")]
+    near.here.model_infos = [model_info("chat", "unloaded")]
     async with asyncio.TaskGroup() as group:
         group.create_task(near.ask())
-        await until(lambda: bool(near.dispatch.busy("one/chat")))
-        assert near.dispatch.demand("chat").working == 0
+        await until(lambda: bool(near.router.in_flight("one/chat")))
+        assert near.router.demand("chat").working == 0
         stuck.may_go_on.set()
-    assert near.dispatch.demand("chat").ended_at_s < 0
+    assert near.router.demand("chat").idle_since_s < 0
 
 
 async def test_the_figures_of_a_node_are_its_own_to_show(place: Place) -> None:
@@ -217,17 +217,17 @@ async def test_a_node_that_is_gone_gets_nothing_and_comes_back_by_itself(place: 
 async def test_one_failure_is_forgiven_and_two_are_not(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
-    (watched,) = near.nodes._watchers.values()
+    (watched,) = near.nodes._monitors.values()
     watched._failed("once")
-    assert near.dispatch.serves("chat")
+    assert near.router.serves("chat")
     watched._failed("twice")
-    assert not near.dispatch.serves("chat")
+    assert not near.router.serves("chat")
 
 
 async def test_a_node_that_does_not_know_the_key_is_down_and_says_so(place: Place) -> None:
     near = await place.near(await place.node(LOADED, key="theirs"), api_key="ours")
     assert near.events("node.up", "node.down") == ["node.down"]
-    assert near.nodes.facts()[0].trouble == "does not know our key; see its key_file"
+    assert near.nodes.stats()[0].problem == "does not know our key; see its key_file"
 
 
 async def test_a_client_that_leaves_costs_the_node_no_question(place: Place) -> None:
@@ -239,8 +239,8 @@ async def test_a_client_that_leaves_costs_the_node_no_question(place: Place) -> 
     await (await node.calls.get()).reader.read(0)
     asked.cancel()
     await asyncio.wait([asked])
-    await until(lambda: not near.dispatch.busy("one/chat"))
-    assert not near.dispatch.seats()[0].leases
+    await until(lambda: not near.router.in_flight("one/chat"))
+    assert not near.router.instances()[0].leases
     assert len(node.looks) == looks
 
 
@@ -252,7 +252,7 @@ async def test_what_was_passed_on_is_not_passed_on_again(place: Place) -> None:
     hop = {"X-Corral-Hop": "1"}
     assert await near.models(**hop) == {}
     assert (await near.ask(**hop))[0] == 404
-    near.here.cards = [card("chat", "unloaded")]
+    near.here.model_infos = [model_info("chat", "unloaded")]
     assert (await near.models(**hop))["chat"]["status"]["value"] == "unloaded"
     assert (await near.ask(**hop))[0] == 503
     assert not near.here.began.is_set()
@@ -264,7 +264,7 @@ async def test_two_that_name_each_other_do_not_ask_in_a_ring(place: Place) -> No
         two = Near(NodeSettings("one", one.server.url))
         async with two.running():
             ring = Near(NodeSettings("two", two.server.url))
-            ring.here.cards = [card("chat", "unloaded")]
+            ring.here.model_infos = [model_info("chat", "unloaded")]
             async with ring.running():
                 await until(lambda: ring.states() == [True])
                 assert await two.models() == {}
@@ -284,10 +284,10 @@ async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.Monkey
     stranger = Near(NodeSettings("one", url))
     async with stranger.running():
         await until(lambda: bool(stranger.events("node.down")))
-        assert "certificate verify failed" in (stranger.nodes.facts()[0].trouble or "")
+        assert "certificate verify failed" in (stranger.nodes.stats()[0].problem or "")
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    monkeypatch.setattr(exchange, "_tls", lambda: trusting)
+    monkeypatch.setattr(client, "_tls", lambda: trusting)
     near = Near(NodeSettings("one", url))
     async with near.running():
         await until(lambda: near.states() == [True])
@@ -301,19 +301,19 @@ async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.Monkey
 async def test_nodes_may_come_go_and_change_while_others_answer_on(place: Place) -> None:
     one, two = await place.node(LOADED), await place.node({"id": "other"})
     near = await place.near(one)
-    (before,) = near.nodes.facts()
+    (before,) = near.nodes.stats()
     stays = NodeSettings("one", one.url)
-    near.nodes.take([stays, NodeSettings("two", two.url)])
-    await until(lambda: near.dispatch.serves("other"))
+    near.nodes.set_nodes([stays, NodeSettings("two", two.url)])
+    await until(lambda: near.router.serves("other"))
     assert (await near.ask("other"))[:2] == (200, "two/other")
-    assert near.nodes.facts()[0] == before
-    near.nodes.take([stays, NodeSettings("two", one.url)])
+    assert near.nodes.stats()[0] == before
+    near.nodes.set_nodes([stays, NodeSettings("two", one.url)])
     assert near.states() == [True, False]
     await until(lambda: near.states() == [True, True])
-    near.nodes.take([NodeSettings("two", one.url)])
+    near.nodes.set_nodes([NodeSettings("two", one.url)])
     assert (await near.ask("chat"))[:2] == (200, "two/chat")
     assert near.events("node.up", "node.down") == ["node.up"] * 3
-    near.nodes.take([])
+    near.nodes.set_nodes([])
     assert (await near.ask("chat"))[0] == 404
 
 
@@ -322,9 +322,9 @@ async def test_what_a_node_answers_it_answers_to_the_end_though_it_leaves(place:
     near = await place.near(await place.node(LOADED, script=stuck))
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(near.ask())
-        await until(lambda: near.dispatch.busy("one/chat") == 1)
-        near.nodes.take([])
-        assert not near.dispatch.serves("chat")
+        await until(lambda: near.router.in_flight("one/chat") == 1)
+        near.nodes.set_nodes([])
+        assert not near.router.serves("chat")
         stuck.may_go_on.set()
     assert asking.result()[:2] == (200, "one/chat")
 
@@ -332,7 +332,7 @@ async def test_what_a_node_answers_it_answers_to_the_end_though_it_leaves(place:
 async def test_nobody_waits_for_a_node_that_left(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "_LIMIT_S", 60)
+    monkeypatch.setattr(monitor, "_LIMIT_S", 60)
     node = await place.node(LOADED)
     near = await place.near(node)
     node.may_answer.clear()
@@ -340,7 +340,7 @@ async def test_nobody_waits_for_a_node_that_left(
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(refusal(near))
         await asyncio.sleep(0)  # it waits now
-        near.nodes.take([])
+        near.nodes.set_nodes([])
     assert "it is not set any more" in waiting.result()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.nodes.watcher import pause_s
+from proxy.nodes.monitor import pause_s
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from fakes.house import House
+from fakes.proxy_harness import ProxyHarness
 
+from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest, LimitExceeded
-from proxy.pages import Kind
 from proxy.request_limits.check import check
 from proxy.request_limits.limits import RequestLimits
 
@@ -167,42 +167,46 @@ FINE: dict[str, dict[str, Any]] = {
 def test_what_is_too_much_is_refused_and_the_limit_named(name: str) -> None:
     members, setting = TOO_MUCH[name]
     with pytest.raises(LimitExceeded) as refused:
-        check(Kind.NATIVE, members, LIMITS)
+        check(EndpointKind.LLAMA_COMPLETION, members, LIMITS)
     assert f"raise {setting} under [proxy.limits]" in refused.value.message
     assert str(getattr(LIMITS, setting)) in refused.value.message
-    check(Kind.NATIVE, members, replace(LIMITS, **dict.fromkeys(NAMES, 2**63)))
+    check(EndpointKind.LLAMA_COMPLETION, members, replace(LIMITS, **dict.fromkeys(NAMES, 2**63)))
 
 
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_honest_passes(name: str) -> None:
-    check(Kind.NATIVE, FINE[name], LIMITS)
+    check(EndpointKind.LLAMA_COMPLETION, FINE[name], LIMITS)
 
 
 def test_levels_that_are_not_counted_are_too_many_ways() -> None:
     some = replace(LIMITS, grammar_depth=10_000)
     with pytest.raises(LimitExceeded, match="grammar_ways"):
-        check(Kind.NATIVE, {"grammar": "root ::= " + "(" * 300 + '"a"' + ")" * 300}, some)
+        check(
+            EndpointKind.LLAMA_COMPLETION,
+            {"grammar": "root ::= " + "(" * 300 + '"a"' + ")" * 300},
+            some,
+        )
 
 
 def test_many_inputs_are_counted_where_each_is_computed() -> None:
     many = {"input": ["a"] * 3000}
     with pytest.raises(LimitExceeded):
-        check(Kind.BATCH, many, LIMITS)
-    check(Kind.RESPONSES, many, LIMITS)
+        check(EndpointKind.EMBED_OR_RERANK, many, LIMITS)
+    check(EndpointKind.RESPONSES, many, LIMITS)
 
 
 @pytest.mark.parametrize("kind", [4, 9, -1, 2**40, 9.5])
 def test_a_kind_of_trigger_that_aborts_an_engine_is_refused(kind: float) -> None:
     with pytest.raises(BadRequest, match="type"):
-        check(Kind.NATIVE, {"grammar_triggers": trigger("a", kind)}, LIMITS)
+        check(EndpointKind.LLAMA_COMPLETION, {"grammar_triggers": trigger("a", kind)}, LIMITS)
 
 
 def test_expressions_that_are_allowed_are_still_bounded() -> None:
     some = replace(LIMITS, trigger_patterns=2)
-    check(Kind.NATIVE, {"grammar_triggers": trigger("a") * 2}, some)
+    check(EndpointKind.LLAMA_COMPLETION, {"grammar_triggers": trigger("a") * 2}, some)
     for value, setting in (("(" * 200, "grammar_depth"), ("a" * 20_000, "pattern_bytes")):
         with pytest.raises(LimitExceeded, match=setting):
-            check(Kind.NATIVE, {"grammar_triggers": trigger(value)}, some)
+            check(EndpointKind.LLAMA_COMPLETION, {"grammar_triggers": trigger(value)}, some)
 
 
 NAMES = [field.name for field in fields(RequestLimits)]
@@ -230,14 +234,14 @@ def test_every_limit_is_held() -> None:
 def test_time_grows_with_the_size_and_no_faster(members: dict[str, Any]) -> None:
     lifted = replace(LIMITS, **dict.fromkeys(NAMES, 2**63))
     began_at_s = time.monotonic()
-    check(Kind.NATIVE, members, lifted)
+    check(EndpointKind.LLAMA_COMPLETION, members, lifted)
     # Quadratic time would be minutes.
     assert time.monotonic() - began_at_s < 10
 
 
-async def test_a_client_is_told_and_no_engine_sees_it(house: House) -> None:
-    fake = await house.fake()
-    async with house.ask(grammar=f"root ::= {'(' * 10_000}") as response:
+async def test_a_client_is_told_and_no_engine_sees_it(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake()
+    async with proxy.ask(grammar=f"root ::= {'(' * 10_000}") as response:
         assert response.status == 400
         error = (await response.json())["error"]
     assert error["code"] == "limit_exceeded"
@@ -249,8 +253,8 @@ async def test_a_client_is_told_and_no_engine_sees_it(house: House) -> None:
     assert fake.calls.empty()
 
 
-async def test_the_prompt_of_a_warm_up_is_held_to_them_too(house: House) -> None:
+async def test_the_prompt_of_a_warm_up_is_held_to_them_too(proxy: ProxyHarness) -> None:
     path, body = "/corral/v1/models/chat/warm", {"messages": [], "grammar": "(" * 10_000}
-    async with house.http.post(path, json=body) as response:
+    async with proxy.http.post(path, json=body) as response:
         assert response.status == 400
-    assert not house.reader.asked
+    assert not proxy.reader.asked

@@ -4,8 +4,8 @@ from datetime import datetime
 import pytest
 
 from supervisor.commands.events import describe
-from supervisor.control.wire import EventLine
-from supervisor.show import write
+from supervisor.control.messages import EventLine
+from supervisor.output import write
 
 AT = datetime(2026, 11, 21, 9, 0, 1, 250_000).astimezone()
 

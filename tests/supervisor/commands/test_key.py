@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.bridge.settings import api_keys
 from supervisor.commands.key import Wish, add, list_keys, remove
-from supervisor.errors import SettingsInvalid, StateDenied
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.proxy_adapter.settings import api_keys
 
 TOOLS = Wish("tools", ("qwen3",), 4, 60, "batch")
 ME = Wish("me", None, None, None, "interactive")
@@ -48,7 +48,7 @@ def test_two_keys_are_never_the_same(home: Path) -> None:
 
 def test_who_makes_the_first_key_is_told_what_is_still_to_do() -> None:
     outcome = add(TOOLS, None)
-    assert any("keys_file = " in note for note in outcome.notes)
+    assert any("api_keys_file = " in note for note in outcome.notes)
     assert any("no model qwen3" in note for note in outcome.notes)
 
 
@@ -56,7 +56,7 @@ def test_once_it_is_set_the_file_is_the_one_that_is_set(home: Path) -> None:
     (home / "corral.toml").write_text('[proxy]\nkeys_file = "clients.toml"\n')
     outcome = add(ME, None)
     assert (home / "clients.toml").exists()
-    assert not any("keys_file = " in note for note in outcome.notes)
+    assert not any("api_keys_file = " in note for note in outcome.notes)
 
 
 def test_a_name_is_given_once() -> None:
@@ -86,14 +86,14 @@ def test_the_list_says_what_each_may_and_no_key() -> None:
             "models": ["qwen3"],
             "max_in_flight": 4,
             "requests_per_minute": 60,
-            "lane": "batch",
+            "priority": "batch",
         },
         {
             "name": "me",
             "models": None,
             "max_in_flight": None,
             "requests_per_minute": None,
-            "lane": "interactive",
+            "priority": "interactive",
         },
     ]
 
@@ -137,5 +137,5 @@ def test_a_file_that_others_may_read_is_not_added_to(home: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_named(home: Path) -> None:
     (home / "file").touch()
     (home / "corral.toml").write_text('[proxy]\nkeys_file = "file/keys.toml"\n')
-    with pytest.raises(StateDenied, match=r"file/keys\.toml"):
+    with pytest.raises(AccessDenied, match=r"file/keys\.toml"):
         add(ME, None)

@@ -6,10 +6,10 @@ from typing import Any
 from samples import engine, machine, model
 
 from supervisor.commands.plan import conversations
-from supervisor.fleet.slots.reason import reason_against
+from supervisor.flags.plan import ModelEntry, Plan, make_plan
+from supervisor.flags.profile import load
 from supervisor.host.paths import shipped
-from supervisor.profile.plan import ModelEntry, Plan, make_plan
-from supervisor.profile.profile import load
+from supervisor.slot_store.support import unsupported_reason
 
 
 def planned(**changes: Any) -> Plan:
@@ -19,14 +19,14 @@ def planned(**changes: Any) -> Plan:
 
 
 def said(plan: Plan) -> str:
-    return conversations(plan, reason_against(plan))
+    return conversations(plan, unsupported_reason(plan))
 
 
 def test_that_conversations_are_kept_is_said() -> None:
     assert said(planned()) == "conversations are kept over restarts"
 
 
-def test_why_they_are_not_is_said() -> None:
+def test_reason_they_are_not_is_said() -> None:
     text = said(planned(recurrent=True))
     assert text.startswith("conversations are not kept over restarts: parts of it keep a state")
     assert "swa-full" not in text

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from supervisor.commands.status import render
-from supervisor.control.wire import (
+from supervisor.control.messages import (
     DaemonStatus,
     DraftStatus,
     InstanceStatus,
@@ -49,7 +49,7 @@ def instance(**changes: Any) -> InstanceStatus:
         "run": 1,
         "up_s": 5.0,
         "restarts": 0,
-        "faults": 0,
+        "failures": 0,
         "retry_in_s": None,
         "progress": None,
         "slots": 4,
@@ -66,7 +66,9 @@ def instance(**changes: Any) -> InstanceStatus:
 
 
 def model(
-    *instances: InstanceStatus, unkept: str | None = None, waiting: WaitStatus | None = None
+    *instances: InstanceStatus,
+    not_persisted_reason: str | None = None,
+    waiting: WaitStatus | None = None,
 ) -> ModelStatus:
     return {
         "name": "chat",
@@ -77,7 +79,7 @@ def model(
         "profile": "base",
         "slots": 4,
         "ctx_size": 4096,
-        "unkept": unkept,
+        "not_persisted_reason": not_persisted_reason,
         "waiting": waiting,
         "instances": [*instances],
     }
@@ -134,8 +136,8 @@ def test_nothing_is_said_of_drafts_where_nothing_was_drafted() -> None:
         assert "draft" not in shown(instance(draft=draft))
 
 
-def test_why_conversations_are_not_kept_is_said() -> None:
-    text = render({**STATUS, "models": [model(unkept="its window slides")]})
+def test_reason_conversations_are_not_kept_is_said() -> None:
+    text = render({**STATUS, "models": [model(not_persisted_reason="its window slides")]})
     assert "chat keeps no conversations over restarts: its window slides" in text.splitlines()
     assert "over restarts" not in shown()
 
@@ -145,7 +147,7 @@ def test_a_draft_in_the_way_is_a_finding_once_a_model() -> None:
     models = [model(instance(draft=slow), instance(draft=slow)), model(instance(draft=DRAFT))]
     (finding,) = check_drafts(models)
     assert (finding.name, finding.level) == ("model chat", "warn")
-    assert (finding.text, finding.cure) == (TROUBLE["trouble"], TROUBLE["cure"])
+    assert (finding.text, finding.fix) == (TROUBLE["trouble"], TROUBLE["cure"])
 
 
 def test_without_nodes_nothing_is_said_of_them() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fakes.slot_files import manifest
 
-from supervisor.control import api
+from supervisor.control import server
 from supervisor.control.client import Client
-from supervisor.control.wire import DaemonStatus, Line
+from supervisor.control.messages import DaemonStatus, StreamMessage
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
@@ -24,17 +24,18 @@ from supervisor.errors import (
     StartFailed,
 )
 from supervisor.events import EventStream
-from supervisor.fleet.caches import Warmed
-from supervisor.fleet.difference import Difference, Place
-from supervisor.fleet.reload import Failure, Reloaded
-from supervisor.fleet.slots.manifest import Manifest
-from supervisor.life.diagnose import Cause
-from supervisor.life.prompts import WarmPrompt
+from supervisor.fleet.cache_commands import PrefilledInstance
+from supervisor.fleet.launch_id import ReplicaId
+from supervisor.process.exit_cause import FailureCause
+from supervisor.reload.diff import Difference
+from supervisor.reload.reload import ReloadFailure, ReloadResult
+from supervisor.slot_store.manifest import Manifest
+from supervisor.warmup.prompts import WarmPrompt
 
-CHAT = Place("chat", 0)
-KILLED = Cause("killed", "it was killed", "see dmesg", permanent=False)
-FAILURE = Failure(CHAT, KILLED, log_path=None, stays=True)
-RELOADED = Reloaded(Difference((), (), (CHAT,), ()), ("a note",), (FAILURE,))
+CHAT = ReplicaId("chat", 0)
+KILLED = FailureCause("killed", "it was killed", "see dmesg", permanent=False)
+FAILURE = ReloadFailure(CHAT, KILLED, log_path=None, stays=True)
+RELOADED = ReloadResult(Difference((), (), (CHAT,), ()), ("a note",), (FAILURE,))
 
 
 class Service:
@@ -47,7 +48,7 @@ class Service:
         self.ending = False
         self.is_cut = False
         self.prompt: dict[str, Any] = {}
-        self.reloading: asyncio.Future[Reloaded | CorralError] | None = None
+        self.reloading: asyncio.Future[ReloadResult | CorralError] | None = None
 
     def status(self) -> DaemonStatus:
         return {
@@ -71,10 +72,10 @@ class Service:
         answers = iter([False, False, False, True])
         for value in (0.1, 0.5, 1.0):
             fields = {"instance": "chat.0", "model": "chat", "run": 1, "stage": "text_model"}
-            self._events.emit("instance.progressed", value=value, **fields)
+            self._events.emit("instance.load_progress", value=value, **fields)
         return lambda: next(answers)
 
-    def reload(self, *, dry_run: bool) -> asyncio.Future[Reloaded | CorralError]:
+    def reload(self, *, dry_run: bool) -> asyncio.Future[ReloadResult | CorralError]:
         if self.reloading:
             raise DaemonBusy("a reload is under way")
         self.reloading = asyncio.get_running_loop().create_future()
@@ -84,17 +85,19 @@ class Service:
             self.reloading.set_result(RELOADED)
         else:
             self.reloading.set_result(SettingsInvalid("corral.toml is not TOML", hint="see it"))
-            self._events.emit("settings.refused", why="corral.toml is not TOML")
+            self._events.emit("settings.rejected", reason="corral.toml is not TOML")
         return self.reloading
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
         return self._over("save", models, [manifest()])
 
-    def warm(self, model: str, prompt: WarmPrompt) -> asyncio.Future[list[Warmed] | CorralError]:
+    def warm(
+        self, model: str, prompt: WarmPrompt
+    ) -> asyncio.Future[list[PrefilledInstance] | CorralError]:
         self.prompt = dict(prompt.body)
         if model == "down":
             return self._over("warm", [model], StartFailed("no instance is ready"))
-        return self._over("warm", [model], [Warmed("chat.0", 7, 3)])
+        return self._over("warm", [model], [PrefilledInstance("chat.0", 7, 3)])
 
     def _over(self, verb: str, models: Sequence[str], found: Any) -> asyncio.Future[Any]:
         self.commands.append((verb, list(models)))
@@ -119,17 +122,17 @@ def path(tmp_path: Path) -> Path:
 async def service(path: Path) -> AsyncIterator[Service]:
     events = EventStream()
     service = Service(events)
-    async with api.serve(service, events, path):
+    async with server.serve(service, events, path):
         yield service
 
 
-async def lines(call: Callable[[], object]) -> list[Line]:
+async def lines(call: Callable[[], object]) -> list[StreamMessage]:
     return await asyncio.to_thread(lambda: list(call()))  # type: ignore[call-overload]  # an iterator
 
 
 async def test_the_socket_is_private_and_gone_afterwards(path: Path) -> None:
     events = EventStream()
-    async with api.serve(Service(events), events, path):
+    async with server.serve(Service(events), events, path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
 
@@ -229,11 +232,11 @@ async def test_what_the_end_of_the_daemon_ends_says_so(service: Service, path: P
 async def test_one_that_takes_long_says_that_it_waits(
     service: Service, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_WAITING_EVERY_S", 0.01)
+    monkeypatch.setattr(server, "_WAITING_EVERY_S", 0.01)
     never: asyncio.Future[list[Manifest]] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(service, "save_slots", lambda _models: never)
 
-    def first() -> Line:
+    def first() -> StreamMessage:
         return next(Client(path).save_slots([]))
 
     assert await asyncio.to_thread(first) == {"waiting": 0.01}
@@ -249,7 +252,7 @@ async def test_a_prompt_that_is_none_is_refused(service: Service, path: Path, bo
 
 
 async def test_a_shutdown_is_begun_and_told(service: Service, path: Path) -> None:
-    def first() -> Line:
+    def first() -> StreamMessage:
         return next(Client(path).shutdown())
 
     line = await asyncio.to_thread(first)

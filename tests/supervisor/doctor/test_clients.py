@@ -27,24 +27,24 @@ def test_an_address_for_others_without_a_key_is_worth_a_warning(listen: str, pat
     finding = check_clients(ProxyTable(listen=listen))
     assert finding.level == "warn"
     assert listen in finding.text
-    assert "corral key add" in str(finding.cure)
-    assert check_clients(ProxyTable(listen=listen, keys_file=path)).level == "ok"
+    assert "corral key add" in str(finding.fix)
+    assert check_clients(ProxyTable(listen=listen, api_keys_file=path)).level == "ok"
 
 
 def test_keys_are_counted(path: Path) -> None:
-    assert check_clients(ProxyTable(keys_file=path)).text == f"1 API key in {path}"
+    assert check_clients(ProxyTable(api_keys_file=path)).text == f"1 API key in {path}"
     path.write_text("")
-    assert "nobody may ask" in check_clients(ProxyTable(keys_file=path)).text
+    assert "nobody may ask" in check_clients(ProxyTable(api_keys_file=path)).text
 
 
 def test_a_keys_file_that_others_may_read_will_not_do(path: Path) -> None:
     path.chmod(0o640)
-    finding = check_clients(ProxyTable(keys_file=path))
+    finding = check_clients(ProxyTable(api_keys_file=path))
     assert finding.level == "fail"
-    assert finding.cure == f"chmod 600 {path}"
+    assert finding.fix == f"chmod 600 {path}"
 
 
 def test_an_origin_that_is_none_will_not_do() -> None:
-    finding = check_clients(ProxyTable(origins=("*",)))
+    finding = check_clients(ProxyTable(allowed_origins=("*",)))
     assert finding.level == "fail"
-    assert "proxy.origins" in finding.text
+    assert "proxy.allowed_origins" in finding.text

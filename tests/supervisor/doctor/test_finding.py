@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.doctor.finding import Finding, failed, hide, secrets_of
+from supervisor.doctor.finding import Finding, failed, redact, secrets_of
 from supervisor.errors import EngineMissing
 from supervisor.settings.model import ModelTable
 from supervisor.settings.root import Settings
@@ -20,12 +20,12 @@ def test_an_error_is_a_failure_with_its_hint_as_cure() -> None:
 
 def test_the_home_directory_is_not_shown() -> None:
     finding = Finding("x", "ok", "in /home/ada/x and /home/ada/y", "see /home/ada")
-    hidden = hide(finding, Path("/home/ada"), [])
+    hidden = redact(finding, Path("/home/ada"), [])
     assert hidden == Finding("x", "ok", "in ~/x and ~/y", "see ~")
 
 
 def test_a_home_of_root_directory_leaves_every_path_as_it_is() -> None:
-    assert hide(Finding("x", "ok", "/etc"), Path("/"), []).text == "/etc"
+    assert redact(Finding("x", "ok", "/etc"), Path("/"), []).text == "/etc"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_home_of_root_directory_leaves_every_path_as_it_is() -> None:
 )
 def test_a_secret_of_the_settings_is_not_shown(model: dict[str, object]) -> None:
     secrets = secrets_of(settings(**model))
-    assert "hunter2" not in hide(Finding("x", "ok", "it is hunter2"), Path("/h"), secrets).text
+    assert "hunter2" not in redact(Finding("x", "ok", "it is hunter2"), Path("/h"), secrets).text
 
 
 def test_what_is_no_secret_stays() -> None:

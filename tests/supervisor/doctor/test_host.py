@@ -13,9 +13,9 @@ from supervisor.doctor.host import (
     check_leftovers,
     check_memlock,
 )
-from supervisor.host.owner import Owner, myself, write_owner
+from supervisor.host.lock import DaemonInfo, this_daemon, write_owner
+from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories
-from supervisor.profile.machine import Machine
 
 GIB = 1 << 30
 
@@ -39,7 +39,7 @@ def test_open_files_must_suffice_for_engines_and_clients(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     finding = check_files(instances=2)
     assert finding.level == level
-    assert (finding.cure is None) is (level == "ok")
+    assert (finding.fix is None) is (level == "ok")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_directories_that_will_be_made_are_fine(where: Directories) -> None:
 def test_a_private_directory_that_is_open_to_others_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     finding = check_directory("log", tmp_path, is_private=True)
-    assert (finding.level, finding.cure) == ("warn", f"chmod 700 {tmp_path}")
+    assert (finding.level, finding.fix) == ("warn", f"chmod 700 {tmp_path}")
     assert check_directory("data", tmp_path, is_private=False).level == "ok"
     tmp_path.chmod(0o700)
     assert check_directory("log", tmp_path, is_private=True).level == "ok"
@@ -106,7 +106,7 @@ def test_what_a_killed_daemon_left_is_told(where: Directories) -> None:
     assert check_leftovers(where, is_running=False).text == "none"
     where.runtime.mkdir()
     (where.runtime / "chat.0.sock").touch()
-    write_owner(where.state_file, Owner(os.getpid(), 1.0, "1", "http://x"))
+    write_owner(where.state_file, DaemonInfo(os.getpid(), 1.0, "1", "http://x"))
     finding = check_leftovers(where, is_running=False)
     assert finding.level == "warn"
     assert "daemon.json, chat.0.sock" in finding.text
@@ -114,6 +114,6 @@ def test_what_a_killed_daemon_left_is_told(where: Directories) -> None:
 
 def test_a_daemon_that_lives_and_is_mute_fails(where: Directories) -> None:
     where.runtime.mkdir()
-    write_owner(where.state_file, myself("1", "http://x"))
+    write_owner(where.state_file, this_daemon("1", "http://x"))
     assert check_leftovers(where, is_running=False).level == "fail"
     assert check_leftovers(where, is_running=True).level == "ok"

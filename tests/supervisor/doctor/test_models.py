@@ -5,11 +5,13 @@ import pytest
 
 from supervisor.doctor.engine import check_engine
 from supervisor.doctor.models import Need, check_memory, check_plan, need
-from supervisor.profile import gguf, machine, profile
-from supervisor.profile.engine import Device, Engine
-from supervisor.profile.machine import Machine
-from supervisor.profile.plan import ModelEntry, Omission, Plan, make_plan
-from supervisor.profile.profile import FlagValue
+from supervisor.engines.discover import Device, Engine
+from supervisor.engines.help import FlagValue
+from supervisor.flags import profile
+from supervisor.flags.plan import ModelEntry, Omission, Plan, make_plan
+from supervisor.gguf import metadata
+from supervisor.host import machine
+from supervisor.host.machine import Machine
 
 ROOT = Path(__file__).parent.parent.parent.parent
 GIB = 1 << 30
@@ -18,7 +20,7 @@ HERE = Machine(2, 2, 8 * GIB, 4 * GIB, None, may_renice=True, cpu_flags=frozense
 
 @pytest.fixture(scope="module")
 def plan(tiny_model: Path, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    facts = gguf.read(tiny_model, cache_dir=tmp_path_factory.mktemp("cache"))
+    facts = metadata.read(tiny_model, cache_dir=tmp_path_factory.mktemp("cache"))
     base = profile.load("base", (ROOT / "profiles",))
     flags: dict[str, FlagValue] = {"ctx-size": 1024, "parallel": 2}
     flags |= {"cache-type-k": "f16", "cache-type-v": "f16"}
@@ -36,7 +38,7 @@ def test_an_engine_that_would_die_here_fails_with_its_cure(engine: Engine) -> No
     doomed = replace(engine, warning="this CPU lacks x; pip install y", note=None)
     (finding,) = [one for one in check_engine(doomed) if one.name == "cpu"]
     assert (finding.level, finding.text) == ("fail", "this CPU lacks x")
-    assert finding.cure == "pip install y"
+    assert finding.fix == "pip install y"
 
 
 def test_devices_are_named(engine: Engine) -> None:
@@ -54,7 +56,7 @@ def test_what_a_plan_warns_of_is_told_once(plan: Plan) -> None:
     poor = replace(plan, warnings=("too long; lower it", "of the engine"))
     poor = replace(poor, engine=replace(plan.engine, warning="of the engine"))
     found = [one for one in check_plan(poor) if one.level == "warn"]
-    assert [(one.text, one.cure) for one in found] == [("too long", "lower it")]
+    assert [(one.text, one.fix) for one in found] == [("too long", "lower it")]
 
 
 def test_what_a_plan_leaves_out_is_told(plan: Plan) -> None:
@@ -93,7 +95,7 @@ def test_memory_must_suffice_for_all_models(wanted: int, device: int, level: str
     finding = check_memory([Need("m", wanted // 2, wanted // 2)], HERE, device)
     assert finding.level == level
     assert "m " in finding.text
-    assert (finding.cure is None) is (level == "ok")
+    assert (finding.fix is None) is (level == "ok")
 
 
 def called(name: str, gib: int) -> Need:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.errors import StateDenied
+from supervisor.errors import AccessDenied
 from supervisor.host.paths import (
     Directories,
     check_owner,
@@ -39,7 +39,7 @@ def test_a_directory_is_made_private(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x", "utf-8")
-    with pytest.raises(StateDenied, match="cannot use the directory"):
+    with pytest.raises(AccessDenied, match="cannot use the directory"):
         make_private(tmp_path / "log" / "deep")
 
 
@@ -108,7 +108,7 @@ def test_a_session_of_ours_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_link_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to("real")
-    with pytest.raises(StateDenied, match="is not a directory of this user"):
+    with pytest.raises(AccessDenied, match="is not a directory of this user"):
         make_private(tmp_path / "link")
     assert (tmp_path / "real").stat().st_mode & 0o777 == 0o755
 
@@ -116,7 +116,7 @@ def test_a_link_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_all_users_share_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     for make in (make_private, make_ours):
-        with pytest.raises(StateDenied, match="is not a directory of this user"):
+        with pytest.raises(AccessDenied, match="is not a directory of this user"):
             make(tmp_path)
     assert tmp_path.stat().st_mode & 0o7777 == 0o1777
 
@@ -142,7 +142,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     directory = make_private(tmp_path / "theirs")
     os.chown(directory, 65534, 65534)
     for make in (make_private, make_ours):
-        with pytest.raises(StateDenied, match="is not a directory of this user"):
+        with pytest.raises(AccessDenied, match="is not a directory of this user"):
             make(directory)
     assert not is_ours(directory)
 
@@ -153,5 +153,5 @@ def test_a_socket_in_anothers_directory_is_not_asked(
     check_owner(tmp_path)
     check_owner(tmp_path / "none")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(StateDenied):
+    with pytest.raises(AccessDenied):
         check_owner(tmp_path)

@@ -9,12 +9,12 @@ import sys
 import psutil
 import pytest
 
-from supervisor.host.owner import Owner
+from supervisor.host.lock import DaemonInfo
 from supervisor.host.process_end import process_end
 
 
-def owner_of(process: subprocess.Popen[bytes]) -> Owner:
-    return Owner(process.pid, psutil.Process(process.pid).create_time(), "1", "http://x")
+def owner_of(process: subprocess.Popen[bytes]) -> DaemonInfo:
+    return DaemonInfo(process.pid, psutil.Process(process.pid).create_time(), "1", "http://x")
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
@@ -35,5 +35,5 @@ def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, *, has_pidfd: boo
 def test_a_process_that_is_gone_is_not_waited_for() -> None:
     with process_end(None) as end:
         assert end.wait(0.0)
-    with process_end(Owner(os.getpid(), 1.0, "1", "http://x")) as end:  # the number of another
+    with process_end(DaemonInfo(os.getpid(), 1.0, "1", "http://x")) as end:  # the number of another
         assert end.wait(0.0)

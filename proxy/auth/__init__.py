@@ -1,0 +1,1 @@
+"""Who may send requests: API keys, rate limits, Host and Origin."""

@@ -1,1 +1,0 @@
-"""The instances, and HTTP with them."""

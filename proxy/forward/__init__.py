@@ -1,0 +1,1 @@
+"""Forwards requests to instances and relays their responses."""

@@ -1,0 +1,1 @@
+"""What responses say, one file for each API."""

@@ -1,0 +1,82 @@
+"""What a complete answer tells beyond its text: what it cost, and the message that was said. Pure.
+
+A client repeats our answer in its next request: whoever knows the message knows which conversation
+goes on. A stream is gone when it is over, so its bytes are gathered as they pass and read in
+batches, each after it was passed on. An answer that is too long, or that is not understood, has no
+gist; nobody waits for it and nothing fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from proxy.endpoints import EndpointKind
+from proxy.forward.apis.reader import reader_of
+from proxy.upstream.sse import InvalidEvent, Splitter, members_of
+from proxy.upstream.timings import Timings
+
+# A few tokens: read together for less than one at a time, and little to keep for each stream.
+_BATCH_BYTES: Final = 1024
+_TOTAL_MAX_BYTES: Final = 4 * 1024**2
+
+
+class CompletedResponse:
+    """The gist of one answer, out of the bytes of its stream or of its whole body.
+
+    Attributes:
+        timings: What it cost, once known.
+        response: The assistant's message, once known.
+    """
+
+    def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
+        self.timings: Timings | None = None
+        self.response: Mapping[str, Any] | None = None
+        self._is_stream = is_stream
+        self._chunks: list[bytes] = []
+        self._batch_bytes = 0
+        self._total_bytes = 0
+        self._splitter = Splitter()
+        self._reader = reader_of(kind)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take bytes that were passed on; nearly always this only keeps them."""
+        self._total_bytes += len(chunk)
+        self._batch_bytes += len(chunk)
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            self._chunks.clear()
+            return
+        self._chunks.append(chunk)
+        if self._is_stream and self._batch_bytes > _BATCH_BYTES:
+            self._read_batch()
+
+    def close(self) -> None:
+        """Note that the answer is complete: what it says is known now, or never."""
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            return
+        if self._is_stream:
+            self._read_batch()
+        else:
+            self._read_body(b"".join(self._chunks))
+        if self._total_bytes <= _TOTAL_MAX_BYTES:
+            self.timings = Timings.read(self._reader.timings())
+            self.response = self._reader.message()
+
+    def _read_batch(self) -> None:
+        batch, self._batch_bytes = b"".join(self._chunks), 0
+        self._chunks.clear()
+        try:
+            for event in self._splitter.feed(batch):
+                if piece := members_of(event):
+                    self._reader.add(piece)
+            self._reader.pack()
+        except (InvalidEvent, KeyError, TypeError, AttributeError):
+            self._total_bytes = _TOTAL_MAX_BYTES + 1
+
+    def _read_body(self, body: bytes) -> None:
+        try:
+            self._reader.take(orjson.loads(body))
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+            self._total_bytes = _TOTAL_MAX_BYTES + 1

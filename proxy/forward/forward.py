@@ -1,0 +1,181 @@
+"""Has a request answered: a lease, an exchange with the instance, one more try where that is safe.
+
+An instance that does not begin to answer, has not loaded its model yet, breaks off before anything
+of its answer went out, or is stopped before that, is forgiven once: the request goes to another, or
+to the same where there is no other. Never where its engine crashed: it may have been the cause.
+What breaks later breaks the answer. A client that leaves closes the connection upstream at once,
+and the instance is not blamed.
+
+An instance that sends no first byte and does not answer `/health` either is left for another as
+soon as that has a slot free. The prompts of an array are requests of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from proxy.access_log import Emit
+from proxy.errors import (
+    UpstreamConnectFailed,
+    UpstreamFailed,
+    UpstreamShutDown,
+    UpstreamSilent,
+    UpstreamTimeout,
+)
+from proxy.forward.array import PromptArray, array_of
+from proxy.forward.client_response import ClientResponse
+from proxy.forward.keep_alive import keep_alive, ping_for
+from proxy.forward.node_request import for_node
+from proxy.forward.part import Part, PartRefused, Parts, parts_of
+from proxy.forward.relay import ResponseRelay
+from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
+from proxy.forward.writer import ResponseWriter
+from proxy.request import ProxyRequest
+from proxy.router.lease import Lease
+from proxy.router.router import Router
+from proxy.settings import ProxySettings
+from proxy.upstream.client import UpstreamRequest, send
+from proxy.upstream.upstream import Node
+
+# An instance is left once in two seconds; with more of them silent than this, it is a failure.
+_MOVES_MAX: Final = 4
+
+_LARGE_BYTES: Final = 1024**2
+
+
+class Forward:
+    """Carries requests to instances and their answers back."""
+
+    def __init__(self, router: Router, settings: ProxySettings, tell: Emit) -> None:
+        self._router = router
+        self._settings = settings
+        self._tell = tell
+
+    async def handle(self, request: ProxyRequest, client_response: ClientResponse) -> None:
+        """Have a request answered, with one more try where nothing of the first went out.
+
+        Raises:
+            ConnectionError: The client left before its answer was complete.
+            ProxyError: No instance took it, or none answered to the end.
+        """
+        if array := array_of(request):
+            await self._carry_parts(array, client_response)
+            return
+        plan = plan_request(request)
+        async with keep_alive(
+            client_response, ping_for(request.kind) if plan.is_passed_stream else None
+        ):
+            await self._carry_one(request, plan, client_response)
+
+    async def _carry_one(
+        self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
+    ) -> None:
+        try:
+            await self._request(request, plan, client_response)
+        except (UpstreamConnectFailed, UpstreamShutDown) as error:
+            if client_response.is_committed:
+                raise
+            await self._request(request, plan, client_response, avoid=(error.instance,))
+
+    async def _carry_parts(self, array: PromptArray, client_response: ClientResponse) -> None:
+        """Have the prompts of an array answered, as many at once as slots are given for them.
+
+        One of them at a time waits for its turn, so the request has one place in the line.
+        """
+        is_stream = array.request.is_stream and array.request.kind.generates
+        parts = parts_of(array, client_response)
+        async with keep_alive(client_response, ping_for(array.request.kind) if is_stream else None):
+            try:
+                await self._carry_all(array, parts)
+            except PartRefused as refused:
+                await client_response.refuse(refused.status, refused.headers, refused.body)
+            else:
+                await parts.finish()
+
+    async def _carry_all(self, array: PromptArray, parts: Parts) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at in range(len(array.prompts)):
+                    part = parts.part(at)
+                    task = group.create_task(self._carry_part(array.part(at), part))
+                    await _leased(part, task)
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # as it is: a task group wraps it up
+
+    async def _carry_part(self, request: ProxyRequest, part: Part) -> None:
+        await self._carry_one(request, plan_request(request), part)
+        part.end()
+
+    async def _request(
+        self,
+        request: ProxyRequest,
+        plan: UpstreamRequestPlan,
+        client_response: ResponseWriter,
+        avoid: Collection[str] = (),
+    ) -> None:
+        """Ask an instance, and others instead as long as those that are asked are not there."""
+        for _ in range(_MOVES_MAX):
+            try:
+                await self._attempt(request, plan, client_response, avoid)
+            except UpstreamSilent as error:
+                avoid = (*avoid, error.instance)
+                client_response.record.emit_upstream_failure(self._tell, error)
+            else:
+                return
+        await self._attempt(request, plan, client_response, avoid)
+
+    async def _attempt(
+        self,
+        request: ProxyRequest,
+        plan: UpstreamRequestPlan,
+        client_response: ResponseWriter,
+        avoid: Collection[str] = (),
+    ) -> None:
+        async with self._router.lease(request, avoid) as lease:
+            client_response.leased(lease)
+            slot = await self._router.slot(lease, plan.targeting)
+            try:
+                async with self._router.computation(lease):
+                    if not await self._exchange(plan, slot, lease, client_response):
+                        await self._exchange(plain(request), slot, lease, client_response)
+            except (UpstreamFailed, UpstreamTimeout) as error:
+                client_response.record.emit_upstream_failure(self._tell, error)
+                raise
+
+    async def _exchange(
+        self,
+        plan: UpstreamRequestPlan,
+        slot: int | None,
+        lease: Lease,
+        client_response: ResponseWriter,
+    ) -> bool:
+        """Ask the instance once; return whether the client has its answer."""
+        upstream_request = _upstream_request(lease.request, plan.with_slot(slot))
+        if node := lease.upstream.node:
+            upstream_request = await _readdressed(upstream_request, node, lease.request)
+        async with send(lease.upstream, upstream_request, self._settings) as response:
+            self._router.answered(lease)
+            return await ResponseRelay(plan, lease, response, client_response).run()
+
+
+async def _readdressed(
+    upstream_request: UpstreamRequest, node: Node, request: ProxyRequest
+) -> UpstreamRequest:
+    """Return a letter as a node is to read it; a large one is written again in a thread."""
+    if len(upstream_request.body) <= _LARGE_BYTES:
+        return for_node(upstream_request, node, request.form)
+    return await asyncio.to_thread(for_node, upstream_request, node, request.form)
+
+
+def _upstream_request(request: ProxyRequest, body: bytes) -> UpstreamRequest:
+    headers = request.headers.copy()
+    headers["X-Request-Id"] = request.request_id
+    return UpstreamRequest(request.method, request.path, request.query, headers, body)
+
+
+async def _leased(part: Part, task: asyncio.Task[None]) -> None:
+    """Return once an instance has a part, or its task is over."""
+    task.add_done_callback(lambda _: part.is_leased.set())
+    await part.is_leased.wait()

@@ -1,0 +1,138 @@
+"""The page `/props`: without paths of this machine, and remembered while its model is not loaded.
+
+Editors ask this of every model in the list, and a web page can make a browser ask for it, so it
+never loads a model. What a model's instance said last is said again until the model has changed.
+
+Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
+out of memory and comes back when asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Final
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.access_log import AccessRecord
+from proxy.errors import UpstreamFailed
+from proxy.forward.client_response import ClientResponse
+from proxy.headers import JSON
+from proxy.models import ModelInfo
+
+PATH: Final = "/props"
+# Chat templates are the most of it; the longest known has 30 kB.
+_MAX_BYTES: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    body: bytes
+    context_length: int | None
+    slots: int
+    at_s: float
+
+
+class Remembered:
+    """What each model's instance said last; one page for each model that is configured.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
+
+    def keep(self, model_info: ModelInfo, body: bytes, known: Collection[str]) -> None:
+        """Remember the page of a model, and forget models that are not known any more."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in known}
+        self._seen[model_info.id] = _Seen(
+            body, model_info.context_length, model_info.slots, self._clock()
+        )
+
+    def page(self, model_info: ModelInfo) -> web.Response | None:
+        """Return what is remembered of a model, or None where that is nothing, or not it any more.
+
+        `Age` says how many seconds ago it was true (RFC 9111 section 5.1).
+        """
+        seen = self._seen.get(model_info.id)
+        if seen is None or (seen.context_length, seen.slots) != (
+            model_info.context_length,
+            model_info.slots,
+        ):
+            return None
+        members = orjson.loads(seen.body)
+        if "is_sleeping" in members:
+            members["is_sleeping"] = True
+        age_s = int(self._clock() - seen.at_s)
+        headers = {"Content-Type": JSON, "Age": str(age_s)}
+        return web.Response(body=orjson.dumps(members), headers=headers)
+
+
+class PropsResponse(ClientResponse):
+    """An answer that is held back until it is whole, and goes out without paths.
+
+    Attributes:
+        page: What was sent, where that was the whole page of an instance.
+    """
+
+    def __init__(self, request: web.Request, record: AccessRecord) -> None:
+        super().__init__(request, record)
+        self.page: bytes | None = None
+        self._has_body = request.method != "HEAD"
+        self._held = bytearray()
+        self._begun: tuple[int, CIMultiDict[str]] | None = None
+
+    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Hold the status and the header back."""
+        self._begun = status, headers
+
+    async def write(self, chunk: bytes) -> None:
+        """Hold a piece back.
+
+        Raises:
+            UpstreamFailed: The page is too large.
+        """
+        self._held += chunk
+        if len(self._held) > _MAX_BYTES:
+            raise UpstreamFailed(f"the page {PATH} of {self.record.instance} is too large")
+
+    async def finish(self, last: bytes = b"") -> None:
+        """Send all of it.
+
+        Raises:
+            ConnectionError: The client has left.
+            UpstreamFailed: The page is too large.
+        """
+        await self.write(last)
+        assert self._begun is not None, "it begins before it ends"  # noqa: S101 (for mypy)
+        status, headers = self._begun
+        shown = without_paths(bytes(self._held))
+        headers.pop("Content-Length", None)  # that of HEAD, too: the body would be shorter
+        if self._has_body:
+            headers["Content-Length"] = str(len(shown))
+        if status == web.HTTPOk.status_code and shown.startswith(b"{"):
+            self.page = shown
+        await super().begin(status, headers)
+        await super().finish(shown)
+
+
+def without_paths(body: bytes) -> bytes:
+    """Return a page in which `model_path` has only the name of the file."""
+    try:
+        members = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    if not isinstance(members, dict) or not isinstance(members.get("model_path"), str):
+        return body
+    return orjson.dumps({**members, "model_path": _name_of(members["model_path"])})
+
+
+def _name_of(path: str) -> str:
+    return PurePosixPath(PureWindowsPath(path).name).name

@@ -1,0 +1,290 @@
+"""One answer on its way from an instance to the client: passed, streamed, assembled or refused.
+
+Of a stream, everything up to the first token is looked at; from there on a chunk costs one read,
+one write and a count, all in one step of the loop and without waking the request. A client that
+reads slowly holds up the instance, not our memory. What the answer tells beyond its text is read
+after it was passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from multidict import CIMultiDict
+
+from proxy.endpoints import EndpointKind
+from proxy.errors import (
+    UpstreamConnectFailed,
+    UpstreamFailed,
+    UpstreamLoading,
+    UpstreamShutDown,
+    UpstreamUnavailable,
+)
+from proxy.forward.apis.assembler import Assembler, assembler_for
+from proxy.forward.completed import CompletedResponse
+from proxy.forward.prefill_progress import PrefillFilter, PrefillProgress, is_start, progress_of
+from proxy.forward.upstream_errors import client_error_body, is_loading, parse_error, reclassified
+from proxy.forward.upstream_request import UpstreamRequestPlan
+from proxy.forward.writer import ResponseWriter
+from proxy.headers import JSON, for_client, is_event_stream, is_json
+from proxy.router.lease import Lease
+from proxy.upstream.client import UpstreamResponse
+from proxy.upstream.sse import DONE, InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.timings import Timings
+
+_ERROR_MAX_BYTES: Final = 1024**2
+_ASSEMBLED_MAX_BYTES: Final = 64 * 1024**2
+# How a complete stream ends, where it ends in a way that is always the same.
+_ENDS: Final = {
+    EndpointKind.CHAT: DONE,
+    EndpointKind.COMPLETION: DONE,
+    EndpointKind.MESSAGES: b"message_stop",
+}
+_END_BYTES: Final = 64
+_UNLEARNED: Final = frozenset(
+    {EndpointKind.EMBED_OR_RERANK, EndpointKind.TRANSCRIPTION, EndpointKind.INFO}
+)
+
+
+class ResponseRelay:
+    """One answer; `carry` brings it to the client."""
+
+    def __init__(
+        self,
+        plan: UpstreamRequestPlan,
+        lease: Lease,
+        response: UpstreamResponse,
+        client_response: ResponseWriter,
+    ) -> None:
+        self._request = lease.request
+        self._plan = plan
+        self._lease = lease
+        self._response = response
+        self._client_response = client_response
+        self._name = lease.upstream.name
+
+    async def run(self) -> bool:
+        """Bring the answer to the client, to its end.
+
+        Returns:
+            Whether the client has it. If not, nothing went out: the stream had no text to
+            assemble, and the answer must be asked for whole.
+
+        Raises:
+            ConnectionError: The client left.
+            UpstreamConnectFailed: Nothing of the answer went out, and nothing more will come.
+            UpstreamFailed: The instance broke off, or sent what was not asked for.
+            UpstreamTimeout: It said nothing for too long.
+        """
+        response, plan = self._response, self._plan
+        try:
+            if response.status >= 400 and self._request.method != "HEAD":
+                await self._relay_error()
+            elif plan.is_assembled and is_event_stream(response.headers):
+                return await self._assemble()
+            elif not plan.is_stream or (plan.is_assembled and is_json(response.headers)):
+                await self._relay_body()
+            elif is_event_stream(response.headers):
+                await self._relay_stream()
+            else:
+                raise UpstreamFailed(f"{self._name} gave no stream of events where one was asked")
+        except InvalidEvent as error:
+            raise UpstreamFailed(f"{self._name} gave a broken stream: {error}") from error
+        return True
+
+    async def _relay_body(self) -> None:
+        """Pass a body on as it comes."""
+        learns = self._response.status == 200 and self._request.kind not in _UNLEARNED
+        completed = CompletedResponse(self._request.kind, is_stream=False) if learns else None
+        await self._client_response.begin(self._response.status, for_client(self._response.headers))
+        chunk = b""
+        while not self._response.is_read:
+            if chunk:
+                await self._client_response.write(chunk)
+                self._lease.await_upstream()
+                if completed:
+                    completed.feed(chunk)
+            chunk = await self._response.read()
+            self._lease.count_bytes(chunk)
+        await self._finish(completed, chunk)
+
+    async def _relay_stream(self) -> None:
+        """Pass a stream on, once its first token is there; its last piece goes with its end."""
+        lease, client_response, response = self._lease, self._client_response, self._response
+        completed = CompletedResponse(self._request.kind, is_stream=True)
+        before, last = b"", await self._until_first_token(completed)
+
+        def take(chunk: bytes) -> bool:
+            nonlocal before
+            if not client_response.put(chunk):
+                return False
+            before = chunk
+            lease.count_bytes(chunk)
+            lease.count_tokens()
+            lease.await_upstream()
+            completed.feed(chunk)
+            return True
+
+        while not response.is_read:
+            await client_response.write(last)
+            lease.await_upstream()
+            completed.feed(last)
+            before = last
+            last = await response.read(take)
+            lease.count_bytes(last)
+            lease.count_tokens()
+        if not _is_complete(self._request.kind, before + last):
+            await client_response.write(last)
+            raise UpstreamFailed(f"{self._name} ended its stream before the answer was complete")
+        await self._finish(completed, last)
+
+    async def _until_first_token(self, completed: CompletedResponse) -> bytes:
+        """Wait for the first token, pass on what comes before it; return what comes with it."""
+        prefill_filter = PrefillFilter(hides_progress=self._plan.hides_progress)
+        while True:
+            chunk = await self._read()
+            if not chunk:
+                raise self._broken_off()
+            self._lease.count_bytes(chunk)
+            part = prefill_filter.feed(chunk)
+            self._set_progress(prefill_filter.latest)
+            if part:
+                await self._client_response.begin(
+                    self._response.status, for_client(self._response.headers)
+                )
+            if prefill_filter.is_over:
+                self._client_response.record.note_token()
+                self._lease.count_tokens()
+                return part
+            if part:
+                await self._client_response.write(part)
+                completed.feed(part)
+            self._lease.await_upstream()
+
+    async def _assemble(self) -> bool:
+        """Answer with the whole that a stream adds up to; return False where that is blank."""
+        assembler = assembler_for(self._request.kind)
+        splitter = Splitter()
+        total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
+        while chunk := await self._read():
+            self._lease.count_bytes(chunk)
+            total_bytes += len(chunk)
+            if total_bytes > _ASSEMBLED_MAX_BYTES:
+                raise UpstreamFailed(f"the answer of {self._name} is too long; ask for a stream")
+            for event in splitter.feed(chunk):
+                is_done = is_done or data_of(event) == DONE
+                if not self._added(assembler, event):
+                    await self._relay_error_event(event)
+                    return True
+            self._lease.await_upstream()
+        if not is_done or not assembler.is_complete:
+            raise self._broken_off()
+        if not assembler.is_blank:
+            await self._send_json(assembler)
+        return not assembler.is_blank
+
+    def _added(self, assembler: Assembler, event: bytes) -> bool:
+        """Add an event to an answer; return False if it is an error instead."""
+        piece = members_of(event)
+        if piece is None:
+            return True
+        if "error" in piece:
+            return False
+        if progress := progress_of(piece):
+            self._set_progress(progress)
+        elif not is_start(piece):
+            self._client_response.record.note_token()
+            self._lease.count_tokens()
+        try:
+            assembler.add(piece)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise InvalidEvent(f"an event is no piece of an answer: {error!r}") from error
+        return True
+
+    async def _send_json(self, assembler: Assembler) -> None:
+        body = orjson.dumps(assembler.whole())
+        self._lease.complete()
+        headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
+        await self._client_response.begin(200, headers)
+        await self._client_response.finish(body)
+        self._record_usage(Timings.read(assembler.timings()), assembler.message())
+
+    async def _relay_error(self) -> None:
+        """Answer with the instance's own error."""
+        body = b""
+        while chunk := await self._response.read():
+            self._lease.count_bytes(chunk)
+            body += chunk
+            if len(body) > _ERROR_MAX_BYTES:
+                raise UpstreamFailed(f"{self._name} gave an error without end")
+            self._lease.await_upstream()
+        await self._send_error(self._response.status, for_client(self._response.headers), body)
+
+    async def _relay_error_event(self, event: bytes) -> None:
+        """Answer with an error that came where the client sees no stream."""
+        body = data_of(event)
+        code = (parse_error(body) or {}).get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
+
+    async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        if is_loading(status, body):
+            raise UpstreamLoading(self._name)
+        if status == HTTPStatus.SERVICE_UNAVAILABLE and self._lease.upstream.node:
+            raise UpstreamUnavailable(self._name)
+        if self._client_response.has_begun and parse_error(body) is None:
+            raise UpstreamFailed(f"{self._name} answered {status} without a reason")
+        self._lease.complete()
+        status, body = reclassified(status, body)
+        said = client_error_body(self._request.kind, self._request.path, status, body)
+        headers["Content-Length"], headers["Content-Type"] = str(len(said)), JSON
+        await self._client_response.refuse(status, headers, said)
+
+    async def _finish(self, completed: CompletedResponse | None, last: bytes) -> None:
+        """End an answer that is complete with its last bytes."""
+        self._lease.complete()
+        await self._client_response.finish(last)
+        if completed is None:
+            self._record_usage(None, None)
+            return
+        completed.feed(last)
+        completed.close()
+        self._record_usage(completed.timings, completed.response)
+
+    def _record_usage(self, timings: Timings | None, response: Mapping[str, Any] | None) -> None:
+        self._client_response.record.timings = timings
+        self._lease.record_result(timings, response)
+
+    def _set_progress(self, progress: PrefillProgress | None) -> None:
+        if progress is not None:
+            self._lease.set_prefill_progress(progress.done, progress.total, progress.cached)
+
+    async def _read(self) -> bytes:
+        """Read as long as nothing of the answer went out: what breaks can be tried again."""
+        try:
+            return await self._response.read()
+        except UpstreamShutDown:
+            raise
+        except UpstreamFailed as error:
+            raise self._broken_off() from error
+
+    def _broken_off(self) -> UpstreamFailed:
+        if self._client_response.is_committed:
+            return UpstreamFailed(f"{self._name} broke off its answer")
+        return UpstreamConnectFailed(self._name, "broke off its answer before any of it went out")
+
+
+def _is_complete(kind: EndpointKind, last: bytes) -> bool:
+    """Return whether a stream that ended with these bytes ended as an engine ends it.
+
+    Source: llama-server, build 10434: an error event is the last one, without an end mark.
+    """
+    if _ENDS.get(kind, b"") in last[-_END_BYTES:]:
+        return True
+    try:
+        return "error" in (members_of(last.rstrip().rpartition(b"\n\n")[2]) or {})
+    except InvalidEvent:
+        return False

@@ -1,0 +1,147 @@
+"""An instance's own error in the shape that the client's library understands. Pure.
+
+llama-server gives `code` as a number and says the same on every page. OpenAI's clients take `code`
+for a string or null, and know one for a prompt that is too long; Anthropic's have a shape of their
+own. Message, type and figures stay as the instance gave them. Its own pages are for its own
+clients: there, nothing is changed. It takes some mistakes of clients for faults of its own, for
+which a client's library would ask twice more.
+
+Source: llama-server, build 10434; openai-python and anthropic-python, their exceptions.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+
+from proxy.endpoints import EndpointKind
+
+_OPENAI: Final = frozenset(
+    {
+        EndpointKind.CHAT,
+        EndpointKind.COMPLETION,
+        EndpointKind.RESPONSES,
+        EndpointKind.EMBED_OR_RERANK,
+        EndpointKind.TRANSCRIPTION,
+    }
+)
+_CODES: Final = {"exceed_context_size_error": "context_length_exceeded"}
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_SHOWN_BYTES: Final = 200
+# How its message begins where it takes a client's mistake for a fault of its own (500).
+_CLIENT_MISTAKES: Final = re.compile(
+    r"""
+      \[json\.exception\.                       # a member of another type, or one that is missing
+    | Failed\ to\ parse\ (messages|tools)
+    | (image|audio|video)\ input\ is\ not\ supported
+    | Unknown\ reasoning\ format
+    | '[^']{1,80}'\ is\ required
+    | "prompt"\                                 # of embeddings too: empty, or of another type
+    | vector::_M_                              # a token that the vocabulary has not; top_n below 0
+    | (tools|tool_choice)\ param\ requires\ --jinja
+    | At\ least\ one\ of\ min_value\ or\ max_value   # a JSON schema's integer
+    | got\ exception:\ Unexpected\ empty\ grammar\ stack   # ignore_eos beyond a grammar's end
+    | Cannot\ (use|specify|set|have)\           # two members that exclude each other
+    # a grammar of what is no text: without tools, any text is of this format
+    | The\ model\ produced\ output\ that\ does\ not\ match\ the\ expected\ Content-only
+    """,
+    re.VERBOSE,
+)
+
+
+# What an engine says of an input for an embedding that is longer than its micro batch.
+_TOO_LONG: Final = re.compile(
+    r"input \((\d{1,18}) tokens\) is too large to process.*size: (\d{1,18})"
+)
+
+
+def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
+    """Return the status and the body of an error, a client's mistake called what it is.
+
+    What a model or its engine does not do (501) is a mistake too: asked again, it is the same.
+
+    Source: llama-server, build 10434, a wrong value for each member of each page
+    (`tests/laws/test_mistakes.py`); openai-python and anthropic-python ask again from 500 on.
+    """
+    error = parse_error(body) or {}
+    message = str(error.get("message"))
+    if status == HTTPStatus.NOT_IMPLEMENTED and error:
+        return 400, orjson.dumps({"error": {**error, "code": 400}})
+    if status != HTTPStatus.INTERNAL_SERVER_ERROR:
+        return status, body
+    if found := _TOO_LONG.match(message):
+        return 400, orjson.dumps({"error": _too_long(*map(int, found.groups()))})
+    if _CLIENT_MISTAKES.match(message):
+        mistake = {**error, "code": 400, "type": "invalid_request_error"}
+        return 400, orjson.dumps({"error": mistake})
+    return status, body
+
+
+def _too_long(tokens: int, limit: int) -> dict[str, Any]:
+    """Return what an engine says of any other prompt that is longer than the context."""
+    return {
+        "code": 400,
+        "message": f"the input has {tokens} tokens, and this model takes {limit} at most",
+        "type": "exceed_context_size_error",
+        "n_prompt_tokens": tokens,
+        "n_ctx": limit,
+    }
+
+
+def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:
+    """Return the body of an error as the client gets it.
+
+    Args:
+        kind: What was asked.
+        path: Path of the page.
+        status: HTTP status of the error.
+        body: What the instance said, whatever that is.
+    """
+    error = parse_error(body) or _unexplained(status, body)
+    if path.startswith("/v1/messages"):
+        kept = {name: said for name, said in error.items() if name != "code"}
+        otherwise = "invalid_request_error" if status < 500 else "api_error"
+        named = {**kept, "type": _ANTHROPIC_TYPES.get(status, otherwise)}
+        return orjson.dumps({"type": "error", "error": named})
+    if kind in _OPENAI:
+        code = _CODES.get(str(error.get("type")), error.get("type"))
+        return orjson.dumps({"error": {"param": None, **error, "code": code}})
+    return body if parse_error(body) else orjson.dumps({"error": error})
+
+
+def _unexplained(status: int, body: bytes) -> dict[str, Any]:
+    """Return an error in llama-server's own shape for one that tells nothing, or in no such shape.
+
+    cpp-httplib refuses what it cannot read with an empty body, and other servers say `detail`.
+    """
+    said = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
+    return {
+        "code": status,
+        "message": f"the instance refused the request with status {status}: {said or 'no reason'}",
+        "type": "invalid_request_error" if status < 500 else "server_error",
+    }
+
+
+def parse_error(body: bytes) -> dict[str, Any] | None:
+    """Return the error that a body of llama-server tells, or None where it tells none."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    error = said.get("error") if isinstance(said, dict) else None
+    return error if isinstance(error, dict) else None
+
+
+def is_loading(status: int, body: bytes) -> bool:
+    """Return whether an instance says that its model is not loaded yet: nothing was done."""
+    error = parse_error(body) or {}
+    return status == 503 and error.get("type") == "unavailable_error"

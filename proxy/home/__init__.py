@@ -1,1 +1,0 @@
-"""Which instance holds a conversation in its cache."""

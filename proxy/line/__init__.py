@@ -1,1 +1,0 @@
-"""Who waits, and who gets a slot of which instance."""

@@ -1,0 +1,1 @@
+"""Health, models, slots and metrics of the proxy and its instances."""

@@ -1,0 +1,1 @@
+"""What is believed of the prompt caches of all instances."""

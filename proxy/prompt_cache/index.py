@@ -1,0 +1,217 @@
+"""What is believed of the instances' caches: who holds which prompts, who is home to whom.
+
+Beliefs are hints. They are noted when a request is given to an instance, weighed by what answers
+say of its cache, and forgotten when its process is another than before. An instance that
+was withdrawn and comes back as the same process still has its cache. All of it is bounded: what
+was used least recently goes first, of a prompt its end before its beginning.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from typing import Final
+
+from proxy.prompt_cache.conversations import Conversation, Conversations
+from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
+from proxy.upstream.slots import SlotState
+from proxy.upstream.timings import average
+from proxy.upstream.upstream import Upstream
+
+# Each conversation has some marks and dozens of blocks.
+_BLOCKS_PER_MARK: Final = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One process of an instance, told from the next by its number.
+
+    Attributes:
+        slot_map: Its slots.
+        hit_ratio: The share of what was believed of its cache that proved true, lately; 0 to 1.
+    """
+
+    identity: tuple[object, ...]
+    number: int
+    slot_map: SlotMap
+    hit_ratio: float = 1.0
+
+
+class PrefixIndex:
+    """The beliefs of one proxy over all its instances.
+
+    Args:
+        prefix_index_max_blocks: Blocks of prompts that are remembered at most, at least 1.
+    """
+
+    def __init__(self, prefix_index_max_blocks: int) -> None:
+        self._blocks: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self._conversations = Conversations(
+            max(1, prefix_index_max_blocks // _BLOCKS_PER_MARK), self._is_alive
+        )
+        self._blocks_max = prefix_index_max_blocks
+        self._runs: dict[str, _Run] = {}
+        self._numbers = count(1)
+
+    def __len__(self) -> int:
+        return len(self._blocks) + len(self._conversations)
+
+    def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
+        """Note that an instance is admitted: a new process holds what it was filled with.
+
+        Args:
+            upstream: The instance.
+            filled: Its slots as the process began with them.
+        """
+        # A supervisor gives each run a key of its own.
+        identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
+        before = self._runs.get(upstream.name)
+        if before is None or before.identity != identity:
+            run = _Run(identity, next(self._numbers), SlotMap(upstream.slots))
+            self._runs[upstream.name] = run
+            for one in sorted(filled, key=attrgetter("task")):
+                run.slot_map.add_restored(one, self._begun(upstream, run, one.fingerprint))
+
+    def slot_map(self, name: str) -> SlotMap:
+        """Return the slots of an instance that was met."""
+        return self._runs[name].slot_map
+
+    # Questions.
+
+    def cached_tokens(self, name: str, prompt: Prompt | None) -> int:
+        """Return how many tokens of a prompt an instance is believed to hold; 0 if unknown."""
+        if prompt is None or (run := self._runs.get(name)) is None:
+            return 0
+        held = min(self._held(run, prompt) * BLOCK_TOKENS, prompt.tokens)
+        return round(held * run.hit_ratio)
+
+    def owner(self, prompt: Prompt | None, session: int | None) -> str | None:
+        """Return the instance that has a conversation: by its history, else by its name."""
+        conversation = self._find(prompt, session)
+        return conversation.owner if conversation else None
+
+    def conversations_per_instance(self, model: str) -> Mapping[str, int]:
+        """Return to how many of the latest conversations of a model each instance is home."""
+        counts: dict[str, int] = {}
+        for conversation in self._conversations.latest(model):
+            counts[conversation.owner] = counts.get(conversation.owner, 0) + 1
+        return counts
+
+    def fingerprints(
+        self, name: str, page: Sequence[SlotState], now_s: float
+    ) -> dict[int, ConversationFingerprint]:
+        """Return what tells the conversations in an instance's idle slots, as far as known.
+
+        Args:
+            name: The instance; one that was never met is fine.
+            page: Its slots, as it tells of them now.
+            now_s: Monotonic time.
+        """
+        if (run := self._runs.get(name)) is None:
+            return {}
+        held = run.slot_map.idle_conversations(page, now_s)
+        return {slot: self._chain(name, run, tracked) for slot, tracked in held.items()}
+
+    # What happens.
+
+    def assign(self, upstream: Upstream, prompt: Prompt, session: int | None) -> object:
+        """Note that a prompt was given to an instance, which is its conversation's home now.
+
+        Returns:
+            The conversation: the same object for each of its turns.
+        """
+        run = self._runs[upstream.name]
+        conversation = self._find(prompt, session) or Conversation(
+            upstream.model, upstream.name, run.number
+        )
+        conversation.owner, conversation.run = upstream.name, run.number
+        self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
+        if session is not None:
+            self._conversations.add_turn(conversation, session)
+        self._conversations.touch(conversation)
+        self.add_prefix(upstream.name, prompt.blocks)
+        return conversation
+
+    def record_reply(self, prompt: Prompt, mark: int) -> None:
+        """Note the mark of a prompt with its answer, by which the next turn will be known."""
+        if conversation := self._conversations.get(prompt.turn_hashes[-1]):
+            self._conversations.add_turn(conversation, mark)
+
+    def record_hit(self, name: str, predicted: int, actual: int) -> None:
+        """Note how many tokens of a prompt an instance's cache really held, when it was asked.
+
+        What the instance has computed since, it holds all the same. But if it keeps falling short,
+        it has little room or does not cache at all, and less is expected of it from then on.
+        """
+        if run := self._runs.get(name):
+            # With nothing predicted, there is nothing to doubt.
+            run.hit_ratio = average(
+                run.hit_ratio, min(1.0, actual / predicted) if predicted else 1.0
+            )
+
+    def add_prefix(self, name: str, blocks: Sequence[int]) -> None:
+        """Note that an instance holds a prompt, be it computed or restored; unknown ones do not.
+
+        Args:
+            name: The instance.
+            blocks: Those of the prompt.
+        """
+        if (run := self._runs.get(name)) is None:
+            return
+        alone = (run.number,)  # shared: most blocks have one holder
+        # The end first, so that it is also the first to be forgotten.
+        for block in reversed(blocks):
+            holders = self._blocks.get(block, ())
+            if run.number not in holders:
+                self._blocks[block] = self._alive(holders) + alone if holders else alone
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._blocks_max:
+            self._blocks.popitem(last=False)
+
+    def _begun(
+        self, upstream: Upstream, run: _Run, chain: ConversationFingerprint
+    ) -> Conversation | None:
+        """Return a conversation that a process begins with; None where it went on elsewhere."""
+        self.add_prefix(upstream.name, chain.blocks)
+        other = self._conversations.find(chain.turn_hashes)
+        if not chain.turn_hashes or (other and other.run != run.number):
+            return None
+        conversation = Conversation(upstream.model, upstream.name, run.number)
+        for mark in chain.turn_hashes:
+            self._conversations.add_turn(conversation, mark)
+        self._conversations.touch(conversation)
+        return conversation
+
+    def _chain(self, name: str, run: _Run, tracked: TrackedSlot) -> ConversationFingerprint:
+        conversation = tracked.conversation
+        if isinstance(conversation, Conversation) and (conversation.owner, conversation.run) == (
+            name,
+            run.number,
+        ):
+            return ConversationFingerprint(tuple(conversation.turn_hashes), tracked.blocks)
+        return ConversationFingerprint((), tracked.blocks)  # it went on elsewhere
+
+    def _held(self, run: _Run, prompt: Prompt) -> int:
+        blocks, holders, number = prompt.blocks, self._blocks, run.number
+        # Who holds a block holds all before it, so the first that is missing is searched for.
+        return bisect_left(
+            range(len(blocks)), 1, key=lambda at: number not in holders.get(blocks[at], ())
+        )
+
+    def _alive(self, holders: tuple[int, ...]) -> tuple[int, ...]:
+        numbers = {run.number for run in self._runs.values()}
+        return tuple(one for one in holders if one in numbers)
+
+    def _find(self, prompt: Prompt | None, session: int | None) -> Conversation | None:
+        marks = (*(reversed(prompt.turn_hashes) if prompt else ()), session)
+        return self._conversations.find(mark for mark in marks if mark is not None)
+
+    def _is_alive(self, conversation: Conversation) -> bool:
+        run = self._runs.get(conversation.owner)
+        return run is not None and run.number == conversation.run

@@ -1,0 +1,234 @@
+"""Which openings many conversations begin with: what stands before anybody says anything. Pure.
+
+An opening is the leading system and developer messages, the tools, and what else shapes a prompt,
+as a chat request that the engine makes the same prompt of. Conversations are told apart by the
+first message behind it, which each of their turns repeats: a further turn counts for nothing.
+
+What is kept are hashes, of a bounded number of openings; those seen least recently go first.
+
+What the engine makes of other APIs is followed only where that is the same in every build:
+Anthropic's system prompt and plain tools, and the instructions of OpenAI's responses without tools,
+which builds rewrite differently. Source: llama-server's conversions, builds 10434 and 11434.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from proxy.endpoints import EndpointKind
+from proxy.prompt_cache.prompt_parts import prompt_parts
+
+# In how many conversations one has to be seen: what two began with, a third one may.
+_OFTEN: Final = 3
+# Fewer tokens are read within one batch, about half a second: less than it takes to notice.
+_TOKENS_MIN: Final = 256
+_TOKEN_BYTES: Final = 4
+_SIZE_MAX_BYTES: Final = 1024**2
+_OPENINGS_MAX: Final = 256
+_TALKS_MAX: Final = 64
+_HASH_BYTES: Final = 8
+
+_LEADING: Final = frozenset({"system", "developer"})
+# What says how a prompt is made, not how it is answered.
+_KWARGS: Final = "chat_template_kwargs"
+_SHAPING: Final = (
+    _KWARGS,
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "response_format",
+)
+_CUSTOM_TOOL: Final = frozenset({"name", "description", "input_schema", "type", "cache_control"})
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """What conversations begin with.
+
+    Attributes:
+        body: A chat request.
+        tokens: How many tokens it may have; a guess from its length.
+    """
+
+    body: Mapping[str, Any] = field(repr=False)
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Observed:
+    """How often an opening was seen: the latest conversations, and those not yet told of."""
+
+    conversations: deque[bytes] = field(default_factory=lambda: deque(maxlen=_TALKS_MAX))
+    untold: int = 0
+
+
+class SharedPrefixes:
+    """Counts the conversations that begin alike, over all models."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[bytes, _Observed] = OrderedDict()
+
+    def observe(
+        self, model: str, kind: EndpointKind, members: Mapping[str, Any]
+    ) -> SharedPrefix | None:
+        """Take a request in; return its opening each time that three more began with it.
+
+        Args:
+            model: The id of the model.
+            kind: What the request is.
+            members: What its body says. Whatever that is, nothing fails.
+        """
+        reader = _READERS.get(kind)
+        begun = reader(members) if reader else None
+        if begun is None:
+            return None
+        body, first = begun
+        written = _json(body)
+        tokens = len(written) // _TOKEN_BYTES
+        if tokens < _TOKENS_MIN or len(written) > _SIZE_MAX_BYTES:
+            return None
+        seen = self._look(_hash(model.encode() + b"\0" + written))
+        conversation = _hash(b"".join(prompt_parts(EndpointKind.CHAT, {"messages": [first]})))
+        if conversation in seen.conversations:
+            return None
+        seen.conversations.append(conversation)
+        seen.untold = (seen.untold + 1) % _OFTEN
+        return None if seen.untold else SharedPrefix(body, tokens)
+
+    def _look(self, key: bytes) -> _Observed:
+        seen = self._seen.setdefault(key, _Observed())
+        self._seen.move_to_end(key)
+        if len(self._seen) > _OPENINGS_MAX:
+            self._seen.popitem(last=False)
+        return seen
+
+
+# Each reader returns an opening as a chat request, and the first message behind it.
+
+_Begun = tuple[dict[str, Any], object]
+
+
+def _chat(members: Mapping[str, Any]) -> _Begun | None:
+    return _begun(members.get("messages"), {name: members.get(name) for name in _SHAPING})
+
+
+def _anthropic(members: Mapping[str, Any]) -> _Begun | None:
+    system, tools = _joined(members.get("system")), _functions(members.get("tools"))
+    messages = members.get("messages")
+    chooses = members.get("tool_choice") or {"type": "auto"}
+    if system is None or tools is None or not isinstance(messages, list):
+        return None
+    if not isinstance(chooses, dict) or chooses.get("type") != "auto":
+        return None
+    shaping = {"tools": tools or None, _KWARGS: members.get(_KWARGS)}
+    return _begun([{"role": "system", "content": system}, *messages], shaping)
+
+
+def _responses(members: Mapping[str, Any]) -> _Begun | None:
+    instructions, given = members.get("instructions"), members.get("input")
+    if members.get("tools") or not isinstance(instructions, str):
+        return None
+    behind = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    if behind and _leads(behind[0]):
+        return None
+    shaping = {_KWARGS: members.get(_KWARGS)}
+    return _begun([{"role": "system", "content": instructions}, *behind], shaping)
+
+
+_READERS: Final = MappingProxyType(
+    {
+        EndpointKind.CHAT: _chat,
+        EndpointKind.MESSAGES: _anthropic,
+        EndpointKind.RESPONSES: _responses,
+    }
+)
+
+
+def _begun(messages: object, shaping: Mapping[str, Any]) -> _Begun | None:
+    if not isinstance(messages, list):
+        return None
+    leading = list(takewhile(_leads, messages))
+    if len(leading) == len(messages) or not all(map(_is_text, leading)):
+        return None
+    shaped = {name: said for name, said in shaping.items() if said is not None}
+    return {"messages": leading, **shaped}, messages[len(leading)]
+
+
+def _leads(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") in _LEADING
+
+
+def _is_text(message: Message) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return all(_text(part) is not None for part in parts)
+
+
+def _text(part: object) -> str | None:
+    """Return the text of a piece of content, or None where it is none."""
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return None
+    text = part.get("text")
+    return text if isinstance(text, str) else None
+
+
+def _joined(system: object) -> str | None:
+    """Return Anthropic's system prompt as one text, as the engine joins it."""
+    if isinstance(system, str):
+        return system
+    if not isinstance(system, list):
+        return None
+    texts = [text for block in system if (text := _text(block)) is not None]
+    # Builds treat a header in such a place differently, and it changes with each request.
+    if len(texts) < len(system) or any(text.startswith("x-anthropic-") for text in texts):
+        return None
+    return "".join(texts)
+
+
+def _functions(tools: object) -> list[dict[str, Any]] | None:
+    """Return Anthropic's tools as OpenAI's; None where one is more than a name and a schema."""
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(map(_is_plain, tools)):
+        return None
+    return [{"type": "function", "function": _function(tool)} for tool in tools]
+
+
+def _is_plain(tool: object) -> bool:
+    if not isinstance(tool, dict) or not tool.keys() <= _CUSTOM_TOOL:
+        return False
+    texts = (tool.get("name"), tool.get("description", ""))
+    is_custom = tool.get("type", "custom") == "custom" and isinstance(
+        tool.get("input_schema"), dict
+    )
+    return is_custom and all(isinstance(text, str) for text in texts)
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": tool["name"],
+        "description": tool.get("description", ""),
+        "parameters": tool["input_schema"],
+    }
+
+
+def _json(said: object) -> bytes:
+    try:
+        return orjson.dumps(said)
+    except orjson.JSONEncodeError:
+        return b""  # nested deeper than it writes, which no template reads either
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_HASH_BYTES).digest()

@@ -1,0 +1,264 @@
+"""Which slot of a process holds which conversation, as far as that can be told from outside. Pure.
+
+An engine that matches no prompts (`--slot-prompt-similarity 0`) takes the slot used longest ago,
+and looks for the conversation only among those that were saved when the last task began: a turn
+that follows its answer at once is read anew. It goes to the slot that still holds its conversation
+if the request names that slot, and nothing is copied at all. On such an engine that is safe even
+where the slot is in use: the request waits, and nobody's text changes. (On one that does match
+prompts it is not.) A page that takes no number is led there instead: all other idle slots are used
+once more, for an empty prompt, which leaves what they hold as it is; then the one that holds the
+conversation is the one used longest ago.
+
+So the slots are followed: a request that names none is taken to get the one used longest ago, and
+of those never used the last. Where that is only a guess, or others (a probe, a restart from saved
+slots) may have been there, the engine's own page is looked at: it tells which slot began its last
+task when, and how many tokens each holds, and we know in which order we asked.
+
+Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from proxy.prompt_cache.fingerprint import RestoredSlot
+from proxy.prompt_cache.prompt import Prompt
+from proxy.upstream.slots import SlotState
+
+# What others do to the slots of an idle engine they do after a while; until then nobody looks.
+_FRESH_S: Final = 5.0
+# The last token of an answer is not in the cache, nor is the one that ends it.
+_TOKENS_AWAY_MAX: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class TrackedSlot:
+    """One slot, and what it is believed to hold.
+
+    Attributes:
+        id_slot: Its number.
+        conversation: The conversation that it holds, or None for one that nobody will come back
+            for.
+        tokens: Tokens of that conversation.
+        blocks: Those of the last prompt of it that was answered.
+        task: Where it was filled from a disk and nobody has asked it since, the number of its last
+            task: while that stays so, it holds the same. None everywhere else.
+        is_confirmed: Whether the number is known, and not only guessed from the order of use.
+        holder: Whose request uses it, or None.
+        asked: When it was last asked, in a count of its own; 0 for never.
+        used: When it was last given back, in a count of its own; 0 for never.
+    """
+
+    id_slot: int
+    conversation: object | None = None
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    task: int | None = None
+    is_confirmed: bool = False
+    holder: object | None = None
+    asked: int = 0
+    used: int = 0
+
+    def empty(self) -> None:
+        """Note that nobody will come back for what it holds."""
+        self.conversation, self.tokens, self.blocks, self.task = None, 0, (), None
+
+    def verifies_restore(self, prompt: Prompt | None) -> bool:
+        """Return whether the answer to a prompt shows what became of what it was filled with.
+
+        So it is for the first request that names the slot and goes on from the prompt that was
+        answered last. How much of it the engine must have, its tokens tell: a template may put it
+        otherwise on another day.
+        """
+        ours, its = self.blocks, prompt.blocks if prompt else ()
+        goes_on = 0 < len(ours) <= len(its) and its[len(ours) - 1] == ours[-1]
+        return self.is_confirmed and self.task is not None and goes_on
+
+
+class SlotMap:
+    """The slots of one process.
+
+    Args:
+        slots: How many there are, at least 1.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = [TrackedSlot(number) for number in range(slots)]
+        self._turn = count(1)
+        self._seen_at_s = float("-inf")
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens of conversations they hold, as far as is known."""
+        return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
+
+    def add_restored(self, filled: RestoredSlot, conversation: object | None) -> None:
+        """Note what a slot holds as the process begins; to be told in the order of their tasks."""
+        for tracked in self._slots:
+            if tracked.id_slot == filled.id_slot:
+                tracked.conversation, tracked.tokens = conversation, filled.tokens
+                tracked.blocks, tracked.task = filled.fingerprint.blocks, filled.task
+                if filled.task >= 0:
+                    tracked.asked = tracked.used = next(self._turn)
+
+    def reserve(
+        self, holder: object, conversation: object | None, now_s: float
+    ) -> TrackedSlot | None:
+        """Give a request the slot that holds its conversation, else the one the engine would take.
+
+        Args:
+            holder: The request.
+            conversation: Its conversation, or None where no slot is to be named.
+            now_s: Monotonic time.
+
+        Returns:
+            None where no slot is known to be free.
+        """
+        is_stale = now_s - self._seen_at_s > _FRESH_S
+        for one in self._slots:
+            # What a slot was filled with is sure when seen by the very request that asks for it.
+            if is_stale or one.task is not None:
+                one.is_confirmed = False
+        idle = [tracked for tracked in self._slots if tracked.holder is None]
+        tracked = next(
+            (one for one in idle if conversation is not None and one.conversation is conversation),
+            None,
+        )
+        if tracked is None and idle:
+            tracked = min(idle, key=_age)
+            tracked.empty()
+            tracked.is_confirmed = False
+        if tracked:
+            tracked.holder = holder
+        return tracked
+
+    def rebind(
+        self, tracked: TrackedSlot, conversation: object, now_s: float
+    ) -> TrackedSlot | None:
+        """Give a request another slot, for the one it has does not hold its conversation."""
+        holder, tracked.holder = tracked.holder, None
+        return self.reserve(holder, conversation, now_s)
+
+    def reserve_lru(self, tracked: TrackedSlot) -> TrackedSlot:
+        """Give a request the slot used longest ago of those whose number is sure, if there is one.
+
+        That is for a request that is led, and comes for no conversation.
+        """
+        holder, tracked.holder = tracked.holder, None
+        sure = (one for one in self._slots if one.is_confirmed and one.holder is None)
+        led = min(sure, key=_age, default=tracked)
+        led.empty()
+        led.holder = holder
+        return led
+
+    def has_unsaved(self, tracked: TrackedSlot) -> bool:
+        """Return whether another idle slot holds what came after the engine's last task began.
+
+        Of that the engine makes nothing for other slots: it looks among what it saved then.
+        """
+        begun = max(one.asked for one in self._slots)
+        idle = (one for one in self._slots if one.holder is None and one is not tracked)
+        return any(one.used > begun for one in idle)
+
+    def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
+        """Note that all other idle slots are used at once, for nothing; return their numbers."""
+        turn = next(self._turn)
+        others = [one for one in self._slots if one.holder is None and one is not tracked]
+        for one in others:
+            one.asked = one.used = turn
+            one.task = None
+        return [one.id_slot for one in others]
+
+    def mark_sent(self, tracked: TrackedSlot) -> None:
+        """Note that the request goes out now."""
+        tracked.asked, tracked.task = next(self._turn), None
+
+    def release(self, holder: object, now_s: float) -> None:
+        """Note that a request is over; what its slot holds is not known any more."""
+        for tracked in self._slots:
+            if tracked.holder is holder:
+                tracked.holder, tracked.used = None, next(self._turn)
+                tracked.empty()
+                self._seen_at_s = now_s
+
+    def set_conversation(
+        self, tracked: TrackedSlot, conversation: object, tokens: int, blocks: tuple[int, ...] = ()
+    ) -> None:
+        """Note what a slot holds after an answer, unless the next request has it already."""
+        if tracked.holder is None:
+            for other in self._slots:
+                if other.conversation is conversation:
+                    other.empty()
+            tracked.conversation, tracked.tokens, tracked.blocks = conversation, tokens, blocks
+
+    def idle_conversations(self, page: Sequence[SlotState], now_s: float) -> dict[int, TrackedSlot]:
+        """Return the slots that are known to hold a conversation and are idle, by number."""
+        self.sync(page, None, now_s)
+        idle = (one for one in self._slots if one.holder is None and one.is_confirmed)
+        return {one.id_slot: one for one in idle if one.conversation is not None}
+
+    def sync(self, page: Sequence[SlotState], boarding: TrackedSlot | None, now_s: float) -> None:
+        """Find each slot's number by what the engine says of all of them.
+
+        Who was asked last comes first on both sides; those used at once come in any order. A task
+        that is not ours has no berth here, and a conversation that nothing fits is in no slot any
+        more.
+
+        Args:
+            page: What the engine says.
+            boarding: The slot of a request that has not gone out yet, or None.
+            now_s: Monotonic time.
+        """
+        self._seen_at_s = now_s
+        rest = sorted(self._slots, key=lambda one: one.asked, reverse=True)
+        lost: list[TrackedSlot] = []
+        strange: list[int] = []
+        for seen in sorted(page, key=lambda one: one.task, reverse=True):
+            at = _place(rest, seen, boarding)
+            if at is None:
+                strange.append(seen.id_slot)
+                continue
+            tracked = rest.pop(at)
+            tracked.id_slot, tracked.is_confirmed = seen.id_slot, True
+            while rest and rest[0].asked > tracked.asked:
+                lost.append(rest.pop(0))
+        for tracked, slot in zip((*lost, *rest), strange, strict=False):
+            tracked.empty()
+            tracked.id_slot, tracked.is_confirmed = slot, False
+
+
+def _age(tracked: TrackedSlot) -> tuple[int, int]:
+    """Return what sorts slots as engines take them: used longest ago, of unused ones the last."""
+    return tracked.used, -tracked.id_slot
+
+
+def _place(
+    slot_map: Sequence[TrackedSlot], seen: SlotState, boarding: TrackedSlot | None
+) -> int | None:
+    """Return which berth is a slot that the engine tells of: the first, or one that surely is.
+
+    Of those that were used at once, each may be the first.
+    """
+    sure = [at for at, one in enumerate(slot_map) if _holds(one, seen)]
+    first = [at for at, one in enumerate(slot_map) if one.asked == slot_map[0].asked]
+    may_be = [at for at in first if _may_be(slot_map[at], seen, boarding)]
+    return next(iter((*(at for at in sure if at in may_be), *may_be, *sure)), None)
+
+
+def _may_be(tracked: TrackedSlot, seen: SlotState, boarding: TrackedSlot | None) -> bool:
+    if (tracked.asked == 0) != (seen.task < 0):
+        return False
+    is_open = tracked.conversation is None or (
+        tracked.holder is not None and tracked is not boarding
+    )
+    return is_open or _holds(tracked, seen)
+
+
+def _holds(tracked: TrackedSlot, seen: SlotState) -> bool:
+    is_idle = tracked.conversation is not None and not seen.is_busy
+    if tracked.task is not None:  # nor does it tell how much it was filled with
+        return is_idle and (tracked.id_slot, tracked.task) == (seen.id_slot, seen.task)
+    return is_idle and 0 <= tracked.tokens - seen.tokens <= _TOKENS_AWAY_MAX

@@ -1,0 +1,1 @@
+"""Queues, leases, and which instance gets which request."""

@@ -1,0 +1,82 @@
+"""A slot that is lent for work of our own, which gives way to clients.
+
+Whoever reads a prompt ahead of those who will need it asks an instance as a client does: with a
+lease, so that nobody's request waits inside the engine, and what is known of its slots stays true.
+It waits behind everybody, and it is to leave as soon as anybody else wants something of the
+instance: an engine that reads two prompts reads the second when it is through with the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from multidict import CIMultiDict
+
+from proxy.endpoints import EndpointKind
+from proxy.errors import UpstreamShutDown
+from proxy.request import ProxyRequest
+from proxy.router.lease import Lease
+from proxy.router.router import Router
+from proxy.upstream.slots import SlotTargeting
+from proxy.upstream.upstream import Upstream
+
+_PATIENCE_S: Final = 5.0
+
+IsPreempted = Callable[[], bool]
+
+
+@asynccontextmanager
+async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempted]:
+    """Hold a slot of one instance for the length of the block, which tells whether to leave.
+
+    A block that ends without an error has its slot given back at once; else once the engine has
+    confirmed that it is idle.
+
+    Args:
+        router: Who leases.
+        name: The instance.
+
+    Raises:
+        UpstreamShutDown: It is not in service, or was stopped.
+        ProxyError: No slot was free in five seconds.
+    """
+    instances = {instance.upstream.name: instance.upstream for instance in router.instances()}
+    ours = instances.pop(name, None)
+    if ours is None:
+        raise UpstreamShutDown(name)
+    async with router.lease(_request(ours), instances) as lease:
+        if lease.upstream.name != name:
+            lease.complete()
+            raise UpstreamShutDown(name)
+        await router.slot(lease, SlotTargeting.NONE)
+        yield lambda: _is_wanted(router, lease)
+        lease.complete()
+
+
+def _is_wanted(router: Router, lease: Lease) -> bool:
+    """Return whether a client waits, or is served beside us, or the instance is to leave."""
+    name, model = lease.upstream.name, lease.upstream.model
+    waiting = router.demand(model).waiting
+    return waiting > 0 or router.in_flight(name) > 1 or not lease.instance.in_service
+
+
+def _request(upstream: Upstream) -> ProxyRequest:
+    """Return a request of our own; as one that was passed on, it stays here and loads nothing."""
+    return ProxyRequest(
+        request_id=f"warm-{upstream.name}",
+        method="POST",
+        path="/v1/chat/completions",
+        query="",
+        headers=CIMultiDict(),
+        body=b"",
+        json={},
+        kind=EndpointKind.CHAT,
+        model=upstream.model,
+        client="",
+        priority="batch",
+        queue_timeout_s=_PATIENCE_S,
+        is_from_proxy=True,
+        is_background=True,
+    )

@@ -1,0 +1,124 @@
+"""Requests under way: counted, waited for, and cut from outside.
+
+A flight is one request between its first byte and its last. Whoever holds it (the instance that
+answers it, the server that drains) can cut it: the task that carries it then meets the given error
+at the point where it waits, and closes what it opened on its way out. All changes are made in
+methods without `await`; only `idle` waits, and it wakes by event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from proxy.errors import ProxyError
+
+
+class InFlightRequest:
+    """One request under way: `async with Flight(flights)`, a block that can be cut from outside.
+
+    Cut, the block raises the error it was cut with. As with `asyncio.timeout`, that is told apart
+    from the task's own cancellation: here, a client that left.
+
+    Args:
+        flights: Those of whoever holds it; it is one of them for the length of the block.
+
+    Attributes:
+        cut_by: The error it was cut with, or None.
+        is_awaited: Whether the next step is the instance's, and not the client's.
+    """
+
+    def __init__(self, flights: InFlight) -> None:
+        self._flights = flights
+        self.cut_by: ProxyError | None = None
+        self.is_awaited = True
+        self._task: asyncio.Task[object] | None = None
+        self._cancelled_before = 0
+        self._is_cancelled = False
+        self._cancel_soon: asyncio.Handle | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "a block runs in a task"  # noqa: S101 (for mypy)
+        self._cancelled_before = self._task.cancelling()
+        self._flights.add(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._flights.discard(self)
+        task, self._task = self._task, None
+        if self._cancel_soon is not None:
+            self._cancel_soon.cancel()
+        if task is None or not self._is_cancelled:
+            return
+        is_ours = task.uncancel() <= self._cancelled_before
+        if is_ours and kind is asyncio.CancelledError and self.cut_by is not None:
+            raise self.cut_by from None
+
+    def abort(self, error: ProxyError) -> None:
+        """End it with this error. The first cut counts, later ones change nothing."""
+        if self.cut_by is None:
+            self.cut_by = error
+            # Not at once: the task may be what cuts, and then it is not at a point where it waits.
+            self._cancel_soon = asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._is_cancelled = True
+            self._task.cancel()
+
+
+class InFlight:
+    """The requests that one holder has under way."""
+
+    def __init__(self) -> None:
+        self._flights: set[InFlightRequest] = set()
+        self._landed = asyncio.Event()
+        self._landed.set()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def awaiting_upstream(self) -> int:
+        """Return how many of them wait for an instance."""
+        return sum(flight.is_awaited for flight in self._flights)
+
+    def add(self, flight: InFlightRequest) -> None:
+        """Count a flight; it does so itself."""
+        self._flights.add(flight)
+        self._landed.clear()
+
+    def discard(self, flight: InFlightRequest) -> None:
+        """Count a flight no more."""
+        self._flights.discard(flight)
+        if not self._flights:
+            self._landed.set()
+
+    def abort(self, error: ProxyError) -> None:
+        """End every flight with this error."""
+        for flight in self._flights:
+            flight.abort(error)
+
+    async def wait_empty(self) -> None:
+        """Wait until none is under way. Without limit: the caller knows its own patience."""
+        await self._landed.wait()
+
+
+class ServerState:
+    """All that the server has under way, and whether it takes more.
+
+    Attributes:
+        in_flight: The requests that are passed to instances.
+        is_draining: Whether every further request is refused.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight()
+        self.is_draining = False

@@ -1,0 +1,136 @@
+"""Gives back the slots of requests that are over before their answer was, once they are idle.
+
+An engine goes on for a while after its client has left: to the end of a batch, which may take
+seconds. A slot that is given away meanwhile would let the next request wait inside the engine. So
+the engine is asked how many of its slots are in use, soon at first and then more and more rarely:
+who asks each second or more often keeps an engine from noticing that others have left.
+
+What cannot be asked is given back all the same. A slot that is not idle within `cancel_timeout_s`
+is reported once and stays in use until the engine says it is idle or is withdrawn: another request
+in it would wait inside the engine. Source: reading of /slots, builds 10434 and 11434, measured; a
+grammar of 500 000 alternatives keeps build 10434 busy for minutes after its client left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from proxy.errors import UpstreamTimeout
+from proxy.failures import persist
+from proxy.router.instances import Instance
+from proxy.router.lease import Clock, Lease
+from proxy.settings import ProxySettings
+from proxy.upstream.slots import get_slots
+from proxy.upstream.upstream import Upstream
+
+_FIRST_PAUSE_S: Final = 0.05
+_LAST_PAUSE_S: Final = 2.0
+
+CountBusySlots = Callable[[Upstream], Awaitable[int | None]]
+
+
+class SlotReleaser:
+    """Looks after the slots of all instances whose requests are over.
+
+    Args:
+        count: Asks an instance how many of its slots are in use; None where it does not say.
+        clock: Monotonic time.
+        cancel_timeout_s: Seconds that an engine may take to stop, above 0.
+        overdue: Told once of each slot that the engine still uses after that time.
+    """
+
+    def __init__(
+        self,
+        count: CountBusySlots,
+        clock: Clock,
+        cancel_timeout_s: float,
+        overdue: Callable[[Lease], None],
+    ) -> None:
+        self._count = count
+        self._clock = clock
+        self._cancel_timeout_s = cancel_timeout_s
+        self._overdue = overdue
+        self._group: asyncio.TaskGroup | None = None
+        self._watched: dict[Instance, asyncio.Event] = {}
+
+    async def run(self) -> None:
+        """Look after slots until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await asyncio.Event().wait()  # without limit: for as long as the proxy runs
+        finally:
+            self._group = None
+            self._watched.clear()
+
+    def release_when_idle(self, lease: Lease, free: Callable[[Lease], None]) -> None:
+        """Have the slot of a request that is over given back once it is idle.
+
+        At once where nobody is there to look after it, and on another machine: there its slots
+        are for others too, and whoever serves them keeps count.
+        """
+        if self._group is None or not lease.instance.in_service or lease.upstream.node:
+            free(lease)
+            return
+        lease.end()
+        if lease.instance in self._watched:
+            self._watched[lease.instance].set()
+            return
+        self._watched[lease.instance] = asyncio.Event()
+        self._group.create_task(self._tend(lease.instance, free))
+
+    async def _tend(self, instance: Instance, free: Callable[[Lease], None]) -> None:
+        try:
+            await persist("slots", lambda: self._look_after(instance, free))
+        finally:
+            self._watched.pop(instance, None)
+
+    async def _look_after(self, instance: Instance, free: Callable[[Lease], None]) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while instance.ending:
+            is_fresh = await self._pause(instance, pause_s)
+            pause_s = _FIRST_PAUSE_S if is_fresh else min(2 * pause_s, _LAST_PAUSE_S)
+            if not is_fresh:
+                self._give_back(instance, await self._count(instance.upstream), free)
+
+    async def _pause(self, instance: Instance, pause_s: float) -> bool:
+        """Wait; return whether another request ended meanwhile, whose slot may be idle soon."""
+        another = self._watched[instance]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await another.wait()
+        is_fresh = another.is_set()
+        another.clear()
+        return is_fresh
+
+    def _give_back(
+        self, instance: Instance, busy: int | None, free: Callable[[Lease], None]
+    ) -> None:
+        ending = instance.ending
+        live = len(instance.leases) - len(ending)
+        still_busy = 0 if busy is None else min(max(0, busy - live), len(ending))
+        idle = ending[: len(ending) - still_busy]
+        for lease in idle:
+            free(lease)
+        for lease in ending[len(idle) :]:
+            if lease in instance.leases and self._is_overdue(lease):
+                lease.is_overdue = True
+                self._overdue(lease)
+
+    def _is_overdue(self, lease: Lease) -> bool:
+        return not lease.is_overdue and self._clock() - lease.ended_at_s >= self._cancel_timeout_s
+
+
+def slots_in_use(settings: ProxySettings) -> CountBusySlots:
+    """Return what asks an instance how many of its slots are in use."""
+
+    async def request(upstream: Upstream) -> int | None:
+        try:
+            page = await get_slots(upstream, settings)
+        except UpstreamTimeout:
+            return upstream.slots  # it is there, and busy with something
+        return None if page is None else sum(slot.is_busy for slot in page)
+
+    return request

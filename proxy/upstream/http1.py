@@ -1,0 +1,178 @@
+"""An HTTP/1.1 response out of the bytes of a connection: its head, then its body without framing.
+
+No I/O: bytes are fed in as they come, in pieces of any size. What is not certain is refused, and
+whatever is kept while something is incomplete has a limit: a head of 64 KiB, interim responses
+counted in; a line of a chunked body of 4 KiB; trailers, which are dropped, of 64 KiB.
+
+Source: RFC 9112, sections 2.2, 4, 5, 6.3 and 7.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+_HEAD_MAX_BYTES: Final = 64 * 1024
+_LINE_MAX_BYTES: Final = 4 * 1024
+
+_BEGINNING: Final = b"HTTP/1."
+_STATUS_LINE: Final = re.compile(r"HTTP/1\.[01] ([1-5]\d\d)(?: .*)?", re.ASCII)
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+
+
+class InvalidResponse(Exception):
+    """The bytes are no HTTP response, or not one that can be trusted; the message says why."""
+
+
+class Response:
+    """One response while it is read.
+
+    Attributes:
+        status: HTTP status; 0 until the head is complete.
+        headers: Its fields, once `status` is there.
+        is_over: Whether the body is complete; what is fed later is ignored.
+    """
+
+    def __init__(self, method: str) -> None:
+        self.status = 0
+        self.headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+        self.is_over = False
+        self._method = method
+        self._rest = b""
+        self._spent_bytes = 0
+        self._left_bytes = 0
+        # What comes next; not bound to this object, which would then be freed late.
+        self._take: Callable[[Response, bytes], bytes] = Response._take_head
+        self._meet_line: Callable[[Response, bytes], None] = Response._meet_size
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes of the connection, return those of the body among them.
+
+        Raises:
+            Malformed: They cannot be what comes next.
+        """
+        return self._take(self, data)
+
+    def end(self) -> bool:
+        """Note that the connection has ended; return whether the response is complete."""
+        if self._take is Response._take_all:
+            self.is_over = True
+        return self.is_over
+
+    # The head.
+
+    def _take_head(self, data: bytes) -> bytes:
+        data, status = self._rest + data, 0
+        while status < 200:  # an interim response: the real one is still to come
+            if not data.startswith(_BEGINNING[: len(data)]):
+                raise InvalidResponse(f"it begins with {data[:20]!r}")
+            head, mark, after = data.partition(b"\r\n\r\n")
+            if self._spent_bytes + len(head) > _HEAD_MAX_BYTES:
+                raise InvalidResponse(f"its header is larger than {_HEAD_MAX_BYTES} bytes")
+            if not mark:
+                self._rest = data
+                return b""
+            self._spent_bytes += len(head)
+            status, self.headers = _read_head(head)
+            data = after
+        self._rest, self._spent_bytes = b"", 0
+        self._take = self._framing(status)
+        self.status = status
+        return self._take(self, data)
+
+    def _framing(self, status: int) -> Callable[[Response, bytes], bytes]:
+        """Return what takes the body; the order of the rules is that of RFC 9112 section 6.3."""
+        encodings = self.headers.getall("Transfer-Encoding", ())
+        lengths = set(self.headers.getall("Content-Length", ()))
+        if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
+            raise InvalidResponse(f"its Content-Length is {', '.join(sorted(lengths))[:40]!r}")
+        if self._method == "HEAD" or status in {204, 304}:
+            return Response._take_counted
+        if encodings:
+            if lengths or [word.lower() for word in encodings] != ["chunked"]:
+                raise InvalidResponse("its length cannot be told: see its Transfer-Encoding")
+            return Response._take_chunks
+        if lengths:
+            self._left_bytes = int(lengths.pop())
+            return Response._take_counted
+        return Response._take_all
+
+    # The body.
+
+    def _take_all(self, data: bytes) -> bytes:
+        return data
+
+    def _take_counted(self, data: bytes) -> bytes:
+        body = data[: self._left_bytes]
+        self._left_bytes -= len(body)
+        self.is_over = not self._left_bytes
+        return body
+
+    def _take_chunks(self, data: bytes) -> bytes:
+        data, self._rest = self._rest + data, b""
+        pieces: list[bytes] = []
+        at, size = 0, len(data)
+        while at < size and not self.is_over:
+            if self._left_bytes:
+                piece = data[at : at + self._left_bytes]
+                self._left_bytes -= len(piece)
+                at += len(piece)
+                pieces.append(piece)
+                continue
+            end = data.find(b"\r\n", at)
+            if (end if end >= 0 else size) - at > _LINE_MAX_BYTES:
+                raise InvalidResponse(
+                    f"a line of its framing is longer than {_LINE_MAX_BYTES} bytes"
+                )
+            if end < 0:
+                self._rest = data[at:]
+                break
+            self._meet_line(self, data[at:end])
+            at = end + 2
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _meet_size(self, line: bytes) -> None:
+        size = _CHUNK_SIZE.fullmatch(line)
+        if not size:
+            raise InvalidResponse(f"a chunk begins with {line[:40]!r}")
+        self._left_bytes = int(size[1], 16)
+        self._meet_line = Response._meet_end if self._left_bytes else Response._meet_trailer
+
+    def _meet_end(self, line: bytes) -> None:
+        if line:
+            raise InvalidResponse(f"a chunk goes on behind its end with {line[:40]!r}")
+        self._meet_line = Response._meet_size
+
+    def _meet_trailer(self, line: bytes) -> None:
+        self._spent_bytes += len(line)
+        if self._spent_bytes > _HEAD_MAX_BYTES:
+            raise InvalidResponse(f"its trailer is larger than {_HEAD_MAX_BYTES} bytes")
+        self.is_over = not line
+
+
+# An engine begins every stream with the same bytes.
+@lru_cache(maxsize=32)
+def _read_head(head: bytes) -> tuple[int, CIMultiDictProxy[str]]:
+    """Return the status and the fields of a head without its last, empty line."""
+    first, *lines = head.decode("utf-8", "replace").split("\r\n")
+    status_line = _STATUS_LINE.fullmatch(first)
+    if not status_line:
+        raise InvalidResponse(f"its status line is {first[:40]!r}")
+    status = int(status_line[1])
+    if status == 101:
+        raise InvalidResponse("it switches to a protocol that nobody asked for")
+    return status, CIMultiDictProxy(CIMultiDict([_field(line) for line in lines]))
+
+
+def _field(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    if not _NAME.fullmatch(name) or _CONTROL.search(value):
+        raise InvalidResponse(f"a field of its header is {line[:40]!r}")
+    return name, value.strip(" \t")

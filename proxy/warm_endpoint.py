@@ -1,0 +1,91 @@
+"""The page that has a prompt read ahead: POST /corral/v1/models/{id}/warm, a chat request.
+
+It loads no model, reaches no other machine, and changes nothing but caches. One prompt at a time is
+read for a model, while no client needs its instances; who asks and leaves ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+from aiohttp import web
+
+from proxy.auth.api_keys import KEY, visible
+from proxy.body.bodies import Bodies, Share
+from proxy.body.members import check_complexity, members_of
+from proxy.body.read import read_body
+from proxy.endpoints import EndpointKind
+from proxy.errors import TooManyRequests
+from proxy.models import ModelInfo, ModelLoader, PromptWarmer
+from proxy.nodes.merge import local
+from proxy.request import client_of
+from proxy.request_limits.check import check
+from proxy.resolve import ResolvedModel, resolve
+from proxy.router.in_flight import InFlightRequest, ServerState
+
+_RETRY_AFTER_S = 5
+
+
+class WarmEndpoint:
+    """Answers the page.
+
+    Args:
+        loader: The models there are.
+        reader: Has prompts read ahead.
+        server_state: What the server has under way.
+        bodies: What bodies may take.
+    """
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        reader: PromptWarmer,
+        server_state: ServerState,
+        bodies: Bodies,
+    ) -> None:
+        self._loader = loader
+        self._reader = reader
+        self._server_state = server_state
+        self._bodies = bodies
+        self._reading: set[str] = set()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer with what each instance has read.
+
+        Raises:
+            UnknownModel: No model here has the name.
+            LimitExceeded: The prompt asks too much of an engine.
+            TooManyRequests: A prompt is read for the model already.
+            ProxyError: As `Reader.warm` does, and `read_body`.
+        """
+        pick = resolve(request.match_info["id"], self._model_infos(request))
+        async with InFlightRequest(self._server_state.in_flight):
+            with self._bodies.share(client_of(request)) as share:
+                return await self._read(request, pick, share)
+
+    async def _read(self, request: web.Request, pick: ResolvedModel, share: Share) -> web.Response:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        members = await share.run(len(body), lambda: members_of(body))
+        if pick.variant:
+            members = pick.variant.applied(members)
+        check(EndpointKind.CHAT, members, share.settings.limits)
+        model = pick.model_info.id
+        if model in self._reading:
+            raise TooManyRequests(
+                f"a prompt is read for {model} already; ask again", _RETRY_AFTER_S
+            )
+        self._reading.add(model)
+        try:
+            warmed = await self._reader.warm(model, members)
+        finally:
+            self._reading.discard(model)
+        data = [
+            {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
+            for one in warmed
+        ]
+        return web.Response(body=orjson.dumps({"data": data}), content_type="application/json")
+
+    def _model_infos(self, request: web.Request) -> Sequence[ModelInfo]:
+        return visible(local(self._loader.models()), request.get(KEY))

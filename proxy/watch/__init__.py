@@ -1,1 +1,0 @@
-"""What the proxy tells of itself: health, models, slots, metrics."""

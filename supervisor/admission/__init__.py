@@ -1,0 +1,1 @@
+"""Which models are in memory, and which are evicted for them."""

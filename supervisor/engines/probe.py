@@ -1,0 +1,121 @@
+"""Asks a llama-server what it is: `--version`, `--help`, `--list-devices`.
+
+Each runs with a time limit, without the variables that change what the engine does. The answers are
+kept by the file's path, size and modification time, until the machine starts anew: devices may be
+others then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from supervisor.errors import EngineBroken
+from supervisor.host import json_cache
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_OUTPUT_MAX: Final = 1 << 20
+_ANOTHER_MACHINE: Final = "it may be for another machine, or its download was cut short"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOutput:
+    """What an engine printed, as it was printed."""
+
+    version: str
+    help: str
+    devices: str
+
+
+def probe(
+    path: Path, library_dirs: Sequence[Path], *, cache_dir: Path, limit_s: float
+) -> ProbeOutput:
+    """Return what an engine says of itself.
+
+    Args:
+        path: The binary.
+        library_dirs: To go first on its library path.
+        cache_dir: Where answers are kept between calls.
+        limit_s: Seconds that each question may take.
+
+    Raises:
+        EngineBroken: It does not run, or is no llama-server.
+    """
+    key = json_cache.key_of([path], *map(str, library_dirs), _boot_id())
+    kept = json_cache.get(cache_dir / "engines", key)
+    if kept and kept.keys() == {"version", "help", "devices"}:
+        return ProbeOutput(**kept)
+    env = environment(os.environ, library_dirs)
+    version, text, devices = (
+        _run([str(path), question], env, limit_s)
+        for question in ("--version", "--help", "--list-devices")
+    )
+    if "--ctx-size" not in text or "--port" not in text:
+        raise EngineBroken(
+            f"{path} runs, but its --help is not that of a llama-server",
+            hint="give the path of llama-server, not of another tool of llama.cpp",
+        )
+    json_cache.put(
+        cache_dir / "engines", key, {"version": version, "help": text, "devices": devices}
+    )
+    return ProbeOutput(version, text, devices)
+
+
+def environment(environ: Mapping[str, str], library_dirs: Sequence[Path]) -> dict[str, str]:
+    """Return an environment without llama.cpp's own variables, with these libraries first."""
+    env = {name: value for name, value in environ.items() if not name.startswith("LLAMA_")}
+    libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+    return env | ({"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {})
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
+    """Return what a question prints; old builds print their version to stderr."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+        )
+    except OSError as error:
+        raise _did_not_start(argv[0], error) from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineBroken(
+            f"{argv[0]} did not answer {argv[1]} within {limit_s:.0f} s",
+            hint="run it by hand: a GPU driver may be stuck",
+        ) from error
+    output = [part[:_OUTPUT_MAX].decode("utf-8", "replace") for part in (done.stdout, done.stderr)]
+    if done.returncode:
+        raise _failed(argv, done.returncode, output[1] or output[0])
+    return output[0] if output[0].strip() else output[1]
+
+
+def _did_not_start(path: str, error: OSError) -> EngineBroken:
+    if isinstance(error, PermissionError):
+        return EngineBroken(f"{path} may not be executed", hint=f"chmod +x {path}")
+    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=_ANOTHER_MACHINE)
+
+
+def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
+    said = next((line.strip() for line in output.splitlines() if line.strip()), "it said nothing")
+    if "shared librar" in output:
+        hint = "install the package that has this library, or name its directory in LD_LIBRARY_PATH"
+        return EngineBroken(f"{argv[0]} does not run: {said}", hint=hint)
+    if returncode == -signal.SIGILL:
+        return EngineBroken(
+            f"{argv[0]} died of an illegal instruction: it was compiled for a newer processor",
+            hint="set engine to a llama-server built for this machine",
+        )
+    how = f"died of signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
+    return EngineBroken(f"{argv[0]} {argv[1]} {how}: {said}", hint=_ANOTHER_MACHINE)

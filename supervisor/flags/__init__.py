@@ -1,0 +1,1 @@
+"""Profiles, settings and machine to the command line of one instance."""

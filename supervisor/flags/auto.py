@@ -1,0 +1,262 @@
+"""Works out the flags that a profile leaves to the machine and the model. Pure.
+
+Each function decides one value and says why. They run in the order of DERIVED, and see what was
+chosen before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.engines.help import FlagValue
+from supervisor.errors import SettingsInvalid
+from supervisor.flags.inputs import PlanInputs
+from supervisor.gguf.embedding import embedding
+from supervisor.gguf.metadata import Gguf
+from supervisor.memory import kv_cache
+from supervisor.memory.compute import compute_bytes
+from supervisor.memory.context import ContextLayout
+from supervisor.memory.kv_cache import Cache
+
+AUTO: Final = "auto"
+_MIB: Final = 1024**2
+
+# What one core of a server CPU of 2020 or later does when it reads a prompt: SmolLM2-135M, Q4_1,
+# f16 cache, build 10434: 165 tokens/s a core x 135 M weights x 2 = 45e9 operations a second.
+_CORE_FLOPS: Final = 40e9
+_BATCH_S: Final = 0.5
+_BATCH_MIN: Final = 32
+_BATCH_MAX: Final = 2048
+_UBATCH_MAX: Final = 512
+_SLOTS: Final = 4
+_CTX_SLOT: Final = 8192
+# More would only cost memory: those who want many slots send short requests.
+_CTX_TOTAL: Final = 65536
+_CTX_SLOT_MIN: Final = 512
+_CACHE_RAM_MAX_MIB: Final = 8192
+# An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
+NUMBER_MAX: Final = 2**31 - 1
+# LLAMA_MAX_SEQ of llama.cpp is 256; some room is left for builds with more.
+MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
+
+
+@dataclass(frozen=True, slots=True)
+class AutoValue:
+    """A value, where it comes from (`machine`, `gguf` or `llama-corral`), and why."""
+
+    value: FlagValue
+    origin: str
+    reason: str
+
+
+Chosen = Mapping[str, FlagValue]
+
+
+def slots(chosen: Chosen) -> int:
+    """Return the number of slots.
+
+    Raises:
+        SettingsInvalid: It is no number above 0.
+    """
+    return positive("parallel", chosen.get("parallel", _SLOTS))
+
+
+def cache_count(chosen: Chosen) -> int:
+    """Return how many caches the context is shared out over: one a slot, unless they are unified.
+
+    Raises:
+        SettingsInvalid: The number of slots is no number above 0.
+    """
+    return 1 if chosen.get("kv-unified") is True else slots(chosen)
+
+
+def ctx_slot(chosen: Chosen) -> int:
+    """Return the context of one slot, in tokens, of the whole that was chosen; 0 means the model's.
+
+    Raises:
+        SettingsInvalid: It is no number above 0.
+    """
+    ctx = chosen.get("ctx-size", 0)
+    return positive("ctx-size", ctx) // cache_count(chosen) if ctx else 0
+
+
+def positive(key: str, value: FlagValue) -> int:
+    """Return the number that an option was set to.
+
+    Raises:
+        SettingsInvalid: It is no number above 0, or larger than any engine takes.
+    """
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):  # a text; infinity
+        number = 0
+    most = MOST.get(key, NUMBER_MAX)
+    if not 1 <= number <= most:
+        raise SettingsInvalid(
+            f"{key} = {value} is not possible", hint=f"it takes a number from 1 to {most}"
+        )
+    return number
+
+
+def _parallel(_case: PlanInputs, _chosen: Chosen) -> AutoValue:
+    return AutoValue(_SLOTS, "llama-corral", "slots enough for a few conversations at once")
+
+
+def _threads(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+    """Return the threads that decode: all cores but one.
+
+    They meet after every operation, so one that is put aside for another program holds up all. On 2
+    cores with one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone
+    they made 139 and 91 (build 10434).
+    """
+    cores, instances = case.machine.physical_cores, case.instances
+    spare = f"one of {_counted(cores, 'physical core')} is left for all else, the rest"
+    reason = f"{spare} shared out over {_counted(instances, 'instance')}"
+    return AutoValue(max(1, (cores - 1) // instances), "machine", reason)
+
+
+def _threads_batch(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+    """Return the threads that read prompts: all cores, as they meet far less often then."""
+    cores, instances = case.machine.physical_cores, case.instances
+    reason = f"{_counted(cores, 'physical core')} shared out over {_counted(instances, 'instance')}"
+    return AutoValue(max(1, cores // instances), "machine", reason)
+
+
+def _batch_size(case: PlanInputs, chosen: Chosen) -> AutoValue:
+    if case.device_bytes:
+        return AutoValue(_BATCH_MAX, "machine", "a device reads this much in well under a second")
+    rate = _prompt_rate(case, chosen)
+    size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
+    reason = f"about half a second of reading at some {rate:.0f} tokens/s on this CPU"
+    return AutoValue(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
+
+
+def _prompt_rate(case: PlanInputs, chosen: Chosen) -> float:
+    """Return the tokens of a prompt that the CPU should read in a second.
+
+    Two operations for each weight and token; threads x 40e9 operations a second.
+    """
+    threads = chosen.get("threads-batch")
+    cores = threads if isinstance(threads, int) and threads > 0 else case.machine.physical_cores
+    return cores * _CORE_FLOPS / (2 * max(1, case.gguf.parameters))
+
+
+def _ubatch_size(_case: PlanInputs, chosen: Chosen) -> AutoValue:
+    batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
+    return AutoValue(
+        min(_UBATCH_MAX, batch), "llama-corral", "no more than a batch, and at most 512"
+    )
+
+
+def _cache_type(case: PlanInputs, chosen: Chosen) -> AutoValue:
+    gguf = case.gguf
+    if not kv_cache.can_quantise(gguf):
+        sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
+        return AutoValue("f16", "gguf", f"{sizes} cannot be cut into blocks of {kv_cache.BLOCK}")
+    if case.device_bytes:
+        return AutoValue("q8_0", "machine", "halves the cache, and costs a device next to nothing")
+    ctx = ctx_slot(chosen) or _wanted_ctx(gguf, cache_count(chosen))
+    wanted = kv_cache.cache_bytes(gguf, _cache(chosen, ctx, "f16", "f16"))
+    if wanted > case.kv_budget_bytes:
+        reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
+        return AutoValue("q8_0", "machine", reason)
+    return AutoValue("f16", "machine", "on a CPU q8_0 reads prompts slower, and memory suffices")
+
+
+def _ctx_size(case: PlanInputs, chosen: Chosen) -> AutoValue:
+    count = cache_count(chosen)
+    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
+    wanted = fitting = _wanted_ctx(case.gguf, count)
+    while (
+        fitting > _CTX_SLOT_MIN
+        and _taken(case.gguf, chosen, _cache(chosen, fitting, *types)) > case.kv_budget_bytes
+    ):
+        fitting = max(_CTX_SLOT_MIN, fitting // 2)
+    if fitting < wanted:
+        reason, origin = f"{fitting} tokens a slot are what memory has room for", "machine"
+    elif wanted == case.gguf.ctx_train:
+        reason, origin = f"{wanted} tokens a slot, as the model was trained for", "gguf"
+    else:
+        reason, origin = f"{wanted} tokens a slot", "llama-corral"
+    return AutoValue(fitting * count, origin, f"{_counted(count, 'slot')}, {reason}")
+
+
+def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
+    """Return the bytes that grow with a context: the cache, and of embeddings what they need."""
+    use = embedding(gguf, chosen)
+    if use is None:
+        return kv_cache.cache_bytes(gguf, cache)
+    tokens = use.micro_batch(cache.ctx)
+    numbers = ContextLayout(
+        cache=cache,
+        tokens=tokens,
+        outputs=tokens if gguf.is_causal else 0,
+        flash=chosen.get("flash-attn") not in {"off", False},
+        prompt_cache_bytes=0,
+        checkpoints=0,
+    )
+    return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
+
+
+def _cache(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
+    """Return the cache of slots that have so much context each."""
+    return Cache(
+        ctx=ctx,
+        streams=cache_count(chosen),
+        slots=slots(chosen),
+        ubatch=positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
+        type_k=type_k,
+        type_v=type_v,
+        full_window=chosen.get("swa-full") is True,
+    )
+
+
+def _wanted_ctx(gguf: Gguf, count: int) -> int:
+    shared = max(_CTX_SLOT_MIN, _CTX_TOTAL // count)
+    return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
+
+
+def _cache_ram(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+    memory = case.machine.memory_bytes
+    share = max(memory * 3 // 4 - case.gguf.tensor_bytes, memory // 8) // case.instances // 4
+    reason = f"a quarter of one instance's share of {memory // _MIB} MiB memory"
+    return AutoValue(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", reason)
+
+
+def _fit(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+    if case.device_bytes:
+        return AutoValue("on", "machine", "the engine fits the model to its devices")
+    return AutoValue("off", "machine", "without a device there is nothing to fit; starts sooner")
+
+
+def _spec_type(_case: PlanInputs, chosen: Chosen) -> AutoValue:
+    if "spec-draft-model" in chosen:
+        return AutoValue("draft-simple", "llama-corral", "a draft model is given")
+    reason = "without a draft model, repeated text is what can be foreseen"
+    return AutoValue("ngram-mod", "llama-corral", reason)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# In the order they are decided: each may look at those before it.
+DERIVED: Final[Mapping[str, Callable[[PlanInputs, Chosen], AutoValue]]] = MappingProxyType(
+    {
+        "parallel": _parallel,
+        "threads": _threads,
+        "threads-batch": _threads_batch,
+        "batch-size": _batch_size,
+        "ubatch-size": _ubatch_size,
+        "cache-type-k": _cache_type,
+        "cache-type-v": _cache_type,
+        "ctx-size": _ctx_size,
+        "cache-ram": _cache_ram,
+        "fit": _fit,
+        "spec-type": _spec_type,
+    }
+)

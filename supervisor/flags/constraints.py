@@ -1,0 +1,75 @@
+"""Says which settings cannot work here, though the build has them. Pure.
+
+The engine would start without them and only mutter (`--mlock` and `--prio` without the right), or
+not start at all (a quantised V cache without flash attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.flags.auto import Chosen
+from supervisor.flags.inputs import PlanInputs
+from supervisor.memory import kv_cache
+
+_UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
+
+
+def reason_against(key: str, case: PlanInputs, chosen: Chosen) -> str | None:
+    """Return why a setting cannot work here, or None when nothing speaks against it."""
+    guard = _GUARDS.get(key)
+    return guard(case, chosen) if guard else None
+
+
+def _gpu_layers(case: PlanInputs, chosen: Chosen) -> str | None:
+    return None if case.device_bytes or "rpc" in chosen else "the engine lists no device"
+
+
+def _load_mode(case: PlanInputs, chosen: Chosen) -> str | None:
+    weights, allowed = case.gguf.tensor_bytes, case.machine.memlock_bytes
+    if "mlock" not in str(chosen["load-mode"]):
+        return None
+    if case.device_bytes:
+        return "the weights go to the device, and need not be held in main memory too"
+    if allowed is not None and allowed < weights:
+        return f"{weights >> 20} MiB may not be locked here: the limit is {allowed >> 20} MiB"
+    if weights > case.machine.memory_bytes // 2:
+        return "locking more than half of the memory would starve everything else"
+    return None
+
+
+def _prio(case: PlanInputs, chosen: Chosen) -> str | None:
+    raises = str(chosen["prio"]) not in {"0", "-1"}
+    return (
+        "raising priority is not permitted here" if raises and not case.machine.may_renice else None
+    )
+
+
+def _cache_type_k(case: PlanInputs, chosen: Chosen) -> str | None:
+    return _unquantisable(case, chosen, "cache-type-k")
+
+
+def _cache_type_v(case: PlanInputs, chosen: Chosen) -> str | None:
+    is_quantised = chosen["cache-type-v"] not in _UNQUANTISED
+    if is_quantised and chosen.get("flash-attn") in {"off", False}:
+        return "a quantised V cache needs flash attention"
+    return _unquantisable(case, chosen, "cache-type-v")
+
+
+def _unquantisable(case: PlanInputs, chosen: Chosen, key: str) -> str | None:
+    if chosen[key] in _UNQUANTISED or kv_cache.can_quantise(case.gguf):
+        return None
+    return f"heads of {case.gguf.key_length} values cannot be cut into blocks of {kv_cache.BLOCK}"
+
+
+_GUARDS: Final[Mapping[str, Callable[[PlanInputs, Chosen], str | None]]] = MappingProxyType(
+    {
+        "gpu-layers": _gpu_layers,
+        "load-mode": _load_mode,
+        "prio": _prio,
+        "cache-type-k": _cache_type_k,
+        "cache-type-v": _cache_type_v,
+    }
+)

@@ -1,0 +1,105 @@
+"""Which draft model drafts for a model: the one that was named, or one that lies beside it.
+
+`draft = "auto"` takes the smallest GGUF in the model's own directory that has its vocabulary and at
+most a quarter of its size; of two of one size, the first by name. Which one it is follows from the
+files alone, and the plan says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.gguf import metadata, vocabulary
+from supervisor.gguf.metadata import Gguf
+from supervisor.host.files import stat_regular
+
+AUTO: Final = "auto"
+# What drafts has to be much quicker than what it drafts for.
+_SMALLER: Final = 4
+# Files of a directory that are looked at, by name; a directory of all models one has is no reason
+# to read them all.
+_LOOKED_AT: Final = 64
+
+Wanted = Path | Literal["auto"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What drafts, or why nothing does.
+
+    Attributes:
+        gguf: The draft model, or None.
+        reason: A clause; empty where it was named.
+        skipped: Sentences on files beside the model that could not be read.
+    """
+
+    gguf: Gguf | None = None
+    reason: str = ""
+    skipped: tuple[str, ...] = ()
+
+
+def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
+    """Return what drafts for a model. Reads files, those it knows already from its cache.
+
+    Args:
+        wanted: A GGUF, `auto`, or None for no draft.
+        model: The model.
+        cache_dir: Where facts of files are kept between calls.
+
+    Raises:
+        ModelInvalid: The file that was named is none that can be read.
+        SettingsInvalid: It has another vocabulary, so that the engine would not draft with it.
+    """
+    if wanted is None:
+        return Draft()
+    if not isinstance(wanted, Path):
+        return _beside(model, cache_dir)
+    found = metadata.read(wanted, cache_dir=cache_dir)
+    reason = _misfit(found, model, cache_dir)
+    if reason:
+        raise SettingsInvalid(
+            f"{wanted} cannot draft for {model.path}: {reason}",
+            hint='name a smaller model of the same family, or none; draft = "auto" looks for one',
+        )
+    return Draft(found)
+
+
+def _beside(model: Gguf, cache_dir: Path) -> Draft:
+    skipped: list[str] = []
+    smaller = _smaller(model, cache_dir, skipped)
+    fitting = [one for one in smaller if not _misfit(one, model, cache_dir)]
+    if not fitting:
+        where = model.path.parent
+        reason = f"no GGUF of its vocabulary and a quarter of its size lies in {where}"
+        return Draft(None, reason, tuple(skipped))
+    best = min(fitting, key=lambda one: (one.tensor_bytes, one.path.name))
+    among = f", of {len(fitting)} that would do" if len(fitting) > 1 else ""
+    reason = f"the smallest GGUF of the same vocabulary beside the model{among}"
+    return Draft(best, reason, tuple(skipped))
+
+
+def _smaller(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
+    """Yield the models beside a model that are small enough; note those that cannot be read."""
+    for path in sorted(model.path.parent.glob("*.gguf"))[:_LOOKED_AT]:
+        if metadata.is_later_shard(path):
+            continue
+        try:
+            if stat_regular(path).st_size * _SMALLER > model.size_bytes:
+                continue
+            found = metadata.read(path, cache_dir=cache_dir)
+        except ModelInvalid as error:  # damaged, or still being written
+            skipped.append(f"not a draft for {model.path.name}: {error.message}")
+        except OSError as error:
+            skipped.append(f"not a draft for {model.path.name}: {path} {error.strerror}")
+        else:
+            if found.layers:  # a projector has none
+                yield found
+
+
+def _misfit(draft: Gguf, model: Gguf, cache_dir: Path) -> str | None:
+    ours = vocabulary.read(model.path, cache_dir=cache_dir)
+    return vocabulary.misfit(ours, vocabulary.read(draft.path, cache_dir=cache_dir))

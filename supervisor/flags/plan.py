@@ -1,0 +1,257 @@
+"""Decides the whole command line of a model, and where each word of it comes from. Pure.
+
+Settings are gathered (settled.py) and every `auto` among them derived (derive.py); what cannot work
+here is left out (guard.py); the rest is rendered for the engine at hand (argv.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.engines.discover import Engine
+from supervisor.engines.help import Flags, FlagValue
+from supervisor.flags.auto import cache_count, ctx_slot, slots
+from supervisor.flags.constraints import reason_against
+from supervisor.flags.draft_model import Draft
+from supervisor.flags.inputs import PlanInputs
+from supervisor.flags.profile import Profile
+from supervisor.flags.render import OmittedFlag, Rendered, canonical, render
+from supervisor.flags.resolve import HOUSE, ModelEntry, is_auto, resolve
+from supervisor.flags.setting import CORRAL, Settings
+from supervisor.gguf.embedding import Embedding, embedding
+from supervisor.gguf.metadata import Gguf
+from supervisor.host.machine import Machine
+from supervisor.memory.estimate import Estimate, MemoryInputs, estimate
+
+__all__ = ["ModelEntry", "Omission", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
+
+
+_ALONE: Final = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """One option of the command line.
+
+    Attributes:
+        flag: As the build spells it.
+        value: The word after it, or None.
+        origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
+        reason: A clause; empty where the origin says it all.
+    """
+
+    flag: str
+    value: str | None
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A setting that is not on the command line.
+
+    Attributes:
+        flag: Today's name with dashes.
+        value: What was set.
+        origin: Who set it.
+        reason: A clause.
+    """
+
+    flag: str
+    value: str | None
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an instance of a model runs.
+
+    Attributes:
+        model: The model's name.
+        engine: What runs it.
+        gguf: What is run.
+        lines: The options, in order; where to listen is added by `argv`.
+        omitted: What was set and is not on the command line.
+        warnings: Sentences a user should read.
+        slots: Sequences decoded at once.
+        ctx_size: Tokens of context of all slots together; 0 when the engine decides.
+        memory_inputs: What it takes memory for.
+    """
+
+    model: str
+    engine: Engine
+    gguf: Gguf
+    lines: tuple[PlanLine, ...]
+    omitted: tuple[Omission, ...]
+    warnings: tuple[str, ...]
+    slots: int
+    ctx_size: int
+    memory_inputs: MemoryInputs
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """Return how it makes embeddings; None where it does not."""
+        return embedding(self.gguf, self.memory_inputs.chosen)
+
+    @property
+    def has_own_slots(self) -> bool:
+        """Return whether the engine leaves the choice of slots to us, each with its own cache."""
+        chosen, use = self.memory_inputs.chosen, self.embedding
+        if use and use.is_only:
+            return False
+        return chosen.get("slot-prompt-similarity") == 0 and chosen.get("kv-unified") is False
+
+    @property
+    def has_prompt_cache(self) -> bool:
+        """Return whether the engine keeps in main memory what slots held that others now use."""
+        known = self.engine.flags.find("cache-ram") is not None
+        return known and self.memory_inputs.chosen.get("cache-ram") != 0
+
+    @property
+    def estimate(self) -> Estimate:
+        """Return the memory that one instance takes."""
+        return estimate(self.memory_inputs)
+
+    def argv(self, *, host: str, port: int | None) -> tuple[str, ...]:
+        """Return the command line, the engine's path first.
+
+        Args:
+            host: An address, or the path of a unix socket that ends in `.sock`.
+            port: The port; 0 lets the system choose, None is for a unix socket.
+        """
+        words = [str(self.engine.path), "--host", host]
+        words += [] if port is None else ["--port", str(port)]
+        for line in self.lines:
+            words += [line.flag] if line.value is None else [line.flag, line.value]
+        return tuple(words)
+
+
+def make_plan(  # noqa: PLR0913 (a plan is made of all these)
+    entry: ModelEntry,
+    profile: Profile,
+    engine: Engine,
+    gguf: Gguf,
+    machine: Machine,
+    *,
+    instances: int,
+    draft: Draft = _ALONE,
+    projector_bytes: int = 0,
+) -> Plan:
+    """Decide what the instances of a model run.
+
+    Args:
+        entry: The model.
+        profile: Its profile, loaded.
+        engine: The engine at hand.
+        gguf: Facts of its file.
+        machine: The machine.
+        instances: Processes that share the machine when all models are up; at least 1.
+        draft: What drafts for it.
+        projector_bytes: Size of the projector's file; 0 without one.
+
+    Raises:
+        SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
+    """
+    case = PlanInputs(
+        gguf=gguf,
+        machine=machine,
+        device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
+        instances=max(1, instances),
+    )
+    settings = resolve(entry, profile, engine.flags, case, draft)
+    kept, barred = without_conflicts(settings, case)
+    chosen = {key: one.value for key, one in kept.items()}
+    rendered = render(chosen, engine.flags)
+    if draft.reason and not draft.gguf:
+        barred.append(OmittedFlag("spec-draft-model", str(entry.draft), draft.reason))
+    return Plan(
+        model=entry.name,
+        engine=engine,
+        gguf=gguf,
+        lines=_lines(entry, gguf, rendered, kept),
+        omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
+        warnings=(*_warnings(case, engine, chosen), *draft.skipped),
+        slots=slots(chosen),
+        ctx_size=ctx_slot(chosen) * cache_count(chosen),
+        memory_inputs=MemoryInputs(
+            gguf=gguf,
+            chosen={line.key: chosen[line.key] for line in rendered.lines},
+            engine=engine,
+            cpu_flags=machine.cpu_flags,
+            draft=draft.gguf,
+            projector_bytes=projector_bytes,
+        ),
+    )
+
+
+def check(profile: Profile, flags: Flags) -> Rendered:
+    """Return a profile's own flags as a build takes them, those left to be derived aside.
+
+    Raises:
+        SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
+    """
+    own = (canonical(name, value, flags) for name, value in profile.flags.items())
+    return render({key: value for key, value in own if not is_auto(key, value)}, flags)
+
+
+def unix_sockets(engine: Engine) -> bool:
+    """Return whether the engine can listen on a unix socket, as its help of `--host` tells."""
+    host = engine.flags.find("host")
+    return host is not None and ".sock" in host.help
+
+
+def without_conflicts(settings: Settings, case: PlanInputs) -> tuple[Settings, list[OmittedFlag]]:
+    chosen = {key: one.value for key, one in settings.items()}
+    reasons = {key: reason_against(key, case, chosen) for key in settings}
+    kept = {key: one for key, one in settings.items() if not reasons[key]}
+    return kept, [
+        OmittedFlag(key, chosen[key], reason) for key, reason in reasons.items() if reason
+    ]
+
+
+def _lines(
+    entry: ModelEntry, gguf: Gguf, rendered: Rendered, settings: Settings
+) -> tuple[PlanLine, ...]:
+    origin = f"model {entry.name}"
+    return (
+        PlanLine("--model", str(gguf.path), origin, ""),
+        PlanLine("--alias", entry.name, CORRAL, "answers name the model as clients do"),
+        *(
+            PlanLine(
+                line.flag,
+                line.value,
+                settings[line.key].origin,
+                "; ".join(filter(None, [settings[line.key].reason, line.note])),
+            )
+            for line in rendered.lines
+        ),
+        *(PlanLine(word, None, origin, "passed on unchecked") for word in entry.args),
+    )
+
+
+def _omissions(
+    entry: ModelEntry, left_out: list[OmittedFlag], settings: Settings
+) -> tuple[Omission, ...]:
+    """Return what was left out, our own wishes aside: those are for builds that know them."""
+    origins = {key: one.origin for key, one in settings.items()}
+    return tuple(
+        Omission(
+            flag=f"--no-{one.key}" if one.value is False else f"--{one.key}",
+            value=None if isinstance(one.value, bool) else str(one.value),
+            origin=origins.get(one.key, f"model {entry.name}"),
+            reason=one.reason,
+        )
+        for one in left_out
+        if not (one.key in HOUSE and origins[one.key] == CORRAL)
+    )
+
+
+def _warnings(case: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue]) -> Iterator[str]:
+    if engine.warning:
+        yield engine.warning
+    trained = case.gguf.ctx_train
+    if trained and ctx_slot(chosen) > trained:
+        yield f"{ctx_slot(chosen)} tokens a slot are more than the {trained} it was trained for"

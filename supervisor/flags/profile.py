@@ -1,0 +1,139 @@
+"""Profiles: named sets of tuned flags, one TOML file each, free of any model.
+
+A profile may extend another; its own flags win. The value `auto` of a flag that derive.py knows is
+worked out for the machine and the model. The user's own directory is looked at before ours, so that
+a profile of the same name takes the place of ours, and may extend the one it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from supervisor.engines.help import FlagValue, nearest
+from supervisor.errors import SettingsInvalid
+from supervisor.settings.messages import brief
+from supervisor.settings.toml_file import read_toml
+from supervisor.settings.types import flag_name, flag_value
+
+_CHAIN_MAX: Final = 32
+_NAME_MAX: Final = 128
+_KEYS: Final = frozenset({"description", "extends", "flags"})
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A named set of flags.
+
+    Attributes:
+        name: The file's name without `.toml`.
+        path: The file.
+        description: One sentence.
+        extends: The profile under this one, or None.
+        flags: Its own flags and those it inherits, by llama-server's long names.
+        origins: For each flag, the profile of the chain that set it.
+    """
+
+    name: str
+    path: Path
+    description: str
+    extends: str | None
+    flags: Mapping[str, FlagValue]
+    origins: Mapping[str, str]
+
+
+def load(name: str, dirs: Sequence[Path]) -> Profile:
+    """Return a profile with all that it inherits.
+
+    Args:
+        name: A profile's name; never a path.
+        dirs: Where to look, first wins.
+
+    Raises:
+        SettingsInvalid: It is not there, extends itself, or its file is wrong.
+    """
+    return _load(name, dirs, above=())
+
+
+def names(dirs: Sequence[Path]) -> tuple[str, ...]:
+    """Return the name of every profile in these directories, sorted."""
+    return tuple(sorted({path.stem for directory in dirs for path in directory.glob("*.toml")}))
+
+
+def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
+    if len(above) > _CHAIN_MAX:
+        raise SettingsInvalid(f"{above[0]} extends more than {_CHAIN_MAX} profiles, one another")
+    path = _find(name, dirs, above)
+    table = _read(path)
+    extends = table.get("extends")
+    under = _load(extends, dirs, (*above, path)) if extends else None
+    own: dict[str, FlagValue] = table.get("flags", {})
+    return Profile(
+        name=name,
+        path=path,
+        description=table.get("description", ""),
+        extends=extends,
+        flags=MappingProxyType({**(under.flags if under else {}), **own}),
+        origins=MappingProxyType(
+            {**(under.origins if under else {}), **dict.fromkeys(own, name)},
+        ),
+    )
+
+
+def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
+    """Return the first file of this name that is not in the chain above it."""
+    found = list(_files(name, dirs))
+    for path in found:
+        if path not in above:
+            return path
+    if found:
+        chain = " extends ".join([*(path.stem for path in above), name])
+        raise SettingsInvalid(f"a profile cannot extend itself: {chain}")
+    known = names(dirs)
+    near = nearest(name, known)
+    raise SettingsInvalid(
+        f"there is no profile {brief(name)}" + (f"; did you mean {near}?" if near else ""),
+        hint=f"profiles there are: {', '.join(known)}",
+    )
+
+
+def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
+    if Path(name).name != name or len(name) > _NAME_MAX or "\0" in name:
+        return
+    for directory in dirs:
+        path = directory / f"{name}.toml"
+        if path.is_file():
+            yield path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    table = read_toml(path)
+    _check(path, table)
+    return table
+
+
+def _check(path: Path, table: Mapping[str, Any]) -> None:
+    for key in table.keys() - _KEYS:
+        near = nearest(key, _KEYS)
+        hint = f"did you mean {near}?" if near else f"keys there are: {', '.join(sorted(_KEYS))}"
+        raise SettingsInvalid(f"{path}: {key} is unknown", hint=hint)
+    for key in ("description", "extends"):
+        if not isinstance(table.get(key, ""), str):
+            raise SettingsInvalid(f"{path}: {key} is not a text")
+    flags = table.get("flags", {})
+    if not isinstance(flags, dict):
+        raise SettingsInvalid(f"{path}: flags is not a table", hint="write it as [flags]")
+    for key, value in flags.items():
+        if not isinstance(value, str | int | float | bool):
+            raise SettingsInvalid(
+                f"{path}: flags.{key} is neither a text, a number, true nor false",
+                hint="write a list as one text with commas",
+            )
+        try:
+            flag_name(key)
+            flag_value(value)
+        except ValueError as error:
+            raise SettingsInvalid(f"{path}: flags.{brief(key)}: {error}") from error

@@ -1,0 +1,139 @@
+"""What llama-server's options were called before, and which of them are not the user's to set.
+
+Profiles and `corral.toml` are written in today's long names; these tables carry a setting to a
+build that has another name for it, and an old name given by a user to today's.
+
+Source: history of common/arg.cpp, b3716 to b11434; the build in a comment is the first with the
+newer form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.engines.help import FlagValue
+
+Setting = tuple[str, FlagValue]
+
+# Today's name: the names it had before, newest first. All take the same values.
+SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "gpu-layers": ("n-gpu-layers", "ngl"),
+        "ui": ("webui",),  # b9174
+        "cache-idle-slots": ("clear-idle",),  # b8852
+        "ctx-checkpoints": ("swa-checkpoints",),  # b6685
+        "checkpoint-min-step": ("checkpoint-every-n-tokens",),  # b9310
+        "embedding": ("embeddings",),
+        "rerank": ("reranking",),
+        "predict": ("n-predict",),
+        # b8955 put everything about drafting under --spec-draft-*. It left some old names as
+        # aliases and others as stubs that refuse to start.
+        "spec-draft-model": ("model-draft", "md"),
+        "spec-draft-n-max": ("draft-max", "draft-n", "draft"),
+        "spec-draft-n-min": ("draft-min", "draft-n-min"),
+        "spec-draft-p-min": ("draft-p-min",),
+        "spec-draft-p-split": ("spec--draft-p-split", "draft-p-split"),
+        "spec-draft-ngl": ("gpu-layers-draft", "n-gpu-layers-draft", "ngld"),
+        "spec-draft-type-k": ("cache-type-k-draft", "ctkd"),
+        "spec-draft-type-v": ("cache-type-v-draft", "ctvd"),
+        "spec-draft-threads": ("threads-draft", "td"),
+        "spec-draft-threads-batch": ("threads-batch-draft", "tbd"),
+        "spec-draft-device": ("device-draft", "devd"),
+        "spec-draft-hf": ("hf-repo-draft", "hfd", "hfrd"),
+        "spec-draft-ctx-size": ("ctx-size-draft", "cd"),
+        "spec-draft-replace": ("spec-replace",),
+        "spec-draft-prio": ("prio-draft",),
+        "spec-draft-poll": ("poll-draft",),
+        "spec-draft-cpu-moe": ("cpu-moe-draft", "cmoed"),
+        "spec-draft-n-cpu-moe": ("spec-draft-ncmoe", "n-cpu-moe-draft", "ncmoed"),
+        "spec-draft-override-tensor": ("override-tensor-draft", "otd"),
+    }
+)
+
+# A setting that became another option with another value: old, then today's. `--mlock` meant the
+# mapped file until b10104, and so lets replicas share its pages; b10105 reads it as mode `mlock`,
+# which does not map.
+MOVED: Final[Mapping[Setting, Setting]] = MappingProxyType(
+    {
+        ("mlock", True): ("load-mode", "mmap+mlock"),
+        ("mmap", False): ("load-mode", "none"),
+        ("mmap", True): ("load-mode", "mmap"),
+        ("direct-io", True): ("load-mode", "dio"),
+    }
+)
+
+# And back, for builds without the new option (b10105).
+MOVED_BACK: Final[Mapping[Setting, Setting]] = MappingProxyType(
+    {
+        ("load-mode", "mmap+mlock"): ("mlock", True),
+        ("load-mode", "mlock"): ("mlock", True),
+        ("load-mode", "none"): ("mmap", False),
+        ("load-mode", "dio"): ("direct-io", True),
+    }
+)
+
+# Words that an older build has another word or only a number for.
+OLDER_WORDS: Final[Mapping[Setting, FlagValue]] = MappingProxyType(
+    {
+        ("gpu-layers", "all"): 999,  # b7553
+        ("gpu-layers", "auto"): 999,
+        ("spec-draft-ngl", "all"): 999,
+        ("spec-draft-ngl", "auto"): 999,
+        ("spec-type", "draft-simple"): "draft",  # b9131
+        ("spec-type", "draft-eagle3"): "eagle3",
+    }
+)
+
+# Options that were bare switches before they took on, off or auto. A bare `--flash-attn` given to a
+# newer build takes the next word of the command line for its value.
+ONCE_BARE: Final = frozenset({"flash-attn", "log-colors"})  # b6325, b6393
+
+# What a build that cannot be told does anyhow.
+IMPLIED: Final[Mapping[Setting, str]] = MappingProxyType(
+    {
+        ("spec-type", "draft-simple"): "a draft model alone turns drafting on in this build",
+        ("load-mode", "mmap"): "mapping the file is what this build does",
+        ("load-mode", "auto"): "mapping the file is what this build does",
+    }
+)
+
+_ADDRESS: Final = "llama-corral chooses where its engines listen"
+_KEYS: Final = "llama-corral gives each engine a random key of its own"
+_MODEL: Final = "the model is what path says"
+_FETCH: Final = "engines work offline; fetch the file and give it as path"
+_ROUTER: Final = "an engine serves one model; llama-corral is the router"
+_TOOLS: Final = "an engine must not run tools or open other servers for whoever can reach it"
+_LOG: Final = "llama-corral keeps the log"
+_EXITS: Final = "the engine would print something and exit"
+
+# Options that llama-corral sets itself, or keeps shut.
+RESERVED: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("host", "port", "reuse-port", "api-prefix", "path"), _ADDRESS)
+    | dict.fromkeys(("api-key", "api-key-file"), _KEYS)
+    | dict.fromkeys(("slot-save-path",), "llama-corral keeps conversations itself (persist_slots)")
+    | dict.fromkeys(("ssl-key-file", "ssl-cert-file"), "engines are reached on this machine only")
+    | dict.fromkeys(("model",), _MODEL)
+    | dict.fromkeys(("alias",), "engines go by the model's name; give others as aliases")
+    | dict.fromkeys(
+        ("model-url", "docker-repo", "hf-repo", "hf-file", "hf-token", "spec-draft-hf"), _FETCH
+    )
+    | dict.fromkeys(("models-dir", "models-preset", "models-max", "models-autoload"), _ROUTER)
+    | dict.fromkeys(("tools", "tools-runtime", "agent"), _TOOLS)
+    | dict.fromkeys(("mcp-servers-config", "mcp-servers-json", "ui-mcp-proxy"), _TOOLS)
+    | dict.fromkeys(("log-file", "log-disable", "log-jsonl"), _LOG)
+    | dict.fromkeys(
+        ("help", "usage", "version", "list-devices", "cache-list", "completion-bash"), _EXITS
+    )
+)
+
+# Presets such as --gpt-oss-20b-default, which put a model from the network in place of ours.
+_PRESETS: Final = ("embd-", "fim-", "gpt-oss-", "vision-", "tts-oute")
+
+
+def owned(key: str) -> str | None:
+    """Return why a setting is not the user's to make, or None when it is."""
+    if key.startswith(_PRESETS) and key.endswith(("-default", "-spec")):
+        return _MODEL
+    return RESERVED.get(key)

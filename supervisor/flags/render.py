@@ -1,0 +1,268 @@
+"""Renders settings for the engine at hand. Pure, given the engine's Flags.
+
+Settings are in one vocabulary: today's long names without dashes. A name or a value that the build
+spells otherwise is translated. What the build has deprecated without a successor, has removed, or
+never had is left out, with the reason. What no build knows is refused with the nearest name, and so
+are values the build would refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from supervisor.engines.help import (
+    Flag,
+    Flags,
+    FlagValue,
+    nearest,
+    newest_flags,
+    plain,
+    recorded_names,
+)
+from supervisor.errors import SettingsInvalid
+from supervisor.flags.renames import (
+    IMPLIED,
+    MOVED,
+    MOVED_BACK,
+    OLDER_WORDS,
+    ONCE_BARE,
+    SPELLINGS,
+    owned,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedFlag:
+    """One option of a command line.
+
+    Attributes:
+        key: The setting it renders.
+        flag: As the build spells it, with dashes.
+        value: The word after it, or None for a switch.
+        note: What was translated, or an empty text.
+    """
+
+    key: str
+    flag: str
+    value: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OmittedFlag:
+    """A setting that this build is not given.
+
+    Attributes:
+        key: The setting.
+        value: Its value.
+        reason: The reason, as a clause.
+    """
+
+    key: str
+    value: FlagValue
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Settings as one build takes them.
+
+    Attributes:
+        lines: In the order of the settings.
+        omitted: What was left out, in the same order.
+    """
+
+    lines: tuple[RenderedFlag, ...]
+    omitted: tuple[OmittedFlag, ...]
+
+
+def render(settings: Mapping[str, FlagValue], flags: Flags) -> Rendered:
+    """Return settings as a build takes them.
+
+    Args:
+        settings: By canonical key, see `canonical`.
+        flags: The options of the build.
+
+    Raises:
+        SettingsInvalid: No build knows the flag, it is not the user's to set, or its value is one
+            that the build would refuse.
+    """
+    results = [_render_one(key, value, flags) for key, value in settings.items()]
+    return Rendered(
+        tuple(one for one in results if isinstance(one, RenderedFlag)),
+        tuple(one for one in results if isinstance(one, OmittedFlag)),
+    )
+
+
+def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
+    """Return a setting in today's vocabulary, so that two spellings of one are seen as one.
+
+    Args:
+        name: Any spelling of any build, with or without dashes; `no-x = true` is `x = false`.
+        value: Its value.
+        flags: The options of the build, which know further spellings of their own.
+
+    Raises:
+        SettingsInvalid: The option is not the user's to set.
+    """
+    key, value = _positive(plain(name), value, flags)
+    key = _todays(key)
+    if key not in SPELLINGS and (flag := flags.find(key)):
+        key = _todays(flag.key)
+    key, value = MOVED.get((key, value), (key, value))
+    if key == "spec-type":
+        value = _todays_word(key, value)
+    if reason := owned(key):
+        raise SettingsInvalid(f"{name} cannot be set: {reason}")
+    return key, value
+
+
+def _positive(key: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
+    """Return `x` and the opposite for a negative name `no-x`, where it is one."""
+    if not key.startswith("no-") or not isinstance(value, bool):
+        return key, value
+    positive = key.removeprefix("no-")
+    flag = flags.find(positive)
+    # --no-host is no opposite of --host, which takes a value.
+    is_switch = flag is None or flag.kind in {"switch", "unknown"}
+    return (positive, not value) if is_switch else (key, value)
+
+
+def _todays(key: str) -> str:
+    return next((new for new, old in SPELLINGS.items() if key in old), key)
+
+
+def _todays_word(key: str, value: FlagValue) -> FlagValue:
+    words = {old: word for (name, word), old in OLDER_WORDS.items() if name == key}
+    return words.get(value, value)
+
+
+def _render_one(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | OmittedFlag:
+    gone: Flag | None = None
+    for name, said in _spellings(key, value):
+        flag = _find(name, flags)
+        if flag and flag.is_usable:
+            return _form(key, _Spelling(name, said, flag), flags) or _cannot_say(key, value, flag)
+        gone = gone or flag
+    return OmittedFlag(key, value, IMPLIED.get((key, value)) or _reason_not(key, gone))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """One way to say a setting: the name and value that a build has for it."""
+
+    name: str
+    value: FlagValue
+    flag: Flag
+
+
+def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
+    """Yield the ways to say a setting, newest first."""
+    yield key, value
+    for older in SPELLINGS.get(key, ()):
+        yield older, value
+    if moved := MOVED_BACK.get((key, value)):
+        yield moved
+
+
+def _find(name: str, flags: Flags) -> Flag | None:
+    """Return the option, which an older build may have in its negative form only."""
+    return flags.find(name) or flags.find(f"no-{name}")
+
+
+def _reason_not(key: str, flag: Flag | None) -> str:
+    if flag and flag.removed:
+        return f"this build has removed it: {flag.removed}"
+    if flag:
+        return "this build has deprecated it and has nothing in its place"
+    if key in recorded_names():
+        return f"this build has no --{key}"
+    near = nearest(key, recorded_names())
+    raise SettingsInvalid(
+        f"no llama-server knows the flag {key}",
+        hint=f"did you mean {near}?" if near else "corral engine help lists the flags there are",
+    )
+
+
+def _form(key: str, spelling: _Spelling, flags: Flags) -> RenderedFlag | None:
+    """Return the line, or None when this value is one that the build has no form for."""
+    note = f"--{key} is called --{spelling.name} here" if spelling.name != key else ""
+    value = _in_words_of(spelling.flag, key, spelling.value)
+    if isinstance(value, bool):
+        wanted = spelling.name if value else f"no-{spelling.name}"
+        return RenderedFlag(key, f"--{wanted}", None, note) if flags.find(wanted) else None
+    if not _is_known(key, value, spelling.flag):
+        return None
+    dashes = "--" if f"--{spelling.name}" in spelling.flag.names else "-"
+    return RenderedFlag(key, f"{dashes}{spelling.name}", _checked(key, value, spelling.flag), note)
+
+
+def _cannot_say(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
+    if isinstance(value, bool) or key in ONCE_BARE:
+        reason = f"this build has no form of --{key} for that; it is what it does without the flag"
+    else:
+        reason = f"this build's --{key} does not know {value}: it takes {', '.join(flag.choices)}"
+    return OmittedFlag(key, value, IMPLIED.get((key, value), reason))
+
+
+def _in_words_of(flag: Flag, key: str, value: FlagValue) -> FlagValue:
+    """Return a value as this build says it; a bool where the option is a switch in this build."""
+    if key in ONCE_BARE and flag.hint is None:
+        return value if isinstance(value, bool) else value == "on"
+    if isinstance(value, bool) and (key in ONCE_BARE or {"on", "off"} <= set(flag.choices)):
+        return "on" if value else "off"
+    if isinstance(value, bool) and flag.kind not in {"switch", "unknown"}:
+        raise SettingsInvalid(f"{key} needs a value ({flag.hint})", hint=_allowed(flag))
+    if not isinstance(value, bool) and flag.kind == "switch":
+        raise SettingsInvalid(f"{key} takes no value", hint=f"write {key} = true or {key} = false")
+    older = OLDER_WORDS.get((key, value))
+    return value if older is None or _takes(flag, value) else older
+
+
+def _takes(flag: Flag, value: FlagValue) -> bool:
+    return flag.kind == "unknown" or value in flag.choices
+
+
+def _is_known(key: str, value: FlagValue, flag: Flag) -> bool:
+    """Return whether the build knows a word; False only for one that the newest build does know."""
+    if flag.kind not in {"enum", "list"} or not flag.choices:
+        return True
+    newest = newest_flags().find(key)
+    words = str(value).split(",") if flag.kind == "list" else [str(value)]
+    strange = [word for word in words if word not in flag.choices]
+    return not (strange and newest and set(strange) <= set(newest.choices))
+
+
+def _checked(key: str, value: FlagValue, flag: Flag) -> str:
+    """Return the value as a word of the command line.
+
+    Raises:
+        SettingsInvalid: The build would refuse it.
+    """
+    word = str(value)
+    if "\0" in word:
+        raise SettingsInvalid(f"{key} holds a NUL character")
+    if not _is_right(word, flag):
+        raise SettingsInvalid(f"{key} = {value} is not possible", hint=_allowed(flag))
+    return word
+
+
+def _is_right(word: str, flag: Flag) -> bool:
+    match flag.kind:
+        case "int":
+            return word in flag.choices or bool(re.fullmatch(r"-?\d{1,18}", word))
+        case "number":
+            return word in flag.choices or bool(re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", word))
+        case "enum":
+            return word in flag.choices
+        case "list":
+            return not flag.choices or set(word.split(",")) <= set(flag.choices)
+        case "switch" | "path" | "string" | "unknown":
+            return True
+
+
+def _allowed(flag: Flag) -> str:
+    numbers = {"int": ["a whole number"], "number": ["a number"]}.get(flag.kind, [])
+    return f"it takes {', '.join([*numbers, *flag.choices]) or flag.hint}"

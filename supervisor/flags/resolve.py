@@ -1,0 +1,161 @@
+"""Gathers a model's settings: who set what, in one vocabulary, every `auto` worked out. Pure.
+
+What wins: a model's own flags, then its profile, then what llama-corral wants of every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from supervisor.engines.help import Flags, FlagValue
+from supervisor.flags.auto import AUTO, DERIVED, cache_count, ctx_slot, positive, slots
+from supervisor.flags.draft_model import Draft, Wanted
+from supervisor.flags.embedding_settings import batched, purposed, shaped
+from supervisor.flags.inputs import PlanInputs
+from supervisor.flags.profile import Profile
+from supervisor.flags.render import canonical
+from supervisor.flags.setting import CORRAL, Setting, Settings
+from supervisor.flags.speculation import kinds, longest
+
+# What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
+# without the option is not told.
+HOUSE: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
+    {
+        "metrics": (True, "status and liveness read its counters"),
+        "slots": (True, "status shows what its slots do"),
+        "ui": (False, "an engine serves us, not browsers"),
+        "cors-origins": ("localhost", "no web page elsewhere may talk to an engine"),
+        "offline": (True, "an engine never goes to the network"),
+        "jinja": (True, "tool calls need the model's own template"),
+        "log-colors": ("off", "the log goes to a file"),
+        # A ping is how an engine notices SIGTERM while a stream is open; at the default of 30 s it
+        # hangs for as long. During a long prefill pings also show that it lives.
+        "sse-ping-interval": (1, "an engine asked to stop notices at its next ping"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model as `corral.toml` has it.
+
+    Attributes:
+        name: What clients call it.
+        path: The GGUF file.
+        profile: The name of its profile.
+        replicas: How many instances serve it; `auto` leaves it to us.
+        flags: Its own flags.
+        args: Words for the end of the command line, passed as they are.
+        draft: A GGUF to draft with, `auto` to look for one, or None.
+        aliases: Other names that clients may use.
+    """
+
+    name: str
+    path: Path
+    profile: str = "base"
+    replicas: int | Literal["auto"] = 1
+    flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    draft: Wanted = None
+    aliases: tuple[str, ...] = ()
+
+
+def resolve(
+    entry: ModelEntry, profile: Profile, flags: Flags, case: PlanInputs, draft: Draft
+) -> Settings:
+    """Return every setting of a model by today's name, nothing left to be derived.
+
+    Args:
+        entry: The model.
+        profile: Its profile.
+        flags: The options of the build, for further spellings.
+        case: What derived values depend on.
+        draft: What drafts.
+
+    Raises:
+        SettingsInvalid: An option is not the user's to set, or a number makes no sense.
+    """
+    gguf = case.gguf
+    merged = purposed(_merge(entry, profile, flags, draft), entry.args, entry.name, gguf)
+    derived = _cap_context(_derived(shaped(merged, gguf), case), case)
+    return _raise_batch(batched(derived, gguf))
+
+
+def is_auto(key: str, value: FlagValue) -> bool:
+    """Return whether a value is one that we work out; other options have an `auto` of their own."""
+    return key in DERIVED and value == AUTO
+
+
+def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
+    """Return every setting in today's vocabulary, the strongest last and so the winner."""
+    house = {key: Setting(value, CORRAL, reason) for key, (value, reason) in HOUSE.items()}
+    named = {
+        key: Setting(value, f"profile {profile.origins[name]}")
+        for name, set_value in profile.flags.items()
+        for key, value in [canonical(name, set_value, flags)]
+    }
+    own = {
+        key: Setting(value, f"model {entry.name}")
+        for name, set_value in entry.flags.items()
+        for key, value in [canonical(name, set_value, flags)]
+    }
+    if draft.gguf:
+        path = str(draft.gguf.path)
+        own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.reason)
+    settings = {**house, **named, **own}
+    if "spec-draft-model" in settings:
+        reason = "a draft model drafts only when told to"
+        return {
+            **settings,
+            "spec-type": settings.get("spec-type", Setting("draft-simple", CORRAL, reason)),
+        }
+    # A profile may carry numbers for drafting; without a draft model they speak of nothing.
+    return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
+
+
+def _derived(settings: Settings, case: PlanInputs) -> Settings:
+    """Return the settings with every `auto` that we work out ourselves replaced."""
+    chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
+    found: dict[str, Setting] = {}
+    for key, decide in DERIVED.items():
+        if key in settings and key not in chosen:
+            derived = decide(case, chosen)
+            chosen[key] = derived.value
+            found[key] = Setting(derived.value, derived.origin, derived.reason)
+    return {**settings, **found}
+
+
+def _cap_context(settings: Settings, case: PlanInputs) -> Settings:
+    """Return the settings with a profile's context cut to what the model was trained for."""
+    ctx, trained = settings.get("ctx-size"), case.gguf.ctx_train
+    chosen = {key: one.value for key, one in settings.items()}
+    if (
+        not ctx
+        or not ctx.origin.startswith("profile")
+        or ctx_slot(chosen) <= trained
+        or not trained
+    ):
+        return settings
+    reason = f"{trained} tokens a slot, as the model was trained for; {ctx.origin} has {ctx.value}"
+    return {**settings, "ctx-size": Setting(trained * cache_count(chosen), "gguf", reason)}
+
+
+def _raise_batch(settings: Settings) -> Settings:
+    """Return the settings with batches that hold what all slots draft at once.
+
+    An engine whose batch does not ends by an assertion, in the middle of answers.
+
+    Source: measured on build 10434: 2 slots and ngram-mod abort with 128, not with 130. llama.cpp,
+    tools/server, server_slot::handle_last_sampled_token.
+    """
+    batch = settings.get("batch-size")
+    chosen = {key: one.value for key, one in settings.items()}
+    needed = slots(chosen) * (1 + longest(chosen))
+    if batch is None or not kinds(chosen) or positive("batch-size", batch.value) >= needed:
+        return settings
+    reason = f"{batch.value} ({batch.origin}) do not hold what {slots(chosen)} slots draft at once"
+    return {**settings, "batch-size": Setting(needed, CORRAL, reason)}

@@ -1,0 +1,296 @@
+"""Makes what an instance runs: settings → plan → launch, anew for every run.
+
+Planning anew costs milliseconds (engines and GGUFs are cached by path, size and mtime), and it
+means that a model file put right, or an engine upgraded in place, counts from the next start on.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from supervisor.engine_client.endpoint import Endpoint
+from supervisor.engines import discover as engines
+from supervisor.engines.discover import Engine
+from supervisor.errors import CorralError, NoSuchModel
+from supervisor.flags import draft_model, profile
+from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
+from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.residency import EvictionSettings, ResidencyPolicy
+from supervisor.gguf import metadata
+from supervisor.host import machine
+from supervisor.host.machine import Machine
+from supervisor.host.paths import Directories, make_private
+from supervisor.instance.backoff import RestartPolicy
+from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
+from supervisor.memory.replicas import Replicas, decide
+from supervisor.process.launch import Launch, ProcessTag, clean_environment
+from supervisor.settings.model import ModelTable, VariantTable
+from supervisor.settings.root import Settings
+from supervisor.slot_store.config import slot_persistence
+from supervisor.speculation.config import speculation_config
+from supervisor.warmup import prompts
+from supervisor.warmup.learned import LearnedPrompts
+from supervisor.warmup.prompts import WarmPrompt
+
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class LaunchPlanner:
+    """Plans and launches for every model of one settings value."""
+
+    def __init__(self, settings: Settings, directories: Directories) -> None:
+        self._engine_setting = settings.engine
+        self._settings = settings
+        self._directories = directories
+        self.entries: Mapping[str, ModelEntry] = {
+            name: _entry(name, model) for name, model in settings.models.items()
+        }
+        self._replicas: dict[str, Replicas] = {}
+        self.keeping = slot_persistence(directories, settings.supervisor)
+        self.learned = LearnedPrompts(directories.prompts)
+
+    @property
+    def instances(self) -> int:
+        """Return how many processes share the machine when all models are up."""
+        return sum(self.replicas(name).count for name in self.entries)
+
+    def replicas(self, model: str) -> Replicas:
+        """Return how many instances serve a model; decided once where that is left to us.
+
+        A model that cannot be planned has one, whose start then says why.
+
+        Raises:
+            NoSuchModel: It is not configured.
+        """
+        entry = self.entry(model)
+        if entry.replicas != "auto":
+            return Replicas(entry.replicas, "as set")
+        if model not in self._replicas:
+            self._replicas[model] = self._decide(entry)
+        return self._replicas[model]
+
+    def _decide(self, entry: ModelEntry) -> Replicas:
+        models = len(self.entries)
+        try:
+            plan = self._plan(entry, instances=models)
+        except CorralError:
+            return Replicas(1, "it cannot be planned")
+        return decide(plan.memory_inputs, machine.read(), self.capacity(plan.engine), models)
+
+    def engine(self) -> Engine:
+        """Return the engine that is used.
+
+        Raises:
+            EngineMissing, EngineBroken: There is none, or it does not run.
+        """
+        return engines.load(self._engine_setting, cache_dir=self._directories.cache)
+
+    def plan(self, model: str) -> Plan:
+        """Return what a model's instances run, from what is on disk now. Blocks for its reading.
+
+        Raises:
+            NoSuchModel: It is not configured.
+            EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: It cannot be run.
+        """
+        return self._plan(self.entry(model), instances=max(1, self.instances))
+
+    def plan_at(self, place: ReplicaId) -> Plan:
+        """Return what the instance in a place runs, and refuse what can never fit. Blocks likewise.
+
+        Raises:
+            OutOfMemory: It takes more memory than models may have here.
+            CorralError: As `plan` does.
+        """
+        plan = self.plan(place.model)
+        devices = self.replicas(place.model).devices
+        if place.number < len(devices):
+            entry = self.entry(place.model)
+            flags = {**entry.flags, "device": devices[place.number]}
+            plan = self._plan(replace(entry, flags=flags), instances=max(1, self.instances))
+        check_fits(place.model, plan.memory_inputs, self.capacity(plan.engine))
+        return plan
+
+    def capacity(self, engine: Engine) -> MemoryCapacity:
+        """Return the memory that models may take here."""
+        return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
+
+    def _plan(self, entry: ModelEntry, *, instances: int) -> Plan:
+        cache = self._directories.cache
+        under = profile.load(entry.profile, self._directories.profiles)
+        found = metadata.read(entry.path, cache_dir=cache)
+        projector = {**under.flags, **entry.flags}.get("mmproj")
+        return make_plan(
+            entry,
+            under,
+            self.engine(),
+            found,
+            self._machine(),
+            instances=instances,
+            draft=draft_model.choose(entry.draft, found, cache_dir=cache),
+            projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
+        )
+
+    def _machine(self) -> Machine:
+        """Return the machine, with no more memory than models may have by the settings."""
+        here = machine.read()
+        budget = self._settings.supervisor.memory_budget
+        return replace(here, memory_bytes=min(budget or here.memory_bytes, here.memory_bytes))
+
+    def fingerprint(self, model: str, engine: Engine) -> LaunchFingerprint:
+        """Return what a model's instances are made from, as it is on disk now.
+
+        Files that are missing are no error here: their instances differ from all that run.
+
+        Raises:
+            NoSuchModel: It is not configured.
+            SettingsInvalid: Its profile is not there, or wrong.
+        """
+        entry = self.entry(model)
+        under = profile.load(entry.profile, self._directories.profiles)
+        return LaunchFingerprint(
+            engine=file_version(engine.path),
+            library_dirs=engine.library_dirs,
+            model=file_version(entry.path),
+            draft=self._draft_stamp(entry),
+            flags={**under.flags, **entry.flags},
+            args=entry.args,
+        )
+
+    def _draft_stamp(self, entry: ModelEntry) -> FileVersion | None:
+        if entry.draft != draft_model.AUTO:
+            return file_version(entry.draft) if entry.draft else None
+        cache = self._directories.cache
+        with suppress(CorralError):
+            found = draft_model.choose(
+                entry.draft, metadata.read(entry.path, cache_dir=cache), cache_dir=cache
+            )
+            return file_version(found.gguf.path) if found.gguf else None
+        return None
+
+    def residency_policy(self, model: str) -> ResidencyPolicy:
+        """Return how a model comes and goes.
+
+        Raises:
+            NoSuchModel: It is not configured.
+        """
+        table = self._settings.models[self.entry(model).name]
+        return ResidencyPolicy(
+            preload=table.preload,
+            is_pinned=table.pinned,
+            ttl_s=table.ttl_s,
+            min_residency_s=table.min_residency_s,
+        )
+
+    def variants(self, model: str) -> Mapping[str, VariantTable]:
+        """Return the variants of a model by their names; none where it is not configured."""
+        table = self._settings.models.get(model)
+        return table.variants if table else {}
+
+    @property
+    def eviction_settings(self) -> EvictionSettings:
+        """Return how all models come and go."""
+        table = self._settings.supervisor
+        return EvictionSettings(table.eviction_wait_s, table.abandon_load_below)
+
+    def restart_policy(self, model: str) -> RestartPolicy:
+        """Return how patiently a model's instances are tried again after a fault.
+
+        Raises:
+            NoSuchModel: It is not configured.
+        """
+        ours = self._settings.supervisor.restart.model_dump()
+        its = self._settings.models[self.entry(model).name].restart.model_dump(exclude_none=True)
+        return RestartPolicy(**{**ours, **its})
+
+    def entry(self, model: str) -> ModelEntry:
+        """Return a model's entry.
+
+        Raises:
+            NoSuchModel: It is not configured.
+        """
+        if model in self.entries:
+            return self.entries[model]
+        known = ", ".join(self.entries) or "none"
+        raise NoSuchModel(f"no model is named {model!r}", hint=f"models there are: {known}")
+
+    def launch(self, plan: Plan, instance: str) -> Launch:
+        """Return one run of a plan: its own key, its own socket or a port that the system picks.
+
+        Raises:
+            SettingsInvalid: A prompt to be read ahead is not there.
+            AccessDenied: The directory of logs cannot be used.
+        """
+        endpoint = self._endpoint(plan.engine, instance)
+        api_key = secrets.token_hex(16)
+        where = self._directories
+        argv = (*_argv(plan, endpoint), *self.keeping.make_room(plan, instance))
+        return Launch(
+            argv=argv,
+            env=clean_environment(
+                os.environ,
+                library_dirs=plan.engine.library_dirs,
+                api_key=api_key,
+                marker=ProcessTag(where.runtime, instance, Path(argv[0])).text,
+            ),
+            cwd=plan.engine.path.parent,
+            endpoint=endpoint,
+            api_key=api_key,
+            log_path=make_private(where.log) / f"{instance}.log",
+            prompts=self._prompts(plan.model),
+            has_ram=plan.has_prompt_cache,
+            drafting=speculation_config(plan),
+        )
+
+    def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:
+        """Return what a model's instances read ahead: what is set, then what was learned."""
+        table = self._settings.models[model]
+        learned = self.learned.prompts(model) if table.learn_prompts else []
+        return (*map(prompts.read, table.warm_prompts), *learned)
+
+    def learns_prompts(self, model: str) -> bool:
+        """Return whether openings of a model's conversations are learned."""
+        table = self._settings.models.get(model)
+        return table is not None and table.learn_prompts
+
+    def launch_argv(self, plan: Plan, instance: str) -> tuple[str, ...]:
+        """Return the command line that a launch of a plan has."""
+        argv = _argv(plan, self._endpoint(plan.engine, instance))
+        return (*argv, *self.keeping.arguments(plan, instance))
+
+    def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
+        socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None
+        return Endpoint(socket=socket, host=_LOOPBACK, port=0)
+
+
+def file_version(path: Path) -> FileVersion:
+    """Return what tells a file from another of its path."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # missing; no path at all
+        return FileVersion(path)
+    return FileVersion(path, found.st_size, found.st_mtime_ns)
+
+
+def _argv(plan: Plan, endpoint: Endpoint) -> tuple[str, ...]:
+    if endpoint.socket:
+        return plan.argv(host=str(endpoint.socket), port=None)
+    return plan.argv(host=endpoint.host, port=endpoint.port)
+
+
+def _entry(name: str, model: ModelTable) -> ModelEntry:
+    return ModelEntry(
+        name=name,
+        path=model.path,
+        profile=model.profile,
+        replicas=model.replicas,
+        flags=model.flags,
+        args=model.args,
+        draft=model.draft,
+        aliases=model.aliases,
+    )

@@ -1,1 +1,0 @@
-"""Conversations that outlive their engine: slot files, each with a manifest."""

@@ -1,0 +1,1 @@
+"""What GGUF files say of themselves."""

@@ -1,0 +1,49 @@
+"""Whether a model makes embeddings or ranks texts, and what follows for its batches. Pure.
+
+Source: llama.cpp, tools/server/server-context.cpp: a slot that embeds takes its text in one micro
+batch, unless the pooling is `last` and the model has a KV cache (server_slot::can_split).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.engines.help import FlagValue
+from supervisor.gguf.metadata import Gguf
+
+# What an engine itself takes where it is not told. Source: --help, --ubatch-size.
+_SPLIT_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """How a model makes embeddings.
+
+    Attributes:
+        pooling: `none`, `mean`, `cls`, `last` or `rank`.
+        is_only: Whether it does nothing else: it generates no text.
+        can_split: Whether a text may be computed in several micro batches.
+    """
+
+    pooling: str
+    is_only: bool
+    can_split: bool
+
+    def micro_batch(self, ctx: int) -> int:
+        """Return the tokens of a micro batch that inputs of up to `ctx` tokens need."""
+        return min(ctx, _SPLIT_TOKENS) if self.can_split else ctx
+
+
+def embedding(gguf: Gguf, chosen: Mapping[str, FlagValue]) -> Embedding | None:
+    """Return how a model makes embeddings under its options; None where it does not."""
+    ranks = chosen.get("rerank") is True
+    if not ranks and chosen.get("embedding") is not True:
+        return None
+    pooling = str(chosen.get("pooling", "rank" if ranks else gguf.pooling or "none"))
+    return Embedding(
+        pooling=pooling,
+        is_only=ranks or not gguf.is_causal or gguf.pooling is not None,
+        can_split=pooling == "last" and gguf.is_causal,
+    )

@@ -1,0 +1,105 @@
+"""Who owns the runtime directory: one daemon, told by a lock and named by a state file.
+
+The lock decides, the file only informs: a daemon that was killed leaves its file behind and loses
+its lock with its life. A pid is believed only together with the creation time of its process, so a
+recycled pid is nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import filelock
+import psutil
+
+from supervisor.errors import AccessDenied, DaemonBusy
+from supervisor.host.paths import Directories, make_private
+
+# psutil derives creation times from clock ticks and the boot time; both are steady to 10 ms.
+_SAME_PROCESS_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInfo:
+    """The daemon that owns a runtime directory.
+
+    Attributes:
+        pid: Its process id.
+        created_at: Its creation time as psutil tells it, seconds since the epoch.
+        version: Of llama-corral.
+        url: Where its proxy listens.
+    """
+
+    pid: int
+    created_at: float
+    version: str
+    url: str
+
+    def is_alive(self) -> bool:
+        """Tell whether this very process still runs."""
+        try:
+            created_at = psutil.Process(self.pid).create_time()
+        except psutil.Error:
+            return False
+        return abs(created_at - self.created_at) < _SAME_PROCESS_S
+
+
+def this_daemon(version: str, url: str) -> DaemonInfo:
+    """Return this process as an owner."""
+    return DaemonInfo(os.getpid(), psutil.Process().create_time(), version, url)
+
+
+@contextmanager
+def lock_runtime_dir(directories: Directories) -> Iterator[None]:
+    """Hold the runtime directory for the length of the block.
+
+    Raises:
+        DaemonBusy: Another daemon holds it.
+        AccessDenied: The directory cannot be used.
+    """
+    make_private(directories.runtime)
+    lock = filelock.FileLock(directories.lock_file, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise _held(directories) from error
+    except OSError as error:
+        raise AccessDenied(f"cannot lock {directories.lock_file}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        directories.state_file.unlink(missing_ok=True)
+        lock.release()
+
+
+def _held(directories: Directories) -> DaemonBusy:
+    owner = read_owner(directories.state_file)
+    who = f" (pid {owner.pid}, {owner.url})" if owner else ""
+    return DaemonBusy(
+        f"a daemon already runs in {directories.runtime}{who}",
+        hint="corral status shows it, corral stop ends it",
+    )
+
+
+def write_owner(path: Path, owner: DaemonInfo) -> None:
+    """Write the state file whole or not at all; only its owner can read it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(asdict(owner), file)
+    temporary.replace(path)
+
+
+def read_owner(path: Path) -> DaemonInfo | None:
+    """Return who the state file names, or None where there is none that can be read."""
+    try:
+        return DaemonInfo(**json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

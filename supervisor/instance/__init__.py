@@ -1,0 +1,1 @@
+"""One instance: its states, backoff and health."""

@@ -1,1 +1,0 @@
-"""One process: its states, its child, its logs, its end."""

@@ -1,0 +1,1 @@
+"""What an instance takes of memory, and whether it fits."""

@@ -1,0 +1,166 @@
+"""What the options of a build come to, in numbers that memory follows from. Pure.
+
+Options that are not given have the engine's own defaults. Source: llama-server --help, build 10434;
+common/arg.cpp; what several of them come to together is in its log at `client_context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.engines.discover import Engine
+from supervisor.engines.help import FlagValue
+from supervisor.gguf.embedding import embedding
+from supervisor.gguf.metadata import Gguf
+from supervisor.memory.kv_cache import Cache
+
+_MIB: Final = 1024**2
+# An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
+_NUMBER_MAX: Final = 2**31 - 1
+_CTX: Final = 4096
+_SLOTS: Final = 4
+_BATCH: Final = 2048
+_UBATCH: Final = 512
+_CACHE_RAM_MIB: Final = 8192
+_CHECKPOINTS: Final = 32
+_CHECKPOINT_STEP: Final = 8192
+# Two more are made at the end of each prompt. Source: log of build 10434, "created context
+# checkpoint".
+_CHECKPOINTS_OF_PROMPT: Final = 2
+# Before this build a whole micro batch was given rows of logits. Source: llama.cpp, pull request
+# 23861, of 2026-06-01; the build is near, not exact.
+_FEW_OUTPUTS_BUILD: Final = 9480
+
+# Which option says how many tokens one guess has at most, and what stands where it is not given.
+_GUESSED: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
+    {
+        "draft-simple": ("spec-draft-n-max", 3),
+        "draft-eagle3": ("spec-draft-n-max", 3),
+        "draft-mtp": ("spec-draft-n-max", 3),
+        "ngram-mod": ("spec-ngram-mod-n-max", 64),
+        "ngram-simple": ("spec-ngram-simple-size-m", 48),
+        "ngram-map-k": ("spec-ngram-map-k-size-m", 48),
+        "ngram-map-k4v": ("spec-ngram-map-k4v-size-m", 48),
+        "ngram-cache": ("", 8),
+    }
+)
+
+Chosen = Mapping[str, FlagValue]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLayout:
+    """The numbers of one instance.
+
+    Attributes:
+        cache: The shape of its KV cache.
+        tokens: Tokens that are computed together at most.
+        outputs: Rows of logits that are computed together at most.
+        flash: Whether flash attention is used.
+        prompt_cache_bytes: What histories without a slot may take of main memory.
+        checkpoints: Checkpoints that one slot may have.
+    """
+
+    cache: Cache
+    tokens: int
+    outputs: int
+    flash: bool
+    prompt_cache_bytes: int
+    checkpoints: int
+
+
+def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
+    """Return the numbers of a model under options by today's names."""
+    slots = number(chosen, "parallel", _SLOTS)
+    # Without a number of slots the engine takes four that share one cache.
+    unified = chosen.get("kv-unified", "parallel" not in chosen) is True
+    streams = 1 if unified else slots
+    ctx = number(chosen, "ctx-size", 0) or gguf.ctx_train or _CTX
+    batch = min(ctx, number(chosen, "batch-size", _BATCH))
+    ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
+    has_few_outputs = engine.build is None or engine.build >= _FEW_OUTPUTS_BUILD
+    few = min(batch, slots * (1 + _guessed(chosen))) if has_few_outputs else ubatch
+    cache = Cache(
+        ctx=-(-ctx // streams),
+        streams=streams,
+        slots=slots,
+        ubatch=ubatch,
+        type_k=str(chosen.get("cache-type-k", "f16")),
+        type_v=str(chosen.get("cache-type-v", "f16")),
+        full_window=chosen.get("swa-full") is True,
+    )
+    return ContextLayout(
+        cache=cache,
+        tokens=ubatch,
+        outputs=_outputs(gguf, chosen, ubatch, few),
+        flash=chosen.get("flash-attn", "auto") not in {"off", False},
+        prompt_cache_bytes=_prompt_cache_bytes(chosen, engine),
+        checkpoints=_checkpoints(chosen, engine, cache.ctx),
+    )
+
+
+def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
+    """Return the rows of logits that room is made for: embeddings have one for each token.
+
+    A model that generates no text has no logits. Source: llama_context's log, n_outputs_max.
+    """
+    if not gguf.is_causal:
+        return 0
+    return ubatch if embedding(gguf, chosen) else few
+
+
+def draft_layout(of: ContextLayout, chosen: Chosen) -> ContextLayout:
+    """Return the numbers of a draft model beside the model that it drafts for."""
+    cache = of.cache
+    return ContextLayout(
+        cache=Cache(
+            ctx=cache.ctx,
+            streams=cache.streams,
+            slots=cache.slots,
+            ubatch=cache.ubatch,
+            type_k=str(chosen.get("spec-draft-type-k", "f16")),
+            type_v=str(chosen.get("spec-draft-type-v", "f16")),
+            full_window=cache.full_window,
+        ),
+        tokens=of.tokens,
+        outputs=cache.slots,
+        flash=of.flash,
+        prompt_cache_bytes=0,
+        checkpoints=0,
+    )
+
+
+def number(chosen: Chosen, key: str, otherwise: int) -> int:
+    """Return an option as a number; what stands otherwise where no engine takes it for one."""
+    try:
+        found = int(chosen.get(key, otherwise))
+    except (ValueError, OverflowError):
+        return otherwise
+    return found if 0 <= found <= _NUMBER_MAX else otherwise
+
+
+def _guessed(chosen: Chosen) -> int:
+    """Return the tokens that are guessed ahead at most."""
+    kinds = str(chosen.get("spec-type", "none")).split(",")
+    found = (_GUESSED[kind] for kind in kinds if kind in _GUESSED)
+    return max((number(chosen, key, otherwise) for key, otherwise in found), default=0)
+
+
+def _prompt_cache_bytes(chosen: Chosen, engine: Engine) -> int:
+    """Return the limit of the prompt cache; without one, the engine's default is taken for it."""
+    if engine.flags.find("cache-ram") is None:
+        return 0
+    return number(chosen, "cache-ram", _CACHE_RAM_MIB) * _MIB
+
+
+def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
+    if engine.flags.find("ctx-checkpoints") is None:
+        return 0
+    most = number(chosen, "ctx-checkpoints", _CHECKPOINTS)
+    if engine.flags.find("checkpoint-min-step") is None:
+        return most
+    step = number(chosen, "checkpoint-min-step", _CHECKPOINT_STEP)
+    return min(most, ctx // step + _CHECKPOINTS_OF_PROMPT) if step else most

@@ -1,0 +1,156 @@
+"""How much memory one instance takes, of main memory and of each device. Pure.
+
+    weights        the file's tensors; mapped, they are in memory once for all who map the file
+    copies         matrices that the CPU has laid out anew for itself
+    kv             keys and values, and the states of recurrent layers
+    compute        what a micro batch is computed in
+    output         logits on their way out
+    prompt cache   histories without a slot, at most (--cache-ram)
+    checkpoints    states to go back to, of models that cannot be cut short, at most
+    draft          all of the above of a draft model
+    projector      the file that makes images or sounds into tokens
+    base           the program, its libraries and its vocabulary
+
+The prompt cache and the checkpoints grow with use; all else is taken at the start. Options passed
+on unchecked (`args`) are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.gguf.metadata import Gguf
+from supervisor.memory import kv_cache
+from supervisor.memory.compute import compute_bytes, input_bytes, output_bytes
+from supervisor.memory.context import Chosen, ContextLayout, draft_layout, layout
+from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs
+from supervisor.memory.offload import (
+    devices_of,
+    layers_left,
+    moved_kv,
+    moved_weights,
+    offloaded,
+    on_devices,
+    shared_out,
+)
+
+__all__ = ["Estimate", "MemoryBreakdown", "MemoryInputs", "estimate"]
+
+_MIB: Final = 1024**2
+# Resident memory of build 10434 with its libraries and a vocabulary of 416 tokens, and what a token
+# more adds: 49 152 of SmolLM2 with as many merges, 262 144 of Gemma-3 without.
+_BASE_BYTES: Final = 33 * _MIB
+_BYTES_PER_TOKEN: Final = 160
+_BYTES_PER_TOKEN_MERGED: Final = 270
+
+# Types that a CPU lays out anew, by the feature that it takes. Source: ggml-cpu/repack.cpp,
+# ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h, qtype_has_amx_kernels.
+_AMX: Final = "amx_int8"
+_REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "avx2": frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}),
+        "avx512f": frozenset({"Q2_K"}),
+        _AMX: frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}),
+        "asimddp": frozenset({"Q4_0", "Q4_K", "IQ4_NL"}),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one instance takes.
+
+    Attributes:
+        host: Of main memory.
+        devices: Of each device, by its name; empty where nothing is offloaded.
+        mapped_bytes: Of main memory, what is in it once for all instances that map the same file.
+        layers_offloaded: Layers on devices, the output counted as one.
+    """
+
+    host: MemoryBreakdown
+    devices: Mapping[str, MemoryBreakdown]
+    mapped_bytes: int
+    layers_offloaded: int
+
+    @property
+    def own_bytes(self) -> int:
+        """Return what it takes of main memory for itself alone."""
+        return self.host.total - self.mapped_bytes
+
+    @property
+    def own_at_start_bytes(self) -> int:
+        """Return what of that is taken before the first request."""
+        return self.host.at_start - self.mapped_bytes
+
+
+def estimate(memory_inputs: MemoryInputs) -> Estimate:
+    """Return what one instance takes."""
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    numbers = layout(gguf, chosen, memory_inputs.engine)
+    devices = devices_of(memory_inputs)
+    draft = _draft_bytes(memory_inputs, numbers)
+    count = offloaded(memory_inputs, numbers, devices, draft + memory_inputs.projector_bytes)
+    on_host = count <= gguf.layers
+    is_mapped = _is_mapped(chosen)
+    aside = (draft + memory_inputs.projector_bytes) if count else 0
+    host = MemoryBreakdown(
+        weights=gguf.tensor_bytes - moved_weights(gguf, count),
+        copies=_copies(memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
+        kv=_kv_bytes(gguf, numbers) - moved_kv(gguf, numbers, count, chosen),
+        compute=compute_bytes(gguf, numbers) if on_host else input_bytes(gguf, numbers),
+        output=output_bytes(gguf, numbers),
+        prompt_cache=numbers.prompt_cache_bytes,
+        checkpoints=numbers.checkpoints
+        * numbers.cache.slots
+        * kv_cache.checkpoint_bytes(gguf, numbers.cache),
+        draft=0 if aside else draft,
+        projector=0 if aside else memory_inputs.projector_bytes,
+        base=_base_bytes(gguf),
+    )
+    return Estimate(
+        host=host,
+        devices=shared_out(on_devices(memory_inputs, numbers, count, aside), devices),
+        mapped_bytes=host.weights if is_mapped else 0,
+        layers_offloaded=count,
+    )
+
+
+def _kv_bytes(gguf: Gguf, numbers: ContextLayout) -> int:
+    return (
+        kv_cache.cache_bytes(gguf, numbers.cache) + kv_cache.state_bytes(gguf) * numbers.cache.slots
+    )
+
+
+def _draft_bytes(memory_inputs: MemoryInputs, numbers: ContextLayout) -> int:
+    """Return what a draft model takes beside its model: a context of its own, of the same size."""
+    draft = memory_inputs.draft
+    if draft is None:
+        return 0
+    own = draft_layout(numbers, memory_inputs.chosen)
+    buffers = compute_bytes(draft, own) + output_bytes(draft, own)
+    return draft.tensor_bytes + _kv_bytes(draft, own) + buffers
+
+
+def _base_bytes(gguf: Gguf) -> int:
+    each = _BYTES_PER_TOKEN_MERGED if gguf.tokenizer == "gpt2" else _BYTES_PER_TOKEN
+    return _BASE_BYTES + each * gguf.vocab_size
+
+
+def _copies(memory_inputs: MemoryInputs) -> int:
+    """Return the size of the matrices that the CPU lays out anew."""
+    if memory_inputs.chosen.get("repack") is False:
+        return 0
+    # The library that goes first where the processor lacks what the wheel needs knows no AMX.
+    unused = {_AMX} if memory_inputs.engine.library_dirs else set()
+    features = (memory_inputs.cpu_flags & _REPACKED.keys()) - unused
+    kinds = frozenset[str]().union(*(_REPACKED[feature] for feature in features))
+    matrices = memory_inputs.gguf.matrix_bytes
+    return sum(size for kind, is_whole, size in matrices if kind in kinds and is_whole)
+
+
+def _is_mapped(chosen: Chosen) -> bool:
+    mode = str(chosen.get("load-mode", "mmap"))
+    return chosen.get("mmap") is not False and ("mmap" in mode or mode == "auto")

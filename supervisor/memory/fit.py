@@ -1,0 +1,173 @@
+"""Whether an instance can ever fit here, and if not, what would. Pure.
+
+What counts is what it takes at its start, alone on the machine: the prompt cache and checkpoints
+come with use, and who is in the way may leave. On devices only what an option moves there is
+judged, as the engine itself keeps the rest in main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from supervisor.engines.discover import Device
+from supervisor.engines.help import FlagValue
+from supervisor.errors import OutOfMemory
+from supervisor.host.machine import Machine
+from supervisor.memory import kv_cache
+from supervisor.memory.estimate import Estimate, MemoryInputs, estimate
+from supervisor.output import size
+
+# Of main memory, left free for everything else on the machine.
+RESERVE_SHARE: Final = 0.05
+_MIB: Final = 1024**2
+_CTX_SLOT_MIN: Final = 512
+_SLOTS_EACH: Final = 64
+_UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCapacity:
+    """Memory that models may take.
+
+    Attributes:
+        host: Of main memory, in bytes.
+        devices: Of each device that has memory of its own, by name, in bytes.
+    """
+
+    host: int
+    devices: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Options under which a model would fit.
+
+    Attributes:
+        flags: By today's names.
+        host_bytes: What it takes of main memory at its start then.
+    """
+
+    flags: Mapping[str, FlagValue]
+    host_bytes: int
+
+    def __str__(self) -> str:
+        flags = ", ".join(f"{key} = {value}" for key, value in self.flags.items())
+        return f"{flags} ({size(self.host_bytes)})"
+
+
+def capacity(
+    machine: Machine, devices: Sequence[Device], budget_bytes: int | None = None
+) -> MemoryCapacity:
+    """Return what models may take of this machine.
+
+    Args:
+        machine: The machine.
+        devices: What layers can be offloaded to.
+        budget_bytes: What all models together may take of main memory; None means all but the
+            reserve.
+    """
+    most = int(machine.memory_bytes * (1 - RESERVE_SHARE))
+    return MemoryCapacity(
+        host=most if budget_bytes is None else min(budget_bytes, machine.memory_bytes),
+        devices={one.name: one.total_mib * _MIB for one in devices if one.total_mib},
+    )
+
+
+def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
+    """Return why an instance can never fit, or None when alone it could."""
+    if found.host.at_start > has.host:
+        return (
+            f"it takes {size(found.host.at_start)} of main memory, "
+            f"and models may have {size(has.host)} here"
+        )
+    for name, take in found.devices.items():
+        if take.at_start > has.devices.get(name, 0):
+            there = size(has.devices.get(name, 0))
+            return f"it takes {size(take.at_start)} of {name}, which has {there}"
+    return None
+
+
+def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Suggestion, ...]:
+    """Return what would fit: the largest of each kind of change, or all of them together."""
+    kinds = (
+        _fewer_slots(memory_inputs),
+        _smaller_cache(memory_inputs),
+        _shorter(memory_inputs, {}),
+    )
+    found = [one for kind in kinds if (one := _first_fitting(memory_inputs, kind, has))]
+    if found:
+        return tuple(found)
+    under = {key: value for flags in _smaller_cache(memory_inputs) for key, value in flags.items()}
+    least = _shorter(memory_inputs, {**under, "parallel": 1})
+    return tuple(one for one in [_first_fitting(memory_inputs, least, has)] if one)
+
+
+def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> None:
+    """Refuse an instance that can never fit.
+
+    Raises:
+        OutOfMemory: It could not start even alone; says by how much, and what would fit.
+    """
+    reason = misfit_reason(estimate(memory_inputs), has)
+    if reason is None:
+        return
+    raise OutOfMemory(
+        f"{name} can never fit: {reason}", hint=advice(suggestions(memory_inputs, has))
+    )
+
+
+def advice(found: Sequence[Suggestion]) -> str:
+    """Return what to do about a model that can never fit."""
+    if not found:
+        return "no context is short enough: use a smaller model, or one quantised further"
+    return f"this would fit: {'; or '.join(map(str, found))}"
+
+
+def _first_fitting(
+    memory_inputs: MemoryInputs, changes: Iterator[Mapping[str, FlagValue]], has: MemoryCapacity
+) -> Suggestion | None:
+    for flags in changes:
+        found = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, **flags}))
+        if misfit_reason(found, has) is None:
+            return Suggestion(flags, found.host.at_start)
+    return None
+
+
+def _fewer_slots(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
+    """Yield fewer slots, each with as much context as now."""
+    each, count, is_shared = _context(memory_inputs)
+    for fewer in _below(count):
+        yield {"parallel": fewer, "ctx-size": each if is_shared else each * fewer}
+
+
+def _below(count: int) -> Iterator[int]:
+    """Yield smaller numbers down to 1, in large steps where they are large."""
+    while (count := count - max(1, (count - _SLOTS_EACH) // 8)) > 0:
+        yield count
+
+
+def _shorter(
+    memory_inputs: MemoryInputs, under: Mapping[str, FlagValue]
+) -> Iterator[Mapping[str, FlagValue]]:
+    """Yield shorter contexts, each half of the one before."""
+    each, count, is_shared = _context(memory_inputs)
+    count = int(under.get("parallel", count))
+    while each > _CTX_SLOT_MIN:
+        each = max(_CTX_SLOT_MIN, each // 2 // kv_cache.PADDING_TOKENS * kv_cache.PADDING_TOKENS)
+        yield {**under, "ctx-size": each if is_shared else each * count}
+
+
+def _smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
+    chosen = memory_inputs.chosen
+    types = {str(chosen.get(f"cache-type-{one}", "f16")) for one in "kv"}
+    has_flash = chosen.get("flash-attn", "auto") not in {"off", False}
+    if types & _UNQUANTISED and has_flash and kv_cache.can_quantise(memory_inputs.gguf):
+        yield {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
+
+
+def _context(memory_inputs: MemoryInputs) -> tuple[int, int, bool]:
+    """Return the context of one cache, the number of slots, and whether they share it."""
+    cache = memory_inputs.cache
+    return cache.ctx, cache.slots, cache.streams < cache.slots

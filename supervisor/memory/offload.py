@@ -1,0 +1,111 @@
+"""Which layers go to devices, and what they take there. Pure.
+
+The output is moved first, then layers from the last to the first; the table of embeddings stays,
+and is copied where it serves as output. As the source has it, not measured.
+
+Source: llama-model.cpp, load_tensors.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+
+from supervisor.engines.discover import Device
+from supervisor.gguf.metadata import Gguf
+from supervisor.memory import kv_cache
+from supervisor.memory.compute import compute_bytes
+from supervisor.memory.context import Chosen, ContextLayout
+from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs
+
+_MIB: Final = 1024**2
+# What --fit leaves free on each device. Source: llama-server --help, --fit-target.
+_DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
+
+
+def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
+    """Return the devices with memory of their own that may be used."""
+    asked = memory_inputs.chosen.get("device")
+    names = str(asked).split(",") if asked else [one.name for one in memory_inputs.engine.devices]
+    return tuple(one for one in memory_inputs.engine.devices if one.total_mib and one.name in names)
+
+
+def offloaded(
+    memory_inputs: MemoryInputs, numbers: ContextLayout, devices: tuple[Device, ...], aside: int
+) -> int:
+    """Return how many layers go to devices, the output counted as one.
+
+    Args:
+        memory_inputs: What is placed.
+        numbers: What its options come to.
+        devices: Where layers may go.
+        aside: What goes there besides the layers, in bytes.
+    """
+    most = memory_inputs.gguf.layers + 1
+    asked = str(memory_inputs.chosen.get("gpu-layers", "auto"))
+    if not devices:
+        return 0
+    if asked.isdecimal():
+        return min(most, int(asked))
+    if asked == "all" or memory_inputs.chosen.get("fit") == "off":
+        return most
+    room = sum(max(0, one.total_mib * _MIB - _DEVICE_MARGIN_BYTES) for one in devices)
+    # What they take grows with each layer.
+    return bisect.bisect_right(
+        range(1, most + 1),
+        room,
+        key=lambda count: on_devices(memory_inputs, numbers, count, aside).total,
+    )
+
+
+def layers_left(gguf: Gguf, count: int) -> int:
+    """Return how many layers stay in main memory: the first."""
+    return gguf.layers if not count else max(0, gguf.layers + 1 - count)
+
+
+def moved_weights(gguf: Gguf, count: int) -> int:
+    """Return the weights that main memory is spared of."""
+    layers = gguf.tensor_bytes - gguf.embedding_bytes - gguf.output_bytes
+    moved = layers * (gguf.layers - layers_left(gguf, count)) // max(1, gguf.layers)
+    return moved + (gguf.output_bytes if count else 0)
+
+
+def moved_kv(gguf: Gguf, numbers: ContextLayout, count: int, chosen: Chosen) -> int:
+    """Return the cache that main memory is spared of."""
+    if chosen.get("kv-offload") is False:
+        return 0
+    return sum(kv_cache.layer_bytes(gguf, numbers.cache)[layers_left(gguf, count) :])
+
+
+def on_devices(
+    memory_inputs: MemoryInputs, numbers: ContextLayout, count: int, aside: int
+) -> MemoryBreakdown:
+    """Return what all devices together take; `aside` is what goes there besides the layers."""
+    gguf = memory_inputs.gguf
+    if not count:
+        return MemoryBreakdown()
+    return MemoryBreakdown(
+        weights=moved_weights(gguf, count) + (0 if gguf.output_bytes else gguf.embedding_bytes),
+        kv=moved_kv(gguf, numbers, count, memory_inputs.chosen),
+        compute=compute_bytes(gguf, numbers),
+        draft=aside - memory_inputs.projector_bytes,
+        projector=memory_inputs.projector_bytes,
+    )
+
+
+def shared_out(take: MemoryBreakdown, devices: tuple[Device, ...]) -> Mapping[str, MemoryBreakdown]:
+    """Return each device's share, by its memory; each computes in a buffer of its own."""
+    if not take.total:
+        return {}
+    whole = sum(one.total_mib for one in devices)
+
+    def share(device: Device) -> MemoryBreakdown:
+        parts = {
+            field.name: getattr(take, field.name) * device.total_mib // whole
+            for field in fields(take)
+        }
+        return MemoryBreakdown(**parts | {"compute": take.compute})
+
+    return {device.name: share(device) for device in devices}

@@ -1,0 +1,79 @@
+"""How many instances serve a model whose settings leave that to us. Pure.
+
+On devices: one for each, where there are several and each holds the model whole; else one, which
+the engine spreads over what there is. On a CPU: one for every eight cores of the model's share, as
+far as memory goes and four at most. Slots of one instance decode in one batch, reading the weights
+once, so another instance pays only where one can no longer use all cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from supervisor.host.machine import Machine
+from supervisor.memory.estimate import MemoryInputs, estimate
+from supervisor.memory.fit import MemoryCapacity, misfit_reason
+
+_CORES: Final = 8
+_MOST: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many instances serve a model.
+
+    Attributes:
+        count: The number, at least 1.
+        reason: A clause.
+        devices: For each instance the device it runs on; empty where that is left to the engine.
+    """
+
+    count: int
+    reason: str
+    devices: tuple[str, ...] = ()
+
+
+def decide(
+    memory_inputs: MemoryInputs, machine: Machine, has: MemoryCapacity, models: int
+) -> Replicas:
+    """Return how many instances serve a model.
+
+    Args:
+        memory_inputs: What one of them takes memory for.
+        machine: The machine.
+        has: The memory that models may take.
+        models: How many models share the machine, this one among them.
+    """
+    if not has.devices or "device" in memory_inputs.chosen:
+        return _on_cores(memory_inputs, machine, has, max(1, models))
+    if len(has.devices) == 1:
+        return Replicas(1, "there is one device")
+    if not all(_is_held_by(memory_inputs, has, name) for name in has.devices):
+        return Replicas(1, "no device of this machine holds the model alone")
+    count = min(len(has.devices), _by_memory(memory_inputs, has, max(1, models)))
+    reason = f"one for each of {len(has.devices)} devices, each of which holds the model whole"
+    return Replicas(count, reason, tuple(has.devices)[:count])
+
+
+def _on_cores(
+    memory_inputs: MemoryInputs, machine: Machine, has: MemoryCapacity, models: int
+) -> Replicas:
+    by_cores = machine.physical_cores // models // _CORES
+    by_memory = _by_memory(memory_inputs, has, models)
+    count = max(1, min(by_cores, by_memory, _MOST))
+    cores = f"{machine.physical_cores} physical cores for {models} models, {_CORES} an instance"
+    return Replicas(count, cores if by_cores <= by_memory else f"{cores}, as far as memory goes")
+
+
+def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) -> int:
+    """Return how many have room in the model's share of main memory; weights are there once."""
+    found = estimate(memory_inputs)
+    room = has.host // models - found.mapped_bytes
+    return max(1, room // max(1, found.own_bytes))
+
+
+def _is_held_by(memory_inputs: MemoryInputs, has: MemoryCapacity, device: str) -> bool:
+    """Return whether one device takes all layers."""
+    alone = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, "device": device}))
+    return alone.layers_offloaded > memory_inputs.gguf.layers and misfit_reason(alone, has) is None

@@ -1,0 +1,1 @@
+"""One operating system process: spawn, output, exit cause."""

@@ -1,1 +1,0 @@
-"""What to run: engines, their flags, profiles, and what a GGUF says of itself."""

@@ -1,0 +1,1 @@
+"""Joins supervisor and proxy."""

@@ -1,0 +1,95 @@
+"""What the proxy needs of the fleet: the models there are, and one made ready."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from proxy.errors import Unavailable, UnknownModel
+from proxy.models import ModelInfo
+from proxy.variant import Variant
+from supervisor.admission.controller import AdmissionController
+from supervisor.events import EventStream
+from supervisor.fleet.availability import availability
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model import Model
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.proxy_adapter.redact import without_directories
+from supervisor.settings.model import VariantTable
+
+
+class ModelLoaderAdapter:
+    """What the proxy needs of the fleet (proxy.models.ModelLoader).
+
+    Attributes:
+        created: When it was made: Unix time in whole seconds.
+    """
+
+    def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._events = events
+        self.created = int(datetime.now(tz=UTC).timestamp())
+        self._planner: LaunchPlanner | None = None
+        self._variants: dict[str, dict[str, Variant]] = {}
+
+    def models(self) -> list[ModelInfo]:
+        """Return every configured model, up or not."""
+        self._read_variants(self._fleet.planner)
+        models = self._fleet.models.values()
+        return [self._model_info(model) for model in models if model.is_configured]
+
+    async def ensure_ready(self, model: str) -> None:
+        """Have a model brought up, and wait until it serves; the caller sets the deadline.
+
+        Raises:
+            Unavailable: It will not: stopped, failed, or without memory for it.
+            UnknownModel: It is configured no more.
+        """
+        found = self._find(model)
+        with self._admission.request_load(found), self._events.listen() as changes:
+            while availability(found)[0] in {"loading", "unloaded"}:
+                await changes.next()
+                found = self._find(model)
+        state, reason = availability(found)
+        if state != "loaded":
+            told = _told(found, reason)
+            raise Unavailable(f"{model} cannot answer: {told}", retry_after_s=10)
+
+    def _find(self, name: str) -> Model:
+        """Return a model, which may have gone since the request was read."""
+        found = self._fleet.models.get(name)
+        if found is None or not found.is_configured:
+            raise UnknownModel(name, [model_info.id for model_info in self.models()])
+        return found
+
+    def _model_info(self, model: Model) -> ModelInfo:
+        plan = model.plan
+        state, reason = availability(model)
+        return ModelInfo(
+            id=model.entry.name,
+            aliases=model.entry.aliases,
+            state=state,
+            created=self.created,
+            context_length=plan.ctx_size // plan.slots if plan else None,
+            slots=plan.slots * len(model.replicas) if plan else 0,
+            reason=_told(model, reason),
+            variants=self._variants.get(model.entry.name, {}),
+        )
+
+    def _read_variants(self, planner: LaunchPlanner) -> None:
+        """Take in the variants of these settings, where that was not done yet."""
+        if planner is not self._planner:
+            self._planner = planner
+            self._variants = {
+                model: {name: _variant(one) for name, one in planner.variants(model).items()}
+                for model in planner.entries
+            }
+
+
+def _told(model: Model, reason: str | None) -> str | None:
+    """Return a reason as clients may know it."""
+    return reason and without_directories(reason, [model.entry.path])
+
+
+def _variant(table: VariantTable) -> Variant:
+    return Variant(table.defaults, table.set, frozenset(table.strip))

@@ -1,0 +1,1 @@
+"""New settings applied to what runs."""

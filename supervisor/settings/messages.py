@@ -1,0 +1,107 @@
+"""What is wrong with settings, in sentences that name the key and the nearest one that there is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from supervisor.errors import SettingsInvalid
+from supervisor.settings.model import ModelRestartTable, ModelTable
+from supervisor.settings.renamed import new_name
+from supervisor.settings.root import Settings
+from supervisor.settings.tables import NodeTable, ProxyTable, RestartTable, SupervisorTable
+
+_LINES_MAX: Final = 20
+_VALUE_MAX: Final = 120
+
+
+def explain(error: ValidationError, path: Path | None) -> str:
+    """Return a line for each thing that does not fit a table, the first twenty at most."""
+    where = f"{path}: " if path else ""
+    details = error.errors(include_url=False, include_context=False)
+    lines = [f"{where}{_sentence(detail)}" for detail in details[:_LINES_MAX]]
+    more = len(details) - len(lines)
+    return "\n".join([*lines, *([f"… and {more} more"] if more else [])])
+
+
+def check_tables(merged: Mapping[str, object], path: Path | None) -> None:
+    """Refuse a table that is not there; those with an underscore mean something to pydantic.
+
+    Raises:
+        SettingsInvalid: There is one.
+    """
+    for name in merged.keys() - Settings.model_fields.keys():
+        where = f"{path}: " if path else ""
+        raise SettingsInvalid(
+            where + _unknown(brief(name, quoted=False), list(Settings.model_fields), name),
+            hint="corral config check reads it again",
+        )
+
+
+def brief(value: object, *, quoted: bool = True) -> str:
+    """Return a value as a person may read it in a sentence: not more than its beginning."""
+    try:
+        text = repr(value) if quoted else str(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a {type(value).__name__} too long to be shown"
+    return text if len(text) <= _VALUE_MAX else f"{text[:_VALUE_MAX]}…"
+
+
+def check_names(models: Mapping[str, ModelTable], path: Path | None) -> None:
+    """Refuse a name that clients could mean two models by.
+
+    Raises:
+        SettingsInvalid: An alias or a variant has the name of something else.
+    """
+    owners = {name: name for name in models}
+    for name, model in models.items():
+        for other in _further_names(name, model):
+            if (owner := owners.setdefault(other, name)) != name:
+                raise SettingsInvalid(
+                    f"{f'{path}: ' if path else ''}models.{name}: the name {other} "
+                    f"belongs to the model {owner}",
+                    hint="give the alias or the variant a name that no other model has",
+                )
+
+
+def _further_names(name: str, model: ModelTable) -> Iterator[str]:
+    yield from model.aliases
+    for base in (name, *model.aliases):
+        yield from (f"{base}:{variant}" for variant in model.variants)
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    *table, key = [str(part) for part in detail["loc"]] or ["settings"]
+    name = brief(".".join([*table, key]), quoted=False)
+    if detail["type"] == "extra_forbidden":
+        if renamed := new_name(table[-1] if table else "", key):
+            return f"{name} was renamed: write {renamed}"
+        return _unknown(name, _known_keys(table), key)
+    if detail["type"] == "missing":
+        return f"{name} is missing"
+    sentence = f"{name.removesuffix('.[key]')}: {detail['msg']}"
+    # An address may hold a password.
+    return sentence if key == "url" else f"{sentence} (it is {brief(detail['input'])})"
+
+
+def _unknown(name: str, known: list[str], key: str) -> str:
+    near = difflib.get_close_matches(key, known, n=1) if len(key) <= _VALUE_MAX else []
+    return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _known_keys(table: list[str]) -> list[str]:
+    tables: dict[str, type[BaseModel]] = {
+        "": Settings,
+        "proxy": ProxyTable,
+        "supervisor": SupervisorTable,
+        "supervisor.restart": RestartTable,
+    }
+    in_model = ModelRestartTable if table[2:] == ["restart"] else ModelTable
+    if table[:1] == ["nodes"]:
+        return list(NodeTable.model_fields)
+    return list(tables.get(".".join(table), in_model).model_fields)

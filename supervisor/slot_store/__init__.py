@@ -1,0 +1,1 @@
+"""KV slot files on disk, each with a manifest."""

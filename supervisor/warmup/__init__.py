@@ -1,0 +1,1 @@
+"""Warm-up requests and prompts prefilled ahead of clients."""

@@ -1,0 +1,103 @@
+"""Warms an engine up before anybody waits for it.
+
+The first token after loading is slow: pages of the model are read in, threads and kernels are made.
+One token of a prompt nobody sent takes that on itself. Prompts that many requests begin with are
+read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from supervisor.engine_client.client import (
+    EngineClient,
+    EngineUnreachable,
+    ErrorResponse,
+    error_response,
+)
+from supervisor.warmup.prompts import WarmPrompt
+
+# The answer is streamed, for that is how an engine hears that nobody waits for it any more.
+_JUST_READ: Final[Mapping[str, Any]] = {
+    "max_tokens": 1,
+    "stream": True,
+    "return_progress": True,
+    "timings_per_token": True,
+    "cache_prompt": True,
+}
+
+
+class Warmup(StrEnum):
+    """How a warm-up ended."""
+
+    WARM = "warm"
+    NOTHING_TO_WARM = "nothing to warm"
+    FAILED = "sick"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that an engine has read.
+
+    Attributes:
+        tokens: How many it computed.
+        cached_tokens: How many it had already.
+    """
+
+    tokens: int
+    cached_tokens: int
+
+
+async def warm(client: EngineClient) -> Warmup:
+    """Have one token made, or one vector where that is refused.
+
+    An engine that refuses both with 4xx or 501 is as ready as it gets. Any other refusal, or none
+    at all, is a bad sign. A model that generates no text answers 500 to a completion (build 10434).
+    """
+    try:
+        refusal = await client.one_token()
+        if refusal is None:
+            return Warmup.WARM
+        vector = await client.one_vector()
+    except EngineUnreachable:
+        return Warmup.FAILED
+    can_serve = vector is None or all(map(_is_right, (refusal, vector)))
+    return Warmup.NOTHING_TO_WARM if can_serve else Warmup.FAILED
+
+
+def _is_right(refusal: ErrorResponse) -> bool:
+    """Return whether an engine refuses for what it is, and not for what it met."""
+    return 400 <= refusal.status < 500 or refusal.status == 501
+
+
+async def prefill(client: EngineClient, prompt: WarmPrompt) -> Prefilled | ErrorResponse:
+    """Have a prompt read, and one token made of it; cancelled, that ends with the present batch.
+
+    Raises:
+        EngineUnreachable: No answer. There is no deadline but the caller's: a long prompt takes
+            long.
+    """
+    timings: Mapping[str, Any] = {}
+    async with client.stream("/v1/chat/completions", {**prompt.body, **_JUST_READ}) as answer:
+        if answer.status_code != 200:
+            await answer.aread()
+            return error_response(answer)
+        async for line in answer.aiter_lines():
+            timings = timings_in(line) or timings
+    return Prefilled(int(timings.get("prompt_n", 0)), int(timings.get("cache_n", 0)))
+
+
+def timings_in(line: str) -> Mapping[str, Any] | None:
+    """Return the timings in a line of a stream, where there are any."""
+    if not line.startswith("data: {"):
+        return None
+    try:
+        found = orjson.loads(line.removeprefix("data: ")).get("timings")
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,190 @@
+"""What tests of an instance need around it: somebody who sends requests, and ears for events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from supervisor.engine_client.endpoint import Endpoint
+from supervisor.events import EventStream
+from supervisor.instance.backoff import RestartPolicy
+from supervisor.instance.instance import Instance
+from supervisor.instance.snapshot import InstanceLimits, InstanceSnapshot
+from supervisor.process.launch import Launch, clean_environment
+from supervisor.warmup.background import Activity
+
+FAKE = Path(__file__).parent / "llama_server.py"
+QUICK = InstanceLimits(
+    load_timeout_s=20,
+    warm_timeout_s=20,
+    unhealthy_timeout_s=20,
+    drain_timeout_s=20,
+    stop_timeout_s=10,
+    kill_timeout_s=10,
+)
+PATIENT = RestartPolicy(backoff_initial_s=0.01, backoff_max_s=0.01)
+
+
+class RecordingTraffic:
+    """Writes down what an instance asks of it; `busy` holds its drains, `now` is its pulse.
+
+    `ends` tells of each process whether it crashed; each computed `computed` requests at its end.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.now = Activity()
+        self.computed = 0
+        self.ends: list[bool] = []
+        self.busy = asyncio.Event()
+        self.busy.set()
+
+    def admit(self, facts: InstanceSnapshot, /) -> None:
+        assert facts.pid is not None
+        self.calls.append("admit")
+
+    def withdraw(self, name: str, /) -> None:
+        self._note("withdraw", name)
+
+    def activity(self, name: str, /) -> Activity:
+        assert name == "chat.0"
+        return self.now
+
+    @asynccontextmanager
+    async def background_lease(self, name: str, /) -> AsyncIterator[Callable[[], bool]]:
+        assert name == "chat.0"
+        yield lambda: self.now.in_flight > 0
+
+    def ended(self, name: str, /, *, is_crash: bool) -> int:
+        assert name == "chat.0"
+        self.ends.append(is_crash)
+        return self.computed
+
+    async def wait_idle(self, name: str, /) -> None:
+        self._note("idle", name)
+        await self.busy.wait()
+
+    async def close(self, name: str, /) -> None:
+        self._note("close", name)
+        self.now = Activity()
+
+    def _note(self, call: str, name: str) -> None:
+        assert name == "chat.0"
+        self.calls.append(call)
+
+
+class InstanceHarness:
+    """One instance and everything around it."""
+
+    def __init__(
+        self, launch: Launch, *, limits: InstanceLimits = QUICK, policy: RestartPolicy = PATIENT
+    ) -> None:
+        self.launch = launch
+        self.traffic = RecordingTraffic()
+        self.events: list[tuple[str, Mapping[str, object]]] = []
+        stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
+        self.instance = Instance(
+            "chat.0",
+            "chat",
+            lambda _run: self.launch,
+            limits=limits,
+            policy=policy,
+            traffic=self.traffic,
+            emit=stream.emit,
+        )
+
+    @property
+    def story(self) -> list[object]:
+        """Return the states it went through."""
+        return [fields["after"] for name, fields in self.events if name == "instance.state_changed"]
+
+    @property
+    def steps(self) -> list[str]:
+        """Return the steps of its stops, as they were told."""
+        return [_step(name, fields) for name, fields in self.events if name in _STEPS]
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Instance]:
+        """Serve the instance while the block runs."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.instance.serve())
+            yield self.instance
+            task.cancel()
+
+
+_STEPS = {
+    "instance.withdrawn",
+    "instance.drained",
+    "instance.requests_aborted",
+    "instance.exit_requested",
+}
+
+
+def _step(name: str, fields: Mapping[str, object]) -> str:
+    if name == "instance.exit_requested":
+        return str(fields["how"])
+    return f"{name.removeprefix('instance.')} {fields.get('in_flight', '')}".strip()
+
+
+def launch_of(
+    *argv: str,
+    runtime: Path,
+    port: int | None = None,
+    library_dirs: tuple[Path, ...] = (),
+    log_path: Path | None = None,
+) -> Launch:
+    """Return a launch of `argv` and where it shall listen."""
+    endpoint = Endpoint(runtime / "chat.0.sock") if port is None else Endpoint(port=port)
+    where = ["--host", str(endpoint.socket or endpoint.host), "--port", str(port or 0)]
+    return Launch(
+        argv=(*argv, *where),
+        env=clean_environment(
+            {"PATH": "/usr/bin:/bin"}, library_dirs=library_dirs, api_key="k", marker="test"
+        ),
+        cwd=Path(argv[0]).parent,
+        endpoint=endpoint,
+        api_key="k",
+        log_path=log_path or runtime / "chat.0.log",
+    )
+
+
+def fake_launch(runtime: Path, *faults: str, port: int | None = None) -> Launch:
+    """Return a launch of the fake engine."""
+    switches = [word for fault in faults for word in ("--fault", fault)]
+    return launch_of(sys.executable, str(FAKE), *switches, runtime=runtime, port=port)
+
+
+def is_gone(pid: int, *, within_s: float = 2) -> bool:
+    """Return whether a process, not ours, has ended or does so in time; a zombie has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], within_s)[0])
+    finally:
+        os.close(process)
+
+
+async def loading(instance: Instance) -> None:
+    """Wait until it has a process, of which no event tells."""
+    while instance.snapshot().pid is None:  # noqa: ASYNC110 (a few turns of the loop)
+        await asyncio.sleep(0)
+
+
+def zombies() -> int:
+    """Return how many children of this process have ended and were not reaped."""
+    children = psutil.Process().children()
+    return sum(child.status() == psutil.STATUS_ZOMBIE for child in children)
+
+
+def descriptors() -> int:
+    """Return how many files are open in this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))

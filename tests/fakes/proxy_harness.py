@@ -1,0 +1,188 @@
+"""A whole proxy in the test's own process, with fake instances behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+from fakes.upstream import Fake, Script, say_ok
+
+from proxy.app import SERVER_STATE, build_app
+from proxy.errors import ProxyError
+from proxy.models import ModelInfo, PrefillResult
+from proxy.prompt_cache.shared_prefixes import SharedPrefix
+from proxy.router.router import Router
+from proxy.server import Server
+from proxy.settings import ProxySettings
+
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def model_info(
+    name: str,
+    state: Literal["loaded", "loading", "unloaded", "failed"] = "loaded",
+    reason: str | None = None,
+) -> ModelInfo:
+    return ModelInfo(name, (f"vendor/{name}",), state, 1_700_000_000, 2048, 2, reason)
+
+
+class FakeLoader:
+    """Knows the models in `model_infos`; makes one ready by admitting the instances in `asleep`."""
+
+    def __init__(self, router: Router) -> None:
+        self.model_infos = [model_info("chat")]
+        self.asleep: list[Fake] = []
+        self.failure: BaseException | None = None
+        self.began = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.router = router
+
+    def models(self) -> Sequence[ModelInfo]:
+        if self.failure and not isinstance(self.failure, ProxyError):
+            raise self.failure
+        return self.model_infos
+
+    async def ensure_ready(self, model: str) -> None:
+        self.began.set()
+        await self.may_go_on.wait()
+        if self.failure:
+            raise self.failure
+        for fake in self.asleep:
+            self.router.admit(fake.upstream(model))
+
+
+class FakeReader:
+    """Has read every prompt, once it may; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.left = asyncio.Event()
+        self.learning: set[str] = set()
+        self.learned: list[tuple[str, SharedPrefix]] = []
+
+    def learns(self, model: str, /) -> bool:
+        return model in self.learning
+
+    def learn(self, model: str, opening: SharedPrefix, /) -> None:
+        self.learned.append((model, opening))
+
+    async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[PrefillResult]:
+        self.asked.append((model, body))
+        try:
+            await self.may_go_on.wait()
+        finally:
+            self.left.set()
+        return [PrefillResult(f"{model}.0", 30, 12)]
+
+
+class ProxyHarness:
+    """A running proxy and what a test needs of it."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self.router = Router()
+        self.loader = FakeLoader(self.router)
+        self.reader = FakeReader()
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.settings = ProxySettings(
+            port=0, max_body_bytes=100_000, connect_timeout_s=2, upstream_read_timeout_s=20
+        )
+        self._directory = directory
+        self._stack = stack
+        self._tend()
+
+    async def open(self, **changes: Any) -> None:
+        """Start the server; `changes` are settings."""
+        self.settings = replace(self.settings, **changes)
+        if not self.router.instances():
+            self.router = self.loader.router = Router(self.settings)
+            self._tend()
+        self.server = self.build(self.settings)
+        await self.server.start()
+        self._stack.push_async_callback(self.server.close)
+        self.http = await self._stack.enter_async_context(
+            aiohttp.ClientSession(self.server.url, timeout=aiohttp.ClientTimeout(total=20))
+        )
+
+    def build(self, settings: ProxySettings) -> Server:
+        """Return a server that is not yet started."""
+        app = build_app(self.router, self.loader, settings, self._hear, self.reader)
+        self.floor = app[SERVER_STATE]
+        return Server(app, settings)
+
+    async def fake(
+        self, script: Script = say_ok, name: str = "chat.1", *, is_admitted: bool = True
+    ) -> Fake:
+        """Start an instance of the model chat."""
+        fake = Fake(name, self._directory / name, script)
+        await fake.start()
+        self._stack.push_async_callback(fake.stop)
+        if is_admitted:
+            self.router.admit(fake.upstream())
+        return fake
+
+    def ask(
+        self, path: str = "/v1/chat/completions", **members: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a chat request; enter what is returned to get the response."""
+        return self.http.post(path, json={**CHAT, **members})
+
+    async def send(self) -> None:
+        """Send a chat request and do not care for the answer."""
+        async with self.ask():
+            pass
+
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a connection to speak HTTP on by hand."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    @asynccontextmanager
+    async def stream(self, begins_with: bytes) -> AsyncIterator[asyncio.StreamReader]:
+        """Ask for a stream by hand; go on once its first bytes are there.
+
+        aiohttp's client forgets what it holds when a body breaks off; a bare connection does not.
+        """
+        async with self.raw() as (reader, writer):
+            writer.write(
+                b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n"
+                b'{"stream":true}'
+            )
+            await reader.readuntil(begins_with + b"\r\n")
+            yield reader
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the fields of every event of this name that was told."""
+        return [fields for told, fields in self.told if told == name]
+
+    def _tend(self) -> None:
+        # No task group: a fixture is entered and left in different tasks.
+        tending = asyncio.get_running_loop().create_task(self.router.run())
+
+        async def end() -> None:
+            tending.cancel()
+            await asyncio.wait([tending])
+
+        self._stack.push_async_callback(end)
+
+    def _hear(self, name: str, /, **fields: object) -> None:
+        self.told.append((name, fields))
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    """Wait until a claim holds that nothing announces; the test's own patience ends the wait."""
+    while not claim():  # noqa: ASYNC110 (a few turns of the loop)
+        await asyncio.sleep(0)

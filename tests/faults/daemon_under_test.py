@@ -1,0 +1,189 @@
+"""The place a fault is brought about in: a corral of its own, on a real engine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import tiny_gguf
+from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
+
+from supervisor.control.client import Client
+from supervisor.control.messages import InstanceStatus
+
+FAKE: Final = Path(__file__).parent.parent / "fakes" / "llama_server.py"
+STREAM_TOKENS: Final = 30_000
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that faults are brought about with, and the engine that runs them.
+
+    Attributes:
+        tiny: Loads in milliseconds.
+        slow: Writes for a minute.
+        engine: The real llama-server.
+    """
+
+    tiny: Path
+    slow: Path
+    engine: Path
+
+    @classmethod
+    def make(cls, directory: Path, engine: Path) -> Models:
+        """Write the models into a directory."""
+        slow = tiny_gguf.make(
+            directory / "slow.gguf",
+            embd=256,
+            heads=8,
+            kv_heads=2,
+            layers=12,
+            ff=1024,
+            ctx=32_768,
+            mode="cycle",
+        )
+        return cls(tiny_gguf.make(directory / "tiny.gguf"), slow, engine)
+
+
+@dataclass
+class Place:
+    """A corral of its own for one fault.
+
+    Attributes:
+        corral: The command line, with everything it keeps below `home`.
+        models: What it may serve.
+    """
+
+    corral: Corral
+    models: Models
+
+    @property
+    def home(self) -> Path:
+        """Return the directory that everything is kept under."""
+        return self.corral.home
+
+    @property
+    def client(self) -> Client:
+        """Return the daemon, asked without the cost of a command."""
+        return Client(self.home / "run" / "control.sock")
+
+    def serve(self, models: Mapping[str, Path], before: str = "", after: str = "") -> None:
+        """Start models in the background, and return when they are ready.
+
+        Args:
+            models: Name → file.
+            before: Text at the head of corral.toml.
+            after: Text for the last model's table.
+        """
+        self.configure(models, before, after)
+        self.corral.ok("start")
+
+    def configure(self, models: Mapping[str, Path], before: str = "", after: str = "") -> None:
+        """Write corral.toml."""
+        tables = [f'[models.{name}]\npath = "{path}"\n' for name, path in models.items()]
+        self.corral.configure("\n".join([before, *tables, after]))
+
+    def instance(self, name: str) -> InstanceStatus:
+        """Return what the daemon says of an instance."""
+        models = self.client.status()["models"]
+        return next(one for model in models for one in model["instances"] if one["name"] == name)
+
+    def pid(self, name: str) -> int:
+        """Return the number of an instance's process."""
+        pid = self.instance(name)["pid"]
+        assert pid is not None, f"{name} has no process"
+        return pid
+
+    def ready_again(self, name: str, before: int, within_s: float = PATIENCE_S) -> str:
+        """Wait until an instance serves with another process; return what it is then."""
+
+        def is_back() -> bool:
+            now = self.instance(name)
+            return now["state"] == "ready" and now["pid"] != before
+
+        until(is_back, within_s=within_s)
+        return "ready again"
+
+    def state_of(self, name: str, state: str, within_s: float = PATIENCE_S) -> str:
+        """Wait for an instance's state; return why it does not serve, or the state."""
+        until(lambda: self.instance(name)["state"] == state, within_s=within_s)
+        error = self.instance(name)["error"]
+        return f"{state}: {error['code']}" if error else state
+
+    def stream(self, model: str) -> http.client.HTTPResponse:
+        """Begin a long streamed answer."""
+        return begin_stream(self.corral, STREAM_TOKENS, model)
+
+    def ask(self, model: str) -> str:
+        """Ask for a short answer; return `answered`, or how it failed."""
+        try:
+            begin_stream(self.corral, 4, model).read()
+        except (OSError, http.client.HTTPException) as error:
+            return f"{type(error).__name__}: {error}"
+        return "answered"
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return what the background daemon's log tells under a name."""
+        text = (self.home / "log" / "daemon.log").read_text("utf-8")
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == name]
+
+    def stand_in(self, script: str) -> Path:
+        """Write an engine that is the real one until it is to run, and then does as it is told.
+
+        Args:
+            script: Shell; `$ENGINE` is the real engine, `$FAKE` the fake one with the address.
+        """
+        path = self.home / "llama-server"
+        path.write_text(
+            "#!/bin/sh\n"
+            f"ENGINE={self.models.engine}\n"
+            'case "$*" in *--help* | *--version* | *--list-devices*) exec $ENGINE "$@" ;; esac\n'
+            "for word; do case $before in --host) host=$word ;; --port) port=$word ;; esac\n"
+            "before=$word; done\n"
+            f'FAKE="{sys.executable} {FAKE} --host $host --port ${{port:-0}}"\n'
+            f"{script}\n",
+            "utf-8",
+        )
+        path.chmod(0o700)
+        return path
+
+
+def ending(stream: http.client.HTTPResponse) -> str:
+    """Read a stream to its end, and return how that is."""
+    try:
+        rest = stream.read()
+    except http.client.IncompleteRead as broken:
+        rest = broken.partial
+    except OSError as error:
+        return f"{type(error).__name__}"
+    last = rest.strip().rpartition(b"\n")[2]
+    if last.startswith(b'data: {"error"'):
+        return "ends in an error event"
+    return "ends with [DONE]" if last == b"data: [DONE]" else "cut"
+
+
+def gone(pid: int, within_s: float = PATIENCE_S) -> str:
+    """Wait until a process is gone."""
+    until(lambda: not is_alive(pid), within_s=within_s)
+    return "gone"
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is there and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(pid: int) -> None:
+    """Kill a process."""
+    psutil.Process(pid).send_signal(signal.SIGKILL)

@@ -1,0 +1,112 @@
+"""What a key may: so many at once, so many a minute."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from proxy.auth.keys_file import Key
+from proxy.auth.rate_limit import RateLimiter, next_full_at_s
+from proxy.errors import RateLimited
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def key(in_flight: int | None = None, per_minute: int | None = None, name: str = "k") -> Key:
+    return Key(name, b"", in_flight, per_minute)
+
+
+def take(limits: RateLimiter, one: Key) -> None:
+    """Send a request that is over at once."""
+    with limits.holding(one):
+        pass
+
+
+def test_a_key_without_limits_has_none() -> None:
+    limits = RateLimiter(Clock())
+    with ExitStack() as held:
+        for _ in range(1000):
+            held.enter_context(limits.holding(key()))
+
+
+def test_one_more_at_once_is_refused_until_one_is_over() -> None:
+    limits = RateLimiter(Clock())
+    with limits.holding(key(in_flight=2)):
+        with limits.holding(key(in_flight=2)), pytest.raises(RateLimited, match="max_in_flight"):
+            take(limits, key(in_flight=2))
+        take(limits, key(in_flight=2))
+
+
+def test_a_request_that_fails_gives_its_place_back() -> None:
+    limits = RateLimiter(Clock())
+    with pytest.raises(ZeroDivisionError), limits.holding(key(in_flight=1)):
+        raise ZeroDivisionError
+    take(limits, key(in_flight=1))
+
+
+def test_keys_do_not_share_their_limits() -> None:
+    limits = RateLimiter(Clock())
+    with limits.holding(key(in_flight=1)):
+        take(limits, key(in_flight=1, name="other"))
+
+
+def test_a_minutes_worth_may_come_at_once_then_one_at_a_time() -> None:
+    clock = Clock()
+    limits = RateLimiter(clock)
+    for _ in range(60):
+        take(limits, key(per_minute=60))
+    with pytest.raises(RateLimited) as refused:
+        take(limits, key(per_minute=60))
+    assert refused.value.headers() == {"Retry-After": "1"}
+    clock.now_s += 1
+    take(limits, key(per_minute=60))
+    with pytest.raises(RateLimited):
+        take(limits, key(per_minute=60))
+
+
+@pytest.mark.parametrize(("per_minute", "wait_s"), [(1, 60), (3, 20), (7, 9), (1000, 1)])
+def test_after_the_time_that_is_told_it_may_ask_again(per_minute: int, wait_s: int) -> None:
+    clock = Clock()
+    limits = RateLimiter(clock)
+    one = key(per_minute=per_minute)
+    for _ in range(per_minute):
+        take(limits, one)
+    with pytest.raises(RateLimited) as refused:
+        take(limits, one)
+    assert refused.value.retry_after_s == wait_s
+    clock.now_s += wait_s
+    take(limits, one)
+
+
+def test_what_is_refused_costs_nothing() -> None:
+    clock = Clock()
+    limits = RateLimiter(clock)
+    take(limits, key(per_minute=1))
+    for _ in range(100):
+        with pytest.raises(RateLimited):
+            take(limits, key(per_minute=1))
+    clock.now_s += 60
+    take(limits, key(per_minute=1))
+
+
+def test_a_key_that_was_silent_has_no_more_than_a_minutes_worth() -> None:
+    clock = Clock()
+    limits = RateLimiter(clock)
+    take(limits, key(per_minute=2))
+    clock.now_s += 86_400
+    take(limits, key(per_minute=2))
+    take(limits, key(per_minute=2))
+    with pytest.raises(RateLimited):
+        take(limits, key(per_minute=2))
+
+
+def test_each_request_puts_off_when_the_bucket_is_full() -> None:
+    assert next_full_at_s(0.0, 60, now_s=100.0) == 101.0
+    assert next_full_at_s(130.0, 2, now_s=100.0) == 160.0

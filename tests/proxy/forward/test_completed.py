@@ -1,0 +1,206 @@
+"""What a complete answer tells beyond its text, on each page."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from proxy.endpoints import EndpointKind
+from proxy.forward import completed
+from proxy.forward.completed import CompletedResponse
+from proxy.upstream.timings import Timings
+
+SAID = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
+TIMINGS = Timings(3, 4, 5.0, 6, 7.0)
+# Not every page tells how long anything took.
+TOKENS = Timings(3, 4, 0.0, 6, 0.0)
+USAGE = {"cache_read_input_tokens": 3, "input_tokens": 4, "output_tokens": 6}
+SPENT = {"input_tokens": 7, "output_tokens": 6, "input_tokens_details": {"cached_tokens": 3}}
+MESSAGE = {"role": "assistant", "content": "hi"}
+TEXT = {"type": "text", "text": "hi"}
+CALL = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}
+ITEM = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+FUNCTION = {"type": "function_call", "name": "weather", "arguments": "{}"}
+
+
+def part(**members: Any) -> list[dict[str, Any]]:
+    return [{"index": 0, "finish_reason": None, **members}]
+
+
+def delta(index: int = 0, **members: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": members}
+
+
+def block(index: int = 0, **members: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": members}
+
+
+STREAMS: dict[EndpointKind, tuple[list[dict[str, Any]], Timings, Any]] = {
+    EndpointKind.CHAT: (
+        [
+            {"choices": part(delta={"role": "assistant", "content": None})},
+            {"choices": part(delta={"content": "hi"})},
+            {"choices": part(delta={}, finish_reason="stop"), "timings": SAID},
+        ],
+        TIMINGS,
+        MESSAGE,
+    ),
+    EndpointKind.COMPLETION: (
+        [
+            {"choices": part(text="hi")},
+            {"choices": part(text="", finish_reason="stop"), "timings": SAID},
+        ],
+        TIMINGS,
+        None,
+    ),
+    EndpointKind.LLAMA_COMPLETION: (
+        [{"content": "hi"}, {"stop": True, "timings": SAID}],
+        TIMINGS,
+        None,
+    ),
+    EndpointKind.MESSAGES: (
+        [
+            {"type": "message_start", "message": {"usage": {**USAGE, "output_tokens": 0}}},
+            block(type="text", text=""),
+            delta(type="text_delta", text="h"),
+            delta(type="text_delta", text="i"),
+            block(1, type="tool_use", id="a", name="weather", input={}),
+            delta(1, type="input_json_delta", partial_json='{"city":'),
+            delta(1, type="input_json_delta", partial_json=' "Rome"}'),
+            {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 6}},
+            {"type": "message_stop"},
+        ],
+        TOKENS,
+        {"role": "assistant", "content": [TEXT, CALL]},
+    ),
+    EndpointKind.RESPONSES: (
+        [
+            {"type": "response.created", "response": {}},
+            {
+                "type": "response.completed",
+                "response": {"output": [ITEM, FUNCTION], "usage": SPENT},
+                "timings": SAID,
+            },
+        ],
+        TIMINGS,
+        {"role": "assistant", "content": [*ITEM["content"], FUNCTION]},
+    ),
+}
+BODIES: dict[EndpointKind, tuple[dict[str, Any], Timings | None, Any]] = {
+    EndpointKind.CHAT: ({"choices": part(message=MESSAGE), "timings": SAID}, TIMINGS, MESSAGE),
+    EndpointKind.LLAMA_COMPLETION: ({"content": "hi", "timings": SAID}, TIMINGS, None),
+    EndpointKind.MESSAGES: (
+        {"content": [TEXT], "usage": USAGE},
+        TOKENS,
+        {"role": "assistant", "content": [TEXT]},
+    ),
+    EndpointKind.RESPONSES: (
+        {"output": [ITEM], "usage": SPENT},
+        TOKENS,
+        {"role": "assistant", "content": ITEM["content"]},
+    ),
+}
+
+
+def event(piece: object) -> bytes:
+    return b"data: " + json.dumps(piece).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_tells_its_cost_and_its_message(kind: EndpointKind) -> None:
+    pieces, timings, response = STREAMS[kind]
+    told = CompletedResponse(kind, is_stream=True)
+    for piece in pieces:
+        told.feed(event(piece))
+    told.feed(b"data: [DONE]\n\n")
+    told.close()
+    assert (told.timings, told.response) == (timings, response)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_whole_body_tells_the_same(kind: EndpointKind) -> None:
+    body, timings, response = BODIES[kind]
+    told = CompletedResponse(kind, is_stream=False)
+    told.feed(json.dumps(body).encode())
+    told.close()
+    assert (told.timings, told.response) == (timings, response)
+
+
+def test_a_tool_call_that_was_cut_off_has_no_input() -> None:
+    told = CompletedResponse(EndpointKind.MESSAGES, is_stream=True)
+    told.feed(event(block(type="tool_use", id="a", name="weather", input={})))
+    told.feed(event(delta(type="input_json_delta", partial_json='{"ci')))
+    told.close()
+    assert told.response == {"role": "assistant", "content": [{**CALL, "input": {}}]}
+
+
+def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
+    told = CompletedResponse(EndpointKind.CHAT, is_stream=True)
+    piece = event({"choices": part(delta={"content": "x" * 100})})
+    for _ in range(1000):
+        told.feed(piece)
+        assert sum(map(len, told._chunks)) <= completed._BATCH_BYTES + len(piece)
+    told.feed(event({"choices": part(delta={}, finish_reason="stop")}))
+    told.close()
+    assert told.response == {"role": "assistant", "content": "x" * 100_000}
+
+
+@pytest.mark.parametrize(
+    ("kind", "token"),
+    [
+        (
+            EndpointKind.CHAT,
+            {"choices": part(delta={"content": " word", "reasoning_content": " hm"})},
+        ),
+        (EndpointKind.MESSAGES, delta(type="text_delta", text=" word")),
+    ],
+)
+def test_what_is_kept_of_a_stream_is_little_more_than_its_text(
+    kind: EndpointKind, token: dict[str, Any]
+) -> None:
+    told, piece = CompletedResponse(kind, is_stream=True), event(token)
+    told.feed(event(block(type="text", text="")) if kind is EndpointKind.MESSAGES else b":\n\n")
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            told.feed(piece)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 3 * 5000 * len(" word hm")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_client_response_that_is_too_long_has_no_completed(
+    monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
+) -> None:
+    piece = event({"timings": SAID})
+    monkeypatch.setattr(completed, "_TOTAL_MAX_BYTES", len(piece))
+    told = CompletedResponse(EndpointKind.LLAMA_COMPLETION, is_stream=is_stream)
+    told.feed(piece)
+    told.feed(b"more")
+    told.close()
+    assert (told.timings, told.response) == (None, None)
+    assert not told._chunks
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    "garbage", [b"data: {\n\n", b"{", b"[]", event({"choices": 7}), event({"usage": 1})]
+)
+@pytest.mark.parametrize("kind", [EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES])
+def test_what_is_not_understood_has_no_completed_and_does_no_harm(
+    kind: EndpointKind, garbage: bytes, *, is_stream: bool
+) -> None:
+    told = CompletedResponse(kind, is_stream=is_stream)
+    told.feed(garbage)
+    told.close()
+    assert (told.timings, told.response) == (None, None)
+
+
+def test_an_client_response_without_an_end_has_no_message() -> None:
+    told = CompletedResponse(EndpointKind.CHAT, is_stream=True)
+    told.feed(event({"choices": part(delta={"content": "hi"})}))
+    told.close()
+    assert told.response is None

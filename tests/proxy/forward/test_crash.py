@@ -1,0 +1,175 @@
+"""What becomes of requests whose engine crashed: they get their error, and no second engine."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fakes.proxy_harness import ProxyHarness, until
+from fakes.upstream import Call, Fake, Script
+
+from proxy.upstream.upstream import Upstream
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+
+
+async def watched(proxy: ProxyHarness, script: Script, name: str) -> Fake:
+    """Start an instance whose end is told."""
+    fake = await proxy.fake(script, name, is_admitted=False)
+    proxy.router.admit(replace(fake.upstream(), tells_its_end=True))
+    return fake
+
+
+def crashing(proxy: ProxyHarness, name: str, *, is_crash: bool = True) -> Script:
+    """Return what an instance does that dies as soon as it has a request."""
+
+    async def speak(call: Call) -> None:
+        call.drop()
+        # The connection breaks first; that the process is gone is known later.
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, end, proxy, name, is_crash)
+
+    return speak
+
+
+def end(proxy: ProxyHarness, name: str, is_crash: bool) -> int:  # noqa: FBT001 (for call_later)
+    """Tell that a process is gone, as whoever runs it does."""
+    computed = proxy.router.ended(name, is_crash=is_crash)
+    proxy.router.withdraw(name)
+    return computed
+
+
+async def test_a_request_that_its_engine_crashed_with_is_not_tried_again(
+    proxy: ProxyHarness,
+) -> None:
+    for name in ("chat.1", "chat.2"):
+        await watched(proxy, crashing(proxy, name), name)
+    async with proxy.ask() as response:
+        assert response.status == 502
+        assert response.headers["X-Should-Retry"] == "false"
+        error = (await response.json())["error"]
+    assert error["code"] == "upstream_crashed"
+    assert "crashed while it computed this request" in error["message"]
+    (finished,) = proxy.events("request.finished")
+    assert (finished["attempts"], finished["status"]) == (1, 502)
+    assert "crashed" in proxy.events("upstream.failed")[0]["error"]
+
+
+async def test_one_whose_engine_ended_otherwise_is_tried_again(proxy: ProxyHarness) -> None:
+    await watched(proxy, crashing(proxy, "chat.1", is_crash=False), "chat.1")
+    await proxy.fake(name="chat.2")
+    async with proxy.ask() as response:
+        assert response.status == 200
+
+
+async def test_one_that_was_never_sent_is_tried_again(proxy: ProxyHarness) -> None:
+    gone = Upstream("chat.1", "chat", 2, "/nowhere/x.sock", "", 0, "inner", tells_its_end=True)
+    proxy.router.admit(gone)
+    await proxy.fake(name="chat.2")
+    async with proxy.ask() as response:
+        assert response.status == 200
+
+
+async def test_the_second_time_it_is_refused_and_others_are_served(proxy: ProxyHarness) -> None:
+    for name in ("chat.1", "chat.2"):
+        await watched(proxy, crashing(proxy, name), name)
+    for _ in range(2):
+        async with proxy.ask(seed=1) as response:
+            assert response.status == 502
+    await proxy.fake(name="chat.3")
+    async with proxy.ask(seed=2) as response:
+        assert response.status == 422
+        assert (await response.json())["error"]["code"] == "crashes_engine"
+    async with proxy.ask(temperature=0) as response:
+        assert response.status == 200
+    assert proxy.events("request.rejected")[0]["code"] == "crashes_engine"
+
+
+async def test_one_that_waited_while_another_like_it_crashed_is_refused_too(
+    proxy: ProxyHarness,
+) -> None:
+    await watched(proxy, crashing(proxy, "chat.0"), "chat.0")
+    await proxy.send()
+    may_crash = asyncio.Event()
+
+    async def speak(call: Call) -> None:
+        await may_crash.wait()
+        await crashing(proxy, "chat.1")(call)
+
+    fake = await proxy.fake(speak, "chat.1", is_admitted=False)
+    proxy.router.admit(replace(fake.upstream(slots=2), tells_its_end=True))
+    async with asyncio.TaskGroup() as group:
+        sent = [group.create_task(proxy.send()) for _ in range(2)]
+        await until(lambda: proxy.router.in_flight("chat.1") == 2)
+        last = group.create_task(status(proxy))
+        await until(lambda: proxy.router.demand("chat").waiting == 1)
+        may_crash.set()
+        await asyncio.wait(sent)
+        other = await proxy.fake(name="chat.2")
+        assert await last == 422
+    assert other.calls.empty()
+
+
+async def status(proxy: ProxyHarness) -> int:
+    async with proxy.ask() as response:
+        return response.status
+
+
+async def test_a_stream_under_way_ends_with_the_reason(proxy: ProxyHarness) -> None:
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(EVENT)
+        await crashing(proxy, "chat.1")(call)
+
+    await watched(proxy, speak, "chat.1")
+    async with proxy.ask(stream=True) as response:
+        assert await response.content.readuntil(b"\n\n") == EVENT
+        assert b"crashed while it computed" in await response.content.readuntil(b"\n\n")
+
+
+async def test_what_needs_no_slot_counts_as_well(proxy: ProxyHarness) -> None:
+    for name in ("chat.1", "chat.2"):
+        await watched(proxy, crashing(proxy, name), name)
+    for expected in (502, 502, 422):
+        async with proxy.http.post("/tokenize", json={"content": "a"}) as response:
+            assert response.status == expected
+
+
+@pytest.mark.parametrize("is_crash", [True, False])
+async def test_one_whose_client_has_left_counts_as_well(
+    proxy: ProxyHarness,
+    is_crash: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    called = asyncio.Event()
+
+    async def speak(call: Call) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    await watched(proxy, speak, "chat.1")
+    for _ in range(2):
+        called.clear()
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(proxy.send())
+            await called.wait()
+            asking.cancel()
+        await until(lambda: proxy.router.in_flight("chat.1") == 0)
+        assert proxy.router.ended("chat.1", is_crash=is_crash) == 1
+        proxy.router.withdraw("chat.1")
+        await watched(proxy, speak, "chat.1~2")
+        proxy.router.withdraw("chat.1~2")
+        await watched(proxy, speak, "chat.1")
+    proxy.router.withdraw("chat.1")
+    await proxy.fake(name="chat.2")
+    assert await status(proxy) == (422 if is_crash else 200)
+
+
+async def test_an_client_response_clears_the_suspicion(proxy: ProxyHarness) -> None:
+    await watched(proxy, crashing(proxy, "chat.1"), "chat.1")
+    assert await status(proxy) == 502
+    await proxy.fake(name="chat.2")
+    assert await status(proxy) == 200
+    proxy.router.withdraw("chat.2")
+    await watched(proxy, crashing(proxy, "chat.1"), "chat.1")
+    assert await status(proxy) == 502
+    await proxy.fake(name="chat.3")
+    assert await status(proxy) == 200

@@ -1,0 +1,145 @@
+"""The engines' own figures: which are passed on, whose they are, how seldom they are read."""
+
+import asyncio
+
+import pytest
+from fakes.proxy_harness import ProxyHarness
+from fakes.upstream import Call, Fake
+
+from proxy.metrics.engine_metrics import Scrape, merged, relabelled_metrics
+from proxy.upstream.upstream import Upstream
+
+PAGE = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 240
+# HELP llamacpp:n_tokens_max Largest observed sequence length.
+# TYPE llamacpp:n_tokens_max counter
+llamacpp:n_tokens_max 97
+# HELP llamacpp:predicted_tokens_seconds Average generation throughput in tokens/s
+# TYPE llamacpp:predicted_tokens_seconds gauge
+llamacpp:predicted_tokens_seconds 51.0585
+# HELP llamacpp:requests_deferred Number of requests deferred
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 3
+# HELP llamacpp:accepted_per_pos_total Accepted tokens.
+# TYPE llamacpp:accepted_per_pos_total counter
+llamacpp:accepted_per_pos_total{position="0"} 5
+"""
+
+
+def upstream(name: str = "chat.1", port: int = 0) -> Upstream:
+    return Upstream(name, "chat", 1, None, "127.0.0.1", port, "")
+
+
+class Clock:
+    now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def say_figures(call: Call) -> None:
+    await call.head("Content-Type: text/plain", f"Content-Length: {len(PAGE)}")
+    await call.send(PAGE.encode())
+
+
+def test_totals_and_what_is_going_on_are_passed_and_averages_are_not() -> None:
+    samples = [one for family in relabelled_metrics(PAGE, upstream()) for one in family.samples]
+    assert {one.name for one in samples} == {
+        "llamacpp:prompt_tokens_total",
+        "llamacpp:requests_deferred",
+        "llamacpp:accepted_per_pos_total",
+    }
+    assert all(one.labels["instance"] == "chat.1" for one in samples)
+    assert samples[-1].labels == {"position": "0", "model": "chat", "instance": "chat.1"}
+
+
+@pytest.mark.parametrize("text", ["", '{"error":{"code":501}}', "llamacpp:x 1 2 3 4\n", "\x00"])
+def test_what_is_no_page_of_figures_has_none(text: str) -> None:
+    assert list(relabelled_metrics(text, upstream())) == []
+
+
+def test_families_of_several_engines_become_one() -> None:
+    pages = [relabelled_metrics(PAGE, upstream(name)) for name in ("chat.1", "chat.2")]
+    families = merged(family for page in pages for family in page)
+    assert len({family.name for family in families}) == len(families) == 3
+    assert [one.labels["instance"] for one in families[0].samples] == ["chat.1", "chat.2"]
+
+
+async def test_an_engine_is_read_once_in_two_seconds(proxy: ProxyHarness) -> None:
+    fake, clock = await proxy.fake(say_figures), Clock()
+    scrape = Scrape(proxy.settings, clock)
+    for later_s, asked in ((0.0, 1), (1.9, 1), (2.0, 2)):
+        clock.now_s = 50.0 + later_s
+        (reading,) = await scrape.read([fake.upstream()])
+        assert len(reading.families) == 3
+        assert fake.calls.qsize() == asked
+    call = await fake.calls.get()
+    assert call.line == "GET /metrics HTTP/1.1"
+    assert call.headers["Authorization"] == "Bearer inner"
+
+
+async def test_two_who_ask_at_once_are_one_reading(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(say_figures)
+    scrape = Scrape(proxy.settings, Clock())
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(scrape.read([fake.upstream()]))
+    assert fake.calls.qsize() == 1
+
+
+async def test_an_instance_that_was_started_anew_is_read_anew(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(say_figures)
+    scrape = Scrape(proxy.settings, Clock())
+    await scrape.read([fake.upstream()])
+    (reading,) = await scrape.read([fake.upstream(slots=1)])
+    assert reading.upstream.slots == 1
+    assert fake.calls.qsize() == 2
+
+
+async def test_an_instance_that_is_gone_is_forgotten(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(say_figures)
+    scrape = Scrape(proxy.settings, Clock())
+    await scrape.read([fake.upstream()])
+    assert await scrape.read([]) == []
+    await scrape.read([fake.upstream()])
+    assert fake.calls.qsize() == 2
+
+
+async def test_an_instance_may_go_while_it_is_read(proxy: ProxyHarness) -> None:
+    may_answer = asyncio.Event()
+
+    async def answer_late(call: Call) -> None:
+        await may_answer.wait()
+        await say_figures(call)
+
+    fake = await proxy.fake(answer_late)
+    scrape = Scrape(proxy.settings, Clock())
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(scrape.read([fake.upstream()]))
+        await fake.calls.get()
+        await scrape.read([])
+        may_answer.set()
+    assert reading.result() == []
+
+
+async def test_an_engine_that_cannot_say_spoils_nothing(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.metrics.engine_metrics._TIMEOUT_S", 0.05)
+
+    async def refuse(call: Call) -> None:
+        await call.head(f"Content-Length: {len(PAGE)}", status="501 Not Implemented")
+        await call.send(PAGE.encode())
+
+    async def hang(call: Call) -> None:
+        await call.until_left()
+
+    fakes: list[Fake] = [
+        await proxy.fake(script, f"chat.{number}")
+        for number, script in enumerate((refuse, say_figures, hang))
+    ]
+    gone = upstream("chat.3", port=9)
+    readings = await Scrape(proxy.settings).read([*(fake.upstream() for fake in fakes), gone])
+    assert [bool(reading.families) for reading in readings] == [False, True, False, False]

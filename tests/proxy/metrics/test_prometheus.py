@@ -1,0 +1,214 @@
+"""The page for Prometheus, and the sums that must come out on it."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from fakes.proxy_harness import ProxyHarness, model_info, until
+from fakes.upstream import Call
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+# Figures by name and the values of the labels, in the order of the labels' names.
+Samples = dict[tuple[str, ...], float]
+WHO = ("chat.1", "chat")
+
+ANSWER = b"""\
+{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],\
+"timings":{"cache_n":28,"prompt_n":12,"prompt_ms":60.0,"predicted_n":11,"predicted_ms":500.0}}"""
+FIGURES = b"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total 240\n"
+
+
+async def answer(call: Call) -> None:
+    body = FIGURES if call.line.startswith("GET /metrics") else ANSWER
+    await call.head("Content-Type: application/json", f"Content-Length: {len(body)}")
+    await call.send(body)
+
+
+async def read(proxy: ProxyHarness) -> list[Metric]:
+    async with proxy.http.get("/metrics") as response:
+        assert response.status == 200
+        return list(parse(await response.text()))
+
+
+async def samples(proxy: ProxyHarness) -> Samples:
+    return {
+        (one.name, *(value for _, value in sorted(one.labels.items()))): one.value
+        for family in await read(proxy)
+        for one in family.samples
+    }
+
+
+def total(figures: Samples, name: str) -> float:
+    return sum(figure for key, figure in figures.items() if key[0] in {name, f"{name}_total"})
+
+
+async def test_a_request_is_seen_from_every_side(proxy: ProxyHarness) -> None:
+    await proxy.fake(answer)
+    await proxy.send()
+    figures = await samples(proxy)
+    assert figures["corral_requests_accepted_total", "chat"] == 1
+    assert figures["corral_requests_finished_total", *WHO] == 1
+    assert figures["corral_prompt_tokens_total", *WHO] == 12
+    assert figures["corral_cached_tokens_total", *WHO] == 28
+    assert figures["corral_decoded_tokens_total", *WHO] == 11
+    assert figures["corral_time_per_output_token_seconds_sum", *WHO] == pytest.approx(0.05)
+    assert figures["corral_time_per_output_token_seconds_bucket", "chat.1", "0.05", "chat"] == 1
+    assert figures["corral_request_seconds_count", *WHO] == 1
+    assert figures["corral_queue_seconds_count", *WHO] == 1
+    assert figures["corral_slots", *WHO] == 2
+    assert figures["corral_slots_decode", *WHO] == 0
+    assert figures["corral_requests_waiting", "chat", "interactive"] == 0
+    assert figures["process_resident_memory_bytes",] > 0
+
+
+async def test_who_waits_is_neither_accepted_nor_refused(proxy: ProxyHarness) -> None:
+    async def hold(call: Call) -> None:
+        if call.line.startswith("POST"):
+            await call.until_left()
+        await answer(call)
+
+    fake = await proxy.fake(hold, is_admitted=False)
+    proxy.router.admit(fake.upstream(slots=1))
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(proxy.send()) for _ in range(2)]
+        await fake.calls.get()
+        await until(lambda: proxy.router.queues()["chat"].interactive == 1)
+        figures = await samples(proxy)
+        for task in asking:
+            task.cancel()
+    names = ("accepted", "in_flight", "waiting", "refused", "cancelled")
+    assert [total(figures, f"corral_requests_{name}") for name in names] == [1, 1, 1, 0, 0]
+
+
+async def test_the_engines_own_figures_carry_their_origin(proxy: ProxyHarness) -> None:
+    for name in ("chat.1", "chat.2"):
+        await proxy.fake(answer, name)
+    figures = await samples(proxy)
+    assert figures["llamacpp:prompt_tokens_total", *WHO] == 240
+    assert figures["llamacpp:prompt_tokens_total", "chat.2", "chat"] == 240
+    assert figures["corral_engine_scrape_success", *WHO] == 1
+
+
+async def test_a_key_sees_only_its_own_models(proxy: ProxyHarness) -> None:
+    await proxy.fake(answer)
+    await proxy.send()
+    proxy.loader.model_infos = [model_info("other")]
+    figures = await samples(proxy)
+    assert not any("chat" in key for key in figures)
+    assert ("process_resident_memory_bytes",) in figures
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "text/plain", "nonsense", "application/openmetrics-text; version=x"]
+)
+async def test_whatever_a_client_accepts_it_gets_text(proxy: ProxyHarness, accept: str) -> None:
+    async with proxy.http.get("/metrics", headers={"Accept": accept}) as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        assert list(parse(await response.text()))
+
+
+async def test_open_metrics_is_spoken_where_it_is_asked_for(proxy: ProxyHarness) -> None:
+    await proxy.fake(answer)
+    await proxy.send()
+    wanted = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with proxy.http.get("/metrics", headers=wanted) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        page = parse_openmetrics(await response.text())  # type: ignore[no-untyped-call]  # theirs
+    names = {family.name for family in page}
+    assert {"corral_requests_accepted", "llamacpp:prompt_tokens"} <= names
+
+
+async def test_no_figure_is_named_twice(proxy: ProxyHarness) -> None:
+    for name in ("chat.1", "chat.2"):
+        await proxy.fake(answer, name)
+    await proxy.send()
+    names = [family.name for family in await read(proxy)]
+    assert len(names) == len(set(names))
+
+
+# Sums.
+
+
+class Mix:
+    """Clients and instances that do what a seed says: answer, refuse, break, leave, wait."""
+
+    def __init__(self, proxy: ProxyHarness, seed: int) -> None:
+        self._proxy = proxy
+        self._random = random.Random(seed)  # noqa: S311 (a schedule, no secret)
+        self._may_end = asyncio.Event()
+        self.sent = 0
+        self.seen = Counter[int]()
+
+    async def play(self, call: Call) -> None:
+        if call.line.startswith("GET "):
+            await answer(call)
+            return
+        match self._random.choice(("answer", "refuse", "drop", "hold")):
+            case "answer":
+                await answer(call)
+            case "refuse":
+                body = b'{"error":{"code":400,"message":"no","type":"invalid_request_error"}}'
+                fields = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+                await call.head(*fields, status="400 Bad Request")
+                await call.send(body)
+            case "drop":
+                call.drop()
+            case "hold":
+                await self._may_end.wait()
+                await answer(call)
+
+    async def run(self, requests: int, look: Callable[[], Awaitable[None]]) -> None:
+        """Send so many requests; look again and again while they are under way, and at the end."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._send()) for _ in range(requests)]
+            while len(tasks) - sum(task.done() for task in tasks) > requests // 4:
+                self._random.choice(tasks).cancel()
+                await look()
+            self._may_end.set()
+        await self._proxy.floor.in_flight.wait_empty()
+        await look()
+
+    async def _send(self) -> None:
+        self.sent += 1
+        model = self._random.choice(("chat", "chat", "chat", "nobody"))
+        async with self._proxy.ask(model=model) as response:
+            self.seen[response.status] += 1
+            await response.read()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_request_is_accounted_for(proxy: ProxyHarness, seed: int) -> None:
+    mix = Mix(proxy, seed)
+    await proxy.server.close()
+    await proxy.open(queue_max=3)
+    for name in ("chat.1", "chat.2"):
+        fake = await proxy.fake(mix.play, name, is_admitted=False)
+        proxy.router.admit(replace(fake.upstream(), slots=3))
+    last: Samples = {}
+
+    async def look() -> None:
+        page = await samples(proxy)
+        ends = ("finished", "failed", "cancelled", "in_flight")
+        ended = sum(total(page, f"corral_requests_{end}") for end in ends)
+        assert total(page, "corral_requests_accepted") == ended
+        counters = [key for key in last if key[0].startswith("corral") and "_total" in key[0]]
+        assert all(page[key] >= last[key] for key in counters)
+        last.clear()
+        last.update(page)
+
+    await mix.run(60, look)
+    refused = total(last, "corral_requests_rejected")
+    assert total(last, "corral_requests_in_flight") == 0
+    assert total(last, "corral_requests_waiting") == 0
+    # A client that left may not have been heard at all, or have been answered unseen.
+    assert mix.seen.total() <= total(last, "corral_requests_accepted") + refused <= mix.sent
+    assert mix.seen[200] + mix.seen[400] <= total(last, "corral_requests_finished")
+    assert mix.seen[404] + mix.seen[429] <= refused
+    assert min(mix.seen[200], mix.seen[404], mix.seen[429]) > 0

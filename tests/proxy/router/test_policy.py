@@ -1,0 +1,167 @@
+"""Which instance takes a request: each rule, and what holds for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.router.policy import Candidate, Choice, choose
+from proxy.settings import Policy
+
+FULL: dict[str, Any] = {"slots": 2, "slots_in_use": 2}
+FREE: dict[str, Any] = {"slots": 2, "slots_in_use": 0}
+
+
+def chosen(
+    *candidates: Candidate,
+    policy: Policy = "affinity",
+    tokens: int = 1000,
+    home: str | None = None,
+    waited_s: float = 0.0,
+) -> Choice:
+    return choose(policy, candidates, tokens, home, waited_s)
+
+
+def test_a_conversation_goes_home_however_busy_home_is() -> None:
+    home = Candidate(
+        "home", slots=4, slots_in_use=3, conversations=9, cached_tokens=900, backlog_tokens=5000
+    )
+    assert chosen(home, Candidate("idle", **FREE), home="home") == Choice("home")
+
+
+def test_home_is_waited_for_as_long_as_the_move_would_cost() -> None:
+    home = Candidate("home", **FULL, cached_tokens=900, prefill_tps=100.0, free_in_s=1.0)
+    other = Candidate("other", **FREE, prefill_tps=100.0)
+    # 1.25 times 10 s there, and 9 s to fill its cache again, less the 1 s that home would take.
+    assert chosen(home, other, home="home") == Choice(None, 20.5)
+    assert chosen(home, other, home="home", waited_s=20.0) == Choice(None, 0.5)
+    assert chosen(home, other, home="home", waited_s=20.5) == Choice("other")
+
+
+def test_home_is_left_at_once_where_the_wait_is_known_to_cost_more() -> None:
+    home = Candidate("home", **FULL, cached_tokens=100, prefill_tps=1000.0, free_in_s=30.0)
+    slow = Candidate("slow", **FREE, prefill_tps=10.0)
+    assert chosen(home, slow, Candidate("quick", **FREE), home="home") == Choice("quick")
+
+
+def test_where_no_slot_is_free_nobody_has_a_choice() -> None:
+    home, other = Candidate("home", **FULL), Candidate("other", **FULL)
+    assert chosen(home, other, home="home") == chosen(home, other) == Choice(None)
+
+
+def test_a_new_conversation_goes_where_most_of_it_is_held() -> None:
+    holder = Candidate("holder", slots=4, slots_in_use=3, conversations=1, cached_tokens=600)
+    assert chosen(Candidate("idle", slots=4, conversations=1), holder) == Choice("holder")
+
+
+def test_but_not_where_more_than_its_share_of_conversations_lives() -> None:
+    holder = Candidate("holder", slots=4, conversations=6, cached_tokens=600)
+    assert chosen(holder, Candidate("idle", slots=4, conversations=2)) == Choice("idle")
+    full = Candidate("full", slots=4, slots_in_use=4, conversations=2)
+    assert chosen(holder, full) == Choice("holder")
+
+
+def test_a_few_tokens_are_no_reason_to_join_others() -> None:
+    holder = Candidate("holder", slots=4, conversations=1, cached_tokens=63)
+    assert chosen(holder, Candidate("idle", slots=4)) == Choice("idle")
+
+
+def test_the_first_few_conversations_may_live_together() -> None:
+    holder = Candidate("holder", slots=4, conversations=2, cached_tokens=600)
+    assert chosen(holder, Candidate("idle", slots=4)) == Choice("holder")
+    assert chosen(replace(holder, conversations=3), Candidate("idle", slots=4)) == Choice("idle")
+
+
+def test_among_equals_the_fewest_homes_then_the_least_busy_then_who_rested_longest() -> None:
+    a, b = (
+        Candidate("a", slots=4, conversations=2),
+        Candidate("b", slots=4, conversations=1, slots_in_use=2),
+    )
+    assert chosen(a, b) == Choice("b")
+    assert chosen(replace(a, conversations=1), b) == Choice("a")
+    assert chosen(replace(a, conversations=1, slots_in_use=2, last_used=7), b) == Choice("b")
+
+
+def test_least_busy_counts_requests_for_each_slot() -> None:
+    small = Candidate("small", slots=1, slots_in_use=0, last_used=9, cached_tokens=0)
+    large = Candidate("large", slots=8, slots_in_use=1, cached_tokens=900)
+    assert chosen(small, large, policy="least-busy", home="large") == Choice("small")
+
+
+def test_round_robin_takes_who_was_asked_longest_ago_and_has_room() -> None:
+    a, b = (
+        Candidate("a", slots=2, last_used=1, slots_in_use=2),
+        Candidate("b", slots=2, last_used=5),
+    )
+    assert chosen(a, b, Candidate("c", slots=2, last_used=6), policy="round-robin") == Choice("b")
+
+
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        name=st.sampled_from("abcdef"),
+        slots=st.integers(1, 4),
+        slots_in_use=st.integers(0, 4),
+        last_used=st.integers(0, 9),
+        conversations=st.integers(0, 9),
+        cached_tokens=st.integers(0, 2000),
+        backlog_tokens=st.integers(0, 5000),
+        prefill_tps=st.floats(1, 5000),
+        free_in_s=st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda one: one.name,
+)
+policies = st.sampled_from(["affinity", "least-busy", "round-robin"])
+
+
+@given(policies, candidates, st.integers(0, 2000), st.none() | st.sampled_from("abcdef"))
+def test_only_a_free_slot_is_given_and_only_home_is_waited_for(
+    policy: Policy, everyone: list[Candidate], tokens: int, home: str | None
+) -> None:
+    choice = choose(policy, everyone, tokens, home, 0.0)
+    free = {one.name for one in everyone if one.slots_in_use < one.slots}
+    assert choice.name is None or choice.name in free
+    if choice.name is None and free:
+        assert policy == "affinity"
+        assert home in {one.name for one in everyone} - free
+        assert choice.moves_in_s is not None
+        assert choice.moves_in_s > 0
+
+
+@given(candidates, st.integers(0, 2000), st.sampled_from("abcdef"))
+def test_nobody_waits_for_home_for_ever(everyone: list[Candidate], tokens: int, home: str) -> None:
+    first = choose("affinity", everyone, tokens, home, 0.0)
+    if first.moves_in_s is not None:
+        assert choose("affinity", everyone, tokens, home, first.moves_in_s).name is not None
+
+
+# Other machines.
+
+
+@pytest.mark.parametrize("policy", ["affinity", "least-busy", "round-robin"])
+def test_what_is_spare_takes_what_finds_no_slot_elsewhere(policy: Policy) -> None:
+    spare = Candidate("spare", **FREE, last_used=0, cached_tokens=900, is_spare=True)
+    ours = Candidate("ours", slots=4, slots_in_use=3, last_used=7, conversations=9)
+    assert chosen(spare, ours, policy=policy) == Choice("ours")
+    assert chosen(spare, replace(ours, slots_in_use=4), policy=policy) == Choice("spare")
+
+
+def test_a_conversation_stays_with_the_spare_it_began_at() -> None:
+    spare = Candidate("spare", **FREE, cached_tokens=900, is_spare=True)
+    assert chosen(spare, Candidate("ours", **FREE), home="spare") == Choice("spare")
+
+
+def test_the_share_of_ours_is_counted_among_ours() -> None:
+    many = Candidate("many", **FREE, conversations=3, cached_tokens=900)
+    few = Candidate("few", **FREE, conversations=2)
+    spares = [
+        Candidate(f"s{number}", **FREE, conversations=40, is_spare=True) for number in range(3)
+    ]
+    assert chosen(many, few, *spares) == Choice("many")
+    assert chosen(replace(many, conversations=6), few, *spares) == Choice("few")

@@ -1,0 +1,490 @@
+"""Who gets a slot and who waits, who is left alone, and how every wait ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from fakes.clock import leap
+from fakes.requests import ask, upstream
+
+from proxy.endpoints import EndpointKind
+from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
+from proxy.models import ModelInfo
+from proxy.router.in_flight import InFlight, InFlightRequest
+from proxy.router.instances import Activity
+from proxy.router.router import Router
+from proxy.settings import ProxySettings
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
+
+BUSY = ProxySettings(policy="least-busy")
+
+
+async def hold(stack: AsyncExitStack, router: Router, *avoid: str) -> str:
+    lease = await stack.enter_async_context(router.lease(ask("hello"), avoid))
+    return lease.upstream.name
+
+
+async def settle() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Loads:
+    """A loader that does as it is told."""
+
+    def __init__(self, load: Callable[[], Awaitable[None]]) -> None:
+        self.load = load
+
+    def models(self) -> list[ModelInfo]:
+        return []
+
+    async def ensure_ready(self, _: str, /) -> None:
+        await self.load()
+
+
+# Who is chosen.
+
+
+async def test_leases_go_where_the_fewest_are_for_each_slot() -> None:
+    router = Router(BUSY)
+    router.admit(upstream("small", slots=2))
+    router.admit(upstream("large", slots=6))
+    async with AsyncExitStack() as stack:
+        names = [await hold(stack, router) for _ in range(4)]
+    assert Counter(names) == {"large": 3, "small": 1}
+
+
+async def test_idle_instances_take_turns() -> None:
+    router = Router(BUSY)
+    for name in ("a", "b", "c"):
+        router.admit(upstream(name))
+    names = []
+    for _ in range(6):
+        async with AsyncExitStack() as stack:
+            names.append(await hold(stack, router))
+    assert names == ["a", "b", "c", "a", "b", "c"]
+
+
+async def test_one_to_avoid_is_taken_only_where_there_is_no_other() -> None:
+    router = Router()
+    router.admit(upstream("a", slots=2))
+    async with AsyncExitStack() as stack:
+        assert await hold(stack, router, "a") == "a"
+        router.admit(upstream("b", slots=2))
+        assert [await hold(stack, router, "a") for _ in range(2)] == ["b", "b"]
+
+
+async def test_the_withdrawn_and_other_models_are_never_chosen() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    router.admit(upstream("b", model="other"))
+    router.withdraw("a")
+    assert not router.serves("chat")
+    with pytest.raises(Unavailable, match="no instance of chat is ready"):
+        async with AsyncExitStack() as stack:
+            await hold(stack, router)
+
+
+async def test_the_next_turn_goes_home_and_is_expected_to_be_cached() -> None:
+    router = Router()
+    router.admit(upstream("a", slots=2))
+    router.admit(upstream("b", slots=2))
+    first = ask("tell me of the sea " * 20)
+    async with router.lease(first) as lease:
+        home = lease.upstream.name
+        lease.complete()
+        lease.record_result(
+            Timings(0, 90, 100.0, 8, 100.0), {"role": "assistant", "content": "It is."}
+        )
+    async with router.lease(ask("another")) as lease:
+        assert lease.upstream.name != home
+        async with router.lease(ask("tell me of the sea " * 20, "It is.", "go on")) as second:
+            assert second.upstream.name == home
+            assert second.expected_cached > 80
+            second.record_result(Timings(95, 10, 10.0, 8, 100.0), None)
+    assert {facts.upstream.name: facts.conversations for facts in router.instances()} == {
+        "a": 1,
+        "b": 1,
+    }
+
+
+# Who waits.
+
+
+async def test_no_more_leases_are_held_than_there_are_slots() -> None:
+    router = Router()
+    router.admit(upstream("a", slots=2))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        await hold(stack, router)
+        async with AsyncExitStack() as inner:
+            await hold(inner, router)
+            waiting = group.create_task(hold(stack, router))
+            await settle()
+            assert not waiting.done()
+            assert router.activity("a").in_flight == 2
+            assert router.queues()["chat"].interactive == 1
+        await settle()
+        assert waiting.done()
+        assert router.queues()["chat"].interactive == 0
+
+
+async def test_a_lease_that_is_complete_frees_its_slot_at_once() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    async with router.lease(ask("one")) as first:
+        first.complete()
+        first.complete()
+        async with router.lease(ask("two")) as second:
+            assert second.position == 0
+            assert router.activity("a").in_flight == 2
+            assert len(router.instances()[0].leases) == 1
+
+
+async def test_one_more_than_may_wait_is_refused_at_once_and_told_when_to_come() -> None:
+    router = Router(ProxySettings(queue_max=0))
+    router.admit(upstream("a"))
+    async with AsyncExitStack() as stack:
+        await hold(stack, router)
+        with pytest.raises(QueueFull, match="0 requests wait for chat") as refused:
+            await hold(stack, router)
+    assert refused.value.headers() == {"Retry-After": "2"}
+
+
+def test_who_waited_long_is_told_when_to_come_again() -> None:
+    async def main() -> None:
+        router = Router()
+        router.admit(upstream("a"))
+        async with router.lease(ask("one")):
+            with pytest.raises(QueueTimeout, match=r"no slot of chat came free in 3 s") as ended:
+                async with router.lease(ask("two", queue_timeout_s=3)):
+                    pass
+            assert int(ended.value.headers()["Retry-After"]) >= 1
+            assert asyncio.get_running_loop().time() == 3
+        assert router.queues()["chat"].interactive == 0
+
+    leap(main())
+
+
+def test_who_waits_for_a_busy_home_goes_elsewhere_in_the_end() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        router = Router(clock=loop.time)
+        router.admit(upstream("a"))
+        story = "once upon a time " * 400
+        async with router.lease(ask(story)):
+            router.admit(upstream("b"))
+            async with router.lease(ask(story, "yes", "go on")) as second:
+                assert second.upstream.name == "b"
+                assert 0 < second.queued_s == loop.time() < 60
+                assert second.position == 1
+
+    leap(main())
+
+
+async def test_a_place_in_line_and_the_wait_for_it_are_known() -> None:
+    now_s = 100.0
+    router = Router(clock=lambda: now_s)
+    router.admit(upstream("a"))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        async with AsyncExitStack() as inner:
+            await hold(inner, router)
+
+            async def wait() -> None:
+                lease = await stack.enter_async_context(router.lease(ask("two")))
+                assert (lease.position, lease.queued_s) == (1, 4.0)
+
+            group.create_task(wait())
+            await settle()
+            now_s = 104.0
+            line = router.queues()["chat"]
+            assert (line.interactive, line.batch, line.oldest_wait_s) == (1, 0, 4.0)
+            assert line.expected_wait_s > 0
+        await settle()
+
+
+async def test_who_leaves_gives_up_its_place_at_once() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        await hold(stack, router)
+        waiting = group.create_task(hold(stack, router))
+        await settle()
+        waiting.cancel()
+        await settle()
+        assert router.queues()["chat"].interactive == 0
+
+
+async def test_what_needs_no_slot_waits_in_no_line() -> None:
+    router = Router(ProxySettings(queue_max=0))
+    router.admit(upstream("a"))
+    async with AsyncExitStack() as stack:
+        await hold(stack, router)
+        async with router.lease(ask("look", kind=EndpointKind.INFO)) as look:
+            assert router.activity("a").in_flight == 2
+            look.complete()
+            look.record_result(None, None)
+            assert len(router.instances()[0].leases) == 1
+
+
+# A model that is not up.
+
+
+async def test_whoever_waits_for_a_model_goes_on_when_it_is_admitted() -> None:
+    router = Router()
+    router.loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        waiting = group.create_task(hold(stack, router))
+        await settle()
+        assert router.queues()["chat"].interactive == 1
+        router.admit(upstream("a"))
+        assert await waiting == "a"
+
+
+async def test_the_line_is_bounded_while_a_model_loads() -> None:
+    router = Router(ProxySettings(queue_max=1))
+    router.loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        waiting = group.create_task(hold(stack, router))
+        await settle()
+        with pytest.raises(QueueFull):
+            await hold(stack, router)
+        waiting.cancel()
+
+
+def test_a_load_that_outlasts_the_patience_is_told_as_a_load() -> None:
+    async def main() -> None:
+        router = Router()
+        router.loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
+        for kind in (EndpointKind.CHAT, EndpointKind.INFO):
+            with pytest.raises(ModelLoading, match="still loading"):
+                async with router.lease(ask("a", queue_timeout_s=2, kind=kind)):
+                    pass
+
+    leap(main())
+
+
+async def test_what_the_loader_says_is_what_the_client_hears() -> None:
+    async def fail() -> None:
+        raise Unavailable("chat cannot answer: no such file")
+
+    router = Router()
+    router.loader = Loads(fail)
+    with pytest.raises(Unavailable, match="no such file"):
+        async with router.lease(ask("a")):
+            pass
+    assert router.queues()["chat"].interactive == 0
+
+
+async def test_who_waits_when_the_last_instance_goes_has_it_brought_up_again() -> None:
+    router = Router()
+    began = asyncio.Event()
+
+    async def load() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    router.loader = Loads(load)
+    router.admit(upstream("a"))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        await hold(stack, router)
+        waiting = group.create_task(hold(stack, router))
+        await settle()
+        assert not began.is_set()
+        router.withdraw("a")
+        await began.wait()
+        router.admit(upstream("b"))
+        assert await waiting == "b"
+
+
+async def test_a_slot_that_was_promised_is_taken_back_with_its_instance() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        async with router.lease(ask("one")) as first:
+            waiting = group.create_task(hold(stack, router))
+            await settle()
+            first.complete()  # the slot is promised, but who waits does not know it yet
+            router.withdraw("a")
+            router.admit(upstream("b"))
+        assert await waiting == "b"
+
+
+# What is held.
+
+
+async def test_the_withdrawn_keep_what_they_hold_until_it_is_over() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        await hold(stack, router)
+        router.withdraw("a")
+        assert router.in_flight("a") == 1
+        waiting = group.create_task(router.wait_idle("a"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    assert router.in_flight("a") == 0
+
+
+async def test_one_admitted_again_still_counts_what_it_holds() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    async with AsyncExitStack() as stack:
+        await hold(stack, router)
+        router.withdraw("a")
+        router.admit(upstream("a", slots=4))
+        assert router.in_flight("a") == 1
+        assert router.serves("chat")
+
+
+async def test_closing_cuts_every_lease_and_returns_when_all_are_over() -> None:
+    router = Router()
+    router.admit(upstream("a", slots=3))
+    ends: list[str] = []
+
+    async def be_cut() -> None:
+        with pytest.raises(UpstreamShutDown, match="a was stopped"):
+            async with router.lease(ask("hello")):
+                await asyncio.Event().wait()
+        ends.append("cut")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(be_cut())
+        await settle()
+        await router.close("a")
+        assert router.in_flight("a") == 0
+    assert ends == ["cut"] * 3
+
+
+async def test_closing_twice_and_closing_the_unknown_are_nothing() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    await router.close("a")
+    await router.close("a")
+    await router.wait_idle("a")
+    assert not router.instances()
+
+
+async def test_a_pulse_tells_what_is_held_what_is_awaited_and_what_came() -> None:
+    router = Router()
+    router.admit(upstream("a", slots=2))
+    assert router.activity("a") == Activity()
+    async with router.lease(ask("one")) as first, router.lease(ask("two")):
+        assert router.activity("a") == Activity(in_flight=2, awaiting_upstream=2)
+        first.count_bytes(b"data: {}\n\n")
+        assert router.activity("a") == Activity(in_flight=2, awaiting_upstream=1, bytes_received=10)
+        first.await_upstream()
+        assert router.activity("a").awaiting_upstream == 2
+    assert router.activity("a") == Activity(bytes_received=10)
+    assert router.activity("unknown") == Activity()
+
+
+async def test_a_ping_is_no_sign_of_life() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    async with router.lease(ask("one")) as lease:
+        lease.count_bytes(b":\n\n:\n\n")
+        assert router.activity("a").bytes_received == 0
+
+
+async def test_how_far_a_request_has_come_is_known() -> None:
+    now_s = 10.0
+    router = Router(clock=lambda: now_s)
+    router.admit(upstream("a"))
+    async with router.lease(ask("hello " * 100, client="ann")) as lease:
+        (facts,) = router.instances()[0].leases
+        assert (facts.client, facts.phase, facts.prompt_done, facts.cached) == (
+            "ann",
+            "prefill",
+            0,
+            0,
+        )
+        assert facts.prompt_total > 100
+        lease.set_prefill_progress(64, 120, 32)
+        (facts,) = router.instances()[0].leases
+        assert (facts.prompt_done, facts.prompt_total, facts.cached) == (64, 120, 32)
+        now_s = 12.0
+        lease.count_tokens()
+        lease.count_tokens(2)
+        (facts,) = router.instances()[0].leases
+        assert (facts.phase, facts.prompt_done, facts.decoded) == ("decode", 120, 3)
+        assert (facts.began_at_s, facts.first_token_at_s) == (10.0, 12.0)
+
+
+async def test_what_an_instance_is_good_for_outlasts_a_time_out_of_service() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    assert router.instances()[0].prefill_tps == 0
+    async with router.lease(ask("one")) as lease:
+        lease.complete()
+        lease.record_result(Timings(0, 100, 100.0, 10, 1000.0), None)
+    router.withdraw("a")
+    router.admit(upstream("a"))
+    (instance,) = router.instances()
+    assert (instance.prefill_tps, instance.decode_tps) == (1000.0, 10.0)
+
+
+# Being cut.
+
+
+async def test_of_two_cuts_the_first_counts() -> None:
+    async def be_cut_twice() -> None:
+        async with InFlightRequest(InFlight()) as flight:
+            flight.abort(Unavailable("first"))
+            flight.abort(Unavailable("second"))
+            await asyncio.Event().wait()
+
+    with pytest.raises(Unavailable, match="first"):
+        await be_cut_twice()
+
+
+async def test_a_client_that_leaves_is_not_taken_for_a_cut() -> None:
+    async def wait() -> None:
+        async with InFlightRequest(InFlight()):
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+    assert task.cancelled()
+
+
+async def test_a_timeout_of_the_blocks_own_is_not_taken_for_a_cut() -> None:
+    with pytest.raises(TimeoutError):
+        async with InFlightRequest(InFlight()):
+            raise TimeoutError
+
+
+async def test_a_client_that_leaves_as_it_is_cut_has_left() -> None:
+    async def wait() -> None:
+        async with flight:
+            await asyncio.Event().wait()
+
+    flight = InFlightRequest(InFlight())
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(wait())
+        await asyncio.sleep(0)
+        flight.abort(Unavailable("cut"))
+        task.cancel()
+    assert task.cancelled()
+
+
+async def test_a_block_that_ends_before_it_waits_is_not_cut() -> None:
+    async with InFlightRequest(InFlight()) as flight:
+        flight.abort(Unavailable("late"))
+    await asyncio.sleep(0)  # where it would be cancelled
+
+
+def test_an_upstream_keeps_its_key_out_of_its_repr() -> None:
+    assert "key" not in repr(upstream("a")).replace("api_key", "")
+
+
+def test_an_address_of_version_6_stands_in_brackets() -> None:
+    assert Upstream("a", "chat", 1, None, "::1", 8081, "").authority == "[::1]:8081"

@@ -1,0 +1,316 @@
+"""A request without a first byte leaves an instance that is not there, if another can take it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fakes import engine as engines
+from fakes.clock import leap
+from fakes.proxy_harness import ProxyHarness, until
+from fakes.requests import ask, upstream
+from fakes.upstream import Call
+
+from proxy.endpoints import EndpointKind
+from proxy.errors import UpstreamSilent
+from proxy.request import ProxyRequest
+from proxy.router.lease import Lease
+from proxy.router.router import Router
+from proxy.router.silence import answers_health
+from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
+from supervisor.engines.discover import Engine
+
+Story = Callable[["Yard"], Coroutine[Any, Any, None]]
+
+
+class Yard:
+    """Instances with a slot each, some of which do not answer; each question takes a second."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+
+    @asynccontextmanager
+    async def lease(self, asked: ProxyRequest | None = None) -> AsyncIterator[Lease]:
+        async with self.router.lease(asked or ask("hello")) as lease:
+            yield lease
+
+    async def hold(self, asked: ProxyRequest | None = None, wait_s: float = 60) -> str:
+        """Hold a lease without a first byte; return whose it was."""
+        async with self.lease(asked) as lease:
+            await asyncio.sleep(wait_s)
+            lease.complete()
+        return lease.upstream.name
+
+    @property
+    def silent(self) -> set[str]:
+        instances = self.router.instances()
+        return {
+            one.upstream.name
+            for one in instances
+            if self.router.activity(one.upstream.name).is_silent
+        }
+
+
+def told(
+    story: Story, gone: set[str], *names: str, slots: int = 1, asked: list[str] | None = None
+) -> None:
+    async def is_there(one: Upstream) -> bool:
+        if asked is not None:
+            asked.append(one.name)
+        if one.name in gone:
+            await asyncio.sleep(1)
+        return one.name not in gone
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        router = Router(ProxySettings(policy="round-robin"), clock, is_there=is_there)
+        for name in names:
+            router.admit(upstream(name, slots=slots))
+        async with asyncio.timeout(600), asyncio.TaskGroup() as group:
+            tending = group.create_task(router.run())
+            await asyncio.sleep(0.01)
+            await story(Yard(router))
+            tending.cancel()
+
+    leap(main())
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_it_is_moved_after_two_seconds_and_nothing_new_goes_there() -> None:
+    async def story(yard: Yard) -> None:
+        began_at_s = now_s()
+        with pytest.raises(UpstreamSilent) as caught:
+            await yard.hold()
+        assert caught.value.instance == "a"
+        assert now_s() - began_at_s == pytest.approx(2, abs=0.1)
+        assert yard.silent == {"a"}
+        for _ in range(3):
+            async with yard.lease() as lease:
+                assert lease.upstream.name == "b"
+                lease.complete()
+
+    told(story, {"a"}, "a", "b")
+
+
+def test_when_it_answers_again_it_is_asked_as_before() -> None:
+    gone = {"a"}
+
+    async def story(yard: Yard) -> None:
+        with pytest.raises(UpstreamSilent):
+            await yard.hold()
+        gone.clear()
+        await asyncio.sleep(3)
+        assert not yard.silent
+        names = set()
+        for _ in range(2):
+            async with yard.lease() as lease:
+                names.add(lease.upstream.name)
+                lease.complete()
+        assert names == {"a", "b"}
+
+    told(story, gone, "a", "b")
+
+
+def test_an_instance_that_answers_may_take_its_time() -> None:
+    asked: list[str] = []
+
+    async def story(yard: Yard) -> None:
+        async with yard.lease() as lease:
+            await asyncio.sleep(60)
+            lease.complete()
+        assert not yard.silent
+
+    told(story, set(), "a", "b", asked=asked)
+    assert set(asked) == {"a"}
+    assert len(asked) <= 60
+
+
+def test_with_one_instance_nobody_is_asked() -> None:
+    asked: list[str] = []
+
+    async def story(yard: Yard) -> None:
+        async with yard.lease() as lease:
+            await asyncio.sleep(60)
+            lease.complete()
+
+    told(story, {"a"}, "a", asked=asked)
+    assert not asked
+
+
+def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
+    async def story(yard: Yard) -> None:
+        async def other() -> None:
+            async with yard.lease() as lease:
+                yard.router.answered(lease)
+                await asyncio.sleep(10)
+                lease.complete()
+
+        first = asyncio.get_running_loop().create_task(yard.hold())
+        await asyncio.sleep(0.01)
+        second = asyncio.get_running_loop().create_task(other())
+        began_at_s = now_s()
+        with pytest.raises(UpstreamSilent):
+            await first
+        assert 10 < now_s() - began_at_s < 14
+        await second
+
+    told(story, {"a"}, "a", "b")
+
+
+def test_after_the_first_byte_nobody_is_asked() -> None:
+    asked: list[str] = []
+
+    async def story(yard: Yard) -> None:
+        async with yard.lease() as lease:
+            yard.router.answered(lease)
+            await asyncio.sleep(60)
+            lease.complete()
+
+    told(story, {"a"}, "a", "b", asked=asked)
+    assert not asked
+
+
+def test_no_more_are_moved_than_find_a_slot() -> None:
+    moved: list[float] = []
+
+    async def story(yard: Yard) -> None:
+        async def answered() -> None:
+            async with yard.lease() as lease:
+                assert lease.upstream.name == "b"
+                yard.router.answered(lease)
+                await asyncio.sleep(20)
+                lease.complete()
+
+        async def held(wait_s: float) -> None:
+            try:
+                await yard.hold(wait_s=wait_s)
+            except UpstreamSilent:
+                moved.append(now_s())
+                await answered()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(5):
+                group.create_task(held(30) if number % 2 == 0 else answered())
+                await asyncio.sleep(0.001)
+
+    told(story, {"a"}, "a", "b", slots=3)
+    assert len(moved) == 3  # one at once, two when the 20 s of the others are over
+    assert moved[0] < 3
+    assert moved[1] > 19
+
+
+def test_a_page_that_takes_no_slot_is_moved_too() -> None:
+    look = replace(ask("hello"), kind=EndpointKind.INFO)
+
+    async def story(yard: Yard) -> None:
+        with pytest.raises(UpstreamSilent):
+            await yard.hold(look)
+
+    told(story, {"a"}, "a", "b")
+
+
+# With instances that speak HTTP.
+
+
+async def test_a_client_is_answered_by_the_other_instance(proxy: ProxyHarness) -> None:
+    async def mute(call: Call) -> None:
+        await call.until_left()
+
+    async def speak(call: Call) -> None:
+        body = b'{"content":"x","timings":{}}'
+        await call.head("Content-Type: application/json", f"Content-Length: {len(body)}")
+        await call.send(body)
+
+    for script, name in ((mute, "chat.1"), (speak, "chat.2")):
+        await proxy.fake(script, name)
+    for _ in range(2):
+        async with (
+            asyncio.timeout(15),
+            proxy.http.post("/completion", json={"prompt": "a", "n_probs": 1}) as response,
+        ):
+            assert response.status == 200
+            assert response.headers["X-Corral-Instance"] == "chat.2"
+    assert [told["status"] for told in proxy.events("request.finished")] == [200, 200]
+
+
+@pytest.fixture(scope="module")
+def pair(engine: Engine, tiny_model: Path) -> Iterator[Mapping[str, Path]]:
+    options = ["-c", "8192", "-np", "2", "-t", "1", "--no-kv-unified"]
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(engines.running(engine, tiny_model, *options))
+            for name in ("chat.1", "chat.2")
+        }
+
+
+@asynccontextmanager
+async def stopped(socket: Path) -> AsyncIterator[None]:
+    """Stop an engine by SIGSTOP for the length of the block."""
+    pid = next(
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if str(socket) in (process.info["cmdline"] or ())
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_stopped_while_idle_costs_the_next_request_seconds_and_no_error(
+    proxy: ProxyHarness, pair: Mapping[str, Path], *, stream: bool
+) -> None:
+    for name, socket in pair.items():
+        proxy.router.admit(replace(engines.upstream(socket, 2), name=name))
+    async with stopped(pair["chat.1"]), asyncio.timeout(18):  # one took 20 s and failed
+        for _ in range(4):
+            async with proxy.ask(stream=stream, max_tokens=4) as response:
+                assert response.status == 200
+                assert b"finish_reason" in await response.read()
+    assert {told["instance"] for told in proxy.events("request.finished")} == {"chat.2"}
+
+
+async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does_not(
+    proxy: ProxyHarness, pair: Mapping[str, Path]
+) -> None:
+    one = engines.upstream(pair["chat.2"], 2)
+    is_there = answers_health(ProxySettings())
+    proxy.router.admit(one)
+
+    async def read_it() -> None:
+        async with proxy.ask(messages=[{"role": "user", "content": "the cat " * 2500}]) as response:
+            await response.read()
+
+    reading = asyncio.get_running_loop().create_task(read_it())
+    await until(lambda: proxy.router.in_flight("chat.1") == 1)
+    assert await is_there(one)
+    reading.cancel()
+    await asyncio.wait([reading])
+    async with stopped(pair["chat.2"]):
+        assert not await is_there(one)
+
+
+async def test_a_process_that_has_ended_is_not_silent(proxy: ProxyHarness) -> None:
+    async def drop(call: Call) -> None:
+        call.drop()
+
+    asks = answers_health(ProxySettings())
+    dying = await proxy.fake(drop, is_admitted=False)
+    assert await asks(dying.upstream())
+    await dying.stop()
+    assert await asks(dying.upstream())
+    assert await asks(replace(dying.upstream(), socket="/nowhere/x.sock"))

@@ -1,0 +1,219 @@
+"""The slot of a request that was cut is given back when the engine no longer uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fakes.clock import leap
+from fakes.proxy_harness import ProxyHarness
+from fakes.requests import ask, upstream
+from fakes.upstream import Call
+
+from proxy.errors import UpstreamConnectFailed
+from proxy.router.router import Router
+from proxy.router.slot_release import slots_in_use
+from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
+
+EVENT = b'data: {"n":0}\n\n'
+
+
+class Engine:
+    """Says how many of its slots are in use, and remembers when it was asked."""
+
+    def __init__(self, *busy: int | None) -> None:
+        self.busy = list(busy)
+        self.asked_at_s: list[float] = []
+
+    async def count(self, _: Upstream) -> int | None:
+        self.asked_at_s.append(asyncio.get_running_loop().time())
+        return self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
+
+
+def tended(story: Callable[[Router], Coroutine[Any, Any, None]], engine: Engine) -> None:
+    """Live through a story with a dispatch that looks after its slots, in no time."""
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        router = Router(ProxySettings(), clock, engine.count)
+        router.admit(upstream("a", slots=2))
+        async with asyncio.TaskGroup() as group:
+            tending = group.create_task(router.run())
+            await asyncio.sleep(0)
+            await story(router)
+            tending.cancel()
+
+    leap(main())
+
+
+async def cut(router: Router) -> None:
+    """Have a request cut by its client."""
+    async with router.lease(ask("hello")):
+        pass
+
+
+def taken(router: Router) -> list[str]:
+    return [lease.phase for instance in router.instances() for lease in instance.leases]
+
+
+def test_a_slot_is_kept_until_the_engine_is_idle_and_asked_for_ever_more_rarely() -> None:
+    engine = Engine(1, 1, 1, 0)
+
+    async def story(router: Router) -> None:
+        await cut(router)
+        assert taken(router) == ["ending"]
+        assert router.activity("a").in_flight == 0
+        await asyncio.sleep(0.5)
+        assert taken(router) == ["ending"]
+        await asyncio.sleep(0.5)
+        assert taken(router) == []
+
+    tended(story, engine)
+    assert [round(at_s, 3) for at_s in engine.asked_at_s] == [0.05, 0.15, 0.35, 0.75]
+
+
+def test_what_runs_on_the_engine_by_our_leave_is_not_counted_against_it() -> None:
+    async def story(router: Router) -> None:
+        async with router.lease(ask("goes on")):
+            await cut(router)
+            await asyncio.sleep(0.1)
+            assert taken(router) == ["prefill"]
+
+    tended(story, Engine(1))
+
+
+def test_the_next_in_line_gets_the_slot_then_and_not_before() -> None:
+    async def story(router: Router) -> None:
+        await cut(router)
+        await cut(router)
+        async with router.lease(ask("next")) as lease:
+            assert 0.14 < lease.queued_s < 0.4
+
+    tended(story, Engine(2, 2, 1))
+
+
+def test_another_request_that_ends_is_looked_after_soon() -> None:
+    engine = Engine(1)
+
+    async def story(router: Router) -> None:
+        await cut(router)
+        await asyncio.sleep(10)
+        engine.busy = [0]
+        before_s = asyncio.get_running_loop().time()
+        await cut(router)
+        await asyncio.sleep(0.06)
+        assert engine.asked_at_s[-1] == pytest.approx(before_s + 0.05)
+        assert taken(router) == []
+
+    tended(story, engine)
+
+
+def test_an_engine_that_does_not_stop_is_reported_once_and_its_slot_is_given_to_nobody() -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    overdue: list[tuple[str, str]] = []
+
+    async def story(router: Router) -> None:
+        router.emit = lambda name, /, **fields: told.append((name, fields))
+        router.overdue = lambda upstream, reason: overdue.append((upstream.name, reason))
+        await cut(router)
+        await asyncio.sleep(59)
+        assert not overdue
+        await asyncio.sleep(120)
+        assert taken(router) == ["ending"]
+        engine.busy = [0]
+        await asyncio.sleep(4)
+        assert taken(router) == []
+
+    engine = Engine(1)
+    tended(story, engine)
+    ((name, fields),) = told
+    assert (name, fields["instance"], fields["phase"]) == ("upstream.failed", "a", "end")
+    assert overdue == [("a", "still computes for a request that ended 60 s ago")]
+
+
+def test_the_slots_of_an_engine_that_is_withdrawn_for_that_are_given_back() -> None:
+    async def story(router: Router) -> None:
+        router.overdue = lambda upstream, _: router.withdraw(upstream.name)
+        await cut(router)
+        await cut(router)
+        await asyncio.sleep(64)
+        assert taken(router) == []
+
+    tended(story, Engine(2))
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "unasked", "not told"])
+def test_a_slot_is_given_back_at_once_where_there_is_nothing_to_wait_for(how: str) -> None:
+    async def story(router: Router) -> None:
+        if how == "withdrawn":
+            await cut(router)
+            router.withdraw("a")
+        elif how == "unasked":
+            with pytest.raises(UpstreamConnectFailed):
+                async with router.lease(ask("hello")):
+                    raise UpstreamConnectFailed("a", "refused")
+        else:
+            await cut(router)
+            await asyncio.sleep(0.06)
+        assert taken(router) == []
+
+    tended(story, Engine(None))
+
+
+async def test_without_anybody_to_look_after_it_a_slot_is_given_back_at_once() -> None:
+    router = Router()
+    router.admit(upstream("a"))
+    await cut(router)
+    assert taken(router) == []
+
+
+# The engine's own page.
+
+
+@asynccontextmanager
+async def answering(proxy: ProxyHarness, status: str, body: bytes) -> AsyncIterator[Upstream]:
+    async def say(call: Call) -> None:
+        await call.head(f"Content-Length: {len(body)}", status=status)
+        await call.send(body)
+
+    fake = await proxy.fake(say)
+    fake.says_slots = False
+    yield fake.upstream()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "busy"),
+    [
+        ("200 OK", b'[{"is_processing":true},{"is_processing":false},7]', 1),
+        ("501 Not Implemented", b'{"error":{}}', None),
+        ("200 OK", b"garbage", None),
+    ],
+)
+async def test_the_page_is_read_for_slots_in_use(
+    proxy: ProxyHarness, status: str, body: bytes, busy: int | None
+) -> None:
+    async with answering(proxy, status, body) as engine:
+        assert await slots_in_use(proxy.settings)(engine) == busy
+
+
+async def test_an_engine_that_is_gone_uses_no_slot(proxy: ProxyHarness) -> None:
+    gone = Upstream("gone", "chat", 1, "/nowhere/gone.sock", "", 0, "")
+    assert await slots_in_use(proxy.settings)(gone) is None
+
+
+async def test_the_slot_of_a_client_that_left_is_given_to_the_next(proxy: ProxyHarness) -> None:
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(EVENT)
+        await call.until_left()
+
+    fake = await proxy.fake(speak)
+    proxy.router.admit(fake.upstream(slots=1))
+    for _ in range(2):
+        async with proxy.stream(EVENT):
+            assert proxy.router.in_flight("chat.1") == 1
+    await proxy.router.wait_idle("chat.1")

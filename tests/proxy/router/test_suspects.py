@@ -1,0 +1,113 @@
+"""Which requests are refused because engines crashed with them."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from fakes.requests import ask
+
+from proxy.body.form import Form, Part
+from proxy.errors import CrashesEngine
+from proxy.request import ProxyRequest
+from proxy.router.suspects import Suspects, fingerprint
+
+
+def asked(**members: Any) -> ProxyRequest:
+    return replace(ask("hello"), json={"model": "chat", "prompt": "a", **members})
+
+
+def sound(content: bytes) -> ProxyRequest:
+    form = Form((Part("file", content, "a.wav", "audio/wav"),))
+    return replace(asked(), json={}, body=form.written(), form=form)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def suspects(clock: Clock) -> Suspects:
+    return Suspects(clock, 600)
+
+
+def crash(suspects: Suspects, one: ProxyRequest, times: int = 2) -> None:
+    for _ in range(times):
+        suspects.crashed([one, one])
+
+
+def test_it_is_refused_after_the_second_crash(suspects: Suspects) -> None:
+    crash(suspects, asked(), times=1)
+    suspects.check(asked())
+    crash(suspects, asked(), times=1)
+    with pytest.raises(CrashesEngine, match=r"2 engines of chat .* refused for 600 s") as refused:
+        suspects.check(asked())
+    # What clients' libraries repeat by themselves: 408, 409, 429 and 5xx.
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize("same", [{"seed": 7}, {"stream": True}, {"user": "b"}, {"model": "x"}])
+def test_what_changes_from_try_to_try_makes_no_difference(
+    suspects: Suspects, same: dict[str, Any]
+) -> None:
+    crash(suspects, asked())
+    with pytest.raises(CrashesEngine):
+        suspects.check(asked(**same))
+
+
+def test_another_request_model_or_page_is_another(suspects: Suspects) -> None:
+    crash(suspects, asked())
+    suspects.check(asked(prompt="b"))
+    suspects.check(replace(asked(), model="other"))
+    suspects.check(replace(asked(), path="/completion"))
+
+
+def test_one_that_is_answered_is_cleared(suspects: Suspects) -> None:
+    crash(suspects, asked(), times=1)
+    suspects.clear(asked())
+    crash(suspects, asked(), times=1)
+    suspects.check(asked())
+
+
+def test_it_is_forgotten_after_a_while(suspects: Suspects, clock: Clock) -> None:
+    crash(suspects, asked())
+    clock.now_s = 599.9
+    with pytest.raises(CrashesEngine):
+        suspects.check(asked())
+    clock.now_s = 600
+    suspects.check(asked())
+    crash(suspects, asked(), times=1)
+    suspects.check(asked())
+
+
+def test_without_a_memory_none_is_refused(clock: Clock) -> None:
+    suspects = Suspects(clock, 0)
+    crash(suspects, asked())
+    suspects.check(asked())
+
+
+def test_of_too_many_the_oldest_is_forgotten(suspects: Suspects) -> None:
+    crash(suspects, asked())
+    for number in range(1024):
+        crash(suspects, asked(prompt=number))
+    suspects.check(asked())
+    with pytest.raises(CrashesEngine):
+        suspects.check(asked(prompt=0))
+
+
+def test_forms_and_what_is_too_deep_to_write_are_known_by_their_bytes() -> None:
+    assert fingerprint(sound(b"a")) == fingerprint(sound(b"a"))
+    assert fingerprint(sound(b"a")) != fingerprint(sound(b"b"))
+    deep = orjson.loads(b"[" * 500 + b"]" * 500)
+    assert fingerprint(replace(asked(x=deep), body=b"a")) != fingerprint(
+        replace(asked(x=deep), body=b"b")
+    )

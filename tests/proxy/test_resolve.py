@@ -1,0 +1,47 @@
+"""Which model, and which variant of it, a name means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes.proxy_harness import model_info
+
+from proxy.errors import BadRequest, UnknownModel
+from proxy.resolve import ResolvedModel, lookup, resolve, with_variants
+from proxy.variant import Variant
+
+HIGH = Variant({"temperature": 1})
+CHAT = replace(model_info("chat"), variants={"high": HIGH})
+TINY = model_info("tiny")
+
+
+@pytest.mark.parametrize("name", ["chat", "vendor/chat"])
+def test_a_model_has_an_id_and_aliases_and_its_variants_stand_behind_each(name: str) -> None:
+    assert resolve(name, [TINY, CHAT]) == ResolvedModel(CHAT)
+    assert resolve(f"{name}:high", [TINY, CHAT]) == ResolvedModel(CHAT, HIGH)
+
+
+def test_a_model_of_that_very_name_goes_before_a_variant() -> None:
+    exact = model_info("chat:high")
+    assert resolve("chat:high", [CHAT, exact]) == ResolvedModel(exact)
+
+
+def test_what_is_not_there_is_met_with_the_nearest_name_variants_among_them() -> None:
+    with pytest.raises(UnknownModel, match=r"did you mean chat:high\? .*chat, chat:high, tiny"):
+        resolve("chat:hihg", [CHAT, TINY])
+    assert lookup("tiny:high", [CHAT, TINY]) is None
+    assert lookup(":high", [CHAT, TINY]) is None
+
+
+def test_no_name_means_the_only_model_however_many_variants_it_has() -> None:
+    assert resolve(None, [CHAT]) == ResolvedModel(CHAT)
+    with pytest.raises(BadRequest, match="names no model"):
+        resolve(None, [CHAT, TINY])
+
+
+def test_a_list_has_variants_as_models_of_their_own() -> None:
+    chat, high, tiny = with_variants([CHAT, TINY])
+    assert (chat, tiny) == (CHAT, TINY)
+    assert (high.id, high.aliases, high.state) == ("chat:high", ("vendor/chat:high",), "loaded")
+    assert not high.variants

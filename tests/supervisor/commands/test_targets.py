@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from supervisor.commands.targets import choose, name_of, resolve_running
+from supervisor.control.messages import DaemonStatus
+from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
+from supervisor.host.paths import Directories
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directories:
+    monkeypatch.chdir(tmp_path)
+    return Directories(*(tmp_path / name for name in ("config", "data", "cache", "log", "run")))
+
+
+def configure(*names: str) -> None:
+    text = "".join(f'[models.{name}]\npath = "{name}.gguf"\n' for name in names)
+    Path("corral.toml").write_text(text, "utf-8")
+
+
+def test_no_words_mean_all_configured_models(where: Directories) -> None:
+    configure("chat", "code")
+    choice = choose([], None, where)
+    assert choice.names == ("chat", "code")
+    assert choice.words == ()
+
+
+def test_a_path_is_a_model_named_by_its_file(where: Directories, tmp_path: Path) -> None:
+    configure("chat")
+    choice = choose(["deep/Qwen3 8B (q4).gguf", "chat"], None, where)
+    assert choice.names == ("Qwen3-8B-q4-", "chat")
+    assert choice.words == (str(tmp_path / "deep/Qwen3 8B (q4).gguf"), "chat")
+    path = choice.loaded.settings.models["Qwen3-8B-q4-"].path
+    assert path == tmp_path / "deep/Qwen3 8B (q4).gguf"
+
+
+def test_a_pinned_model_is_known_once_it_was_fetched(where: Directories) -> None:
+    with pytest.raises(ModelInvalid) as caught:
+        choose(["smollm2"], None, where)
+    assert caught.value.hint == "corral model get smollm2"
+
+
+def test_an_unknown_word_lists_what_there_is(where: Directories) -> None:
+    configure("chat")
+    with pytest.raises(NoSuchModel) as caught:
+        choose(["cht"], None, where)
+    assert caught.value.hint == "models there are: chat, smollm2"
+
+
+def test_nothing_configured_says_how_to_begin(where: Directories) -> None:
+    with pytest.raises(SettingsInvalid) as caught:
+        choose([], None, where)
+    assert "corral model get smollm2" in (caught.value.hint or "")
+
+
+def test_an_address_of_the_command_line_wins(where: Directories) -> None:
+    configure("chat")
+    settings = choose([], None, where, "127.0.0.1:9").loaded.settings
+    assert settings.proxy.listen == "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("a.gguf", "a"), ("-rf.gguf", "rf"), ("...gguf", "model"), ("é.gguf", "model")],
+)
+def test_any_file_name_makes_a_safe_model_name(file: str, name: str) -> None:
+    assert name_of(Path(file)) == name
+
+
+def test_a_running_daemon_is_asked_by_name_or_by_path(tmp_path: Path) -> None:
+    model = {"name": "chat", "path": str(tmp_path / "chat.gguf")}
+    status: DaemonStatus = {"models": [model]}  # type: ignore[typeddict-item]  # all that is read
+    assert resolve_running(["chat"], status) == ("chat",)
+    assert resolve_running([str(tmp_path / "chat.gguf")], status) == ("chat",)
+    with pytest.raises(NoSuchModel):
+        resolve_running(["other"], status)

@@ -1,0 +1,92 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fakes.instance_harness import InstanceHarness, fake_launch
+
+from supervisor.engine_client.client import (
+    EngineClient,
+    EngineUnreachable,
+    ErrorResponse,
+    parse_metrics,
+)
+from supervisor.engine_client.endpoint import Endpoint
+from supervisor.instance.states import State
+from supervisor.warmup.prefill import Warmup, warm
+
+
+@asynccontextmanager
+async def engine(runtime: Path, *failures: str, api_key: str = "k") -> AsyncIterator[EngineClient]:
+    """Run a fake engine and give a client of it."""
+    harness = InstanceHarness(fake_launch(runtime, *failures))
+    async with asyncio.timeout(20), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(frozenset({State.WARMING}))
+        async with EngineClient(facts.endpoint, api_key) as client:
+            yield client
+
+
+async def test_what_an_engine_says_of_itself_is_typed(runtime: Path) -> None:
+    async with engine(runtime) as client:
+        assert await client.is_healthy()
+        assert await client.is_ours()
+        assert await client.metrics() == {"n_decode_total": 7}
+
+
+async def test_an_engine_with_another_key_is_not_ours(runtime: Path) -> None:
+    async with engine(runtime, api_key="wrong") as client:
+        assert not await client.is_ours()
+        assert await client.metrics() == ErrorResponse(401, "Invalid API Key")
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint(Path("/nowhere/a.sock")), Endpoint(port=1)])
+async def test_an_engine_that_is_not_there_is_silent(endpoint: Endpoint) -> None:
+    async with EngineClient(endpoint, "k") as client:
+        assert not await client.is_healthy()
+        assert not await client.is_ours()
+        assert await warm(client) is Warmup.FAILED
+        with pytest.raises(EngineUnreachable, match="/metrics"):
+            await client.metrics()
+
+
+@pytest.mark.parametrize(
+    ("failures", "warmth"),
+    [((), Warmup.WARM), (("no-completion",), Warmup.NOTHING_TO_WARM), (("sick",), Warmup.FAILED)],
+)
+async def test_a_warm_up_ends_in_one_of_three_ways(
+    runtime: Path, failures: tuple[str, ...], warmth: Warmup
+) -> None:
+    async with engine(runtime, *failures) as client:
+        assert await warm(client) is warmth
+
+
+def test_metrics_are_read_without_labels_and_without_what_is_none() -> None:
+    text = '# TYPE x\nother 1\nllamacpp:a 1\nllamacpp:b 2.5 1700\nllamacpp:c{p="1"} 3\nllamacpp:d'
+    assert parse_metrics(text) == {"a": 1, "b": 2.5}
+
+
+@asynccontextmanager
+async def saying(runtime: Path, answer: bytes) -> AsyncIterator[EngineClient]:
+    """Give a client of somebody who says the same to everything."""
+
+    async def say(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 500 No\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n"
+        writer.write(head.encode() + answer)
+        writer.close()
+
+    path = runtime / "x.sock"
+    async with (
+        await asyncio.start_unix_server(say, path),
+        EngineClient(Endpoint(path), "k") as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(("answer", "message"), [(b"<html>", "<html>"), (b'{"error":1}', "")])
+async def test_a_refusal_in_a_strange_shape_is_a_refusal(
+    runtime: Path, answer: bytes, message: str
+) -> None:
+    async with saying(runtime, answer) as client:
+        assert await client.metrics() == ErrorResponse(500, message)

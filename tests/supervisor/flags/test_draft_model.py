@@ -1,0 +1,117 @@
+"""Which draft model is taken, and that it speaks the model's vocabulary."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+
+from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.flags.draft_model import AUTO, Draft, choose
+from supervisor.gguf import metadata
+from supervisor.gguf.metadata import Gguf
+from supervisor.gguf.vocabulary import Vocabulary, misfit, read
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Return a directory with a model several times as large as the tiny ones."""
+    directory = tmp_path / "models"
+    directory.mkdir()
+    tiny_gguf.make(directory / "chat.gguf", embd=256, heads=8, layers=4, ff=512)
+    return directory
+
+
+@pytest.fixture
+def chat(models: Path, cache: Path) -> Gguf:
+    return metadata.read(models / "chat.gguf", cache_dir=cache)
+
+
+# Vocabularies
+
+
+def vocabulary(*, extra: int, directory: Path) -> Vocabulary:
+    path = tiny_gguf.make(directory / f"{extra}.gguf", extra_tokens=extra)
+    return read(path, cache_dir=directory / "cache")
+
+
+def test_a_vocabulary_is_read_once_and_then_kept(tiny_model: Path, cache: Path) -> None:
+    first = read(tiny_model, cache_dir=cache)
+    assert (first.kind, first.begin, first.end) == ("llama", 1, None)
+    assert len(first.digests) == 129
+    (kept,) = (cache / "vocabularies").iterdir()
+    assert read(tiny_model, cache_dir=cache) == first
+    kept.write_text('{"size": 1}')
+    assert read(tiny_model, cache_dir=cache) == first
+
+
+@pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, True), (128, True), (129, False)])
+def test_as_many_tokens_more_may_be_there_as_the_engine_allows(
+    tmp_path: Path, extra: int, *, fits: bool
+) -> None:
+    model, draft = (vocabulary(extra=count, directory=tmp_path) for count in (0, extra))
+    assert (misfit(model, draft) is None) == fits
+    assert (misfit(draft, model) is None) == fits
+
+
+def test_tokens_from_the_sixth_on_must_be_the_same(tmp_path: Path, tiny_model: Path) -> None:
+    ours = read(tiny_model, cache_dir=tmp_path / "cache")
+    for name, token, fits in (("control", b"</s>", True), ("letter", b"\xe2\x96\x81the", False)):
+        changed = tiny_model.read_bytes().replace(token, token[:-1] + b"X", 1)
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(changed)
+        assert (misfit(ours, read(path, cache_dir=tmp_path / "cache")) is None) == fits
+
+
+def test_what_begins_and_ends_a_text_must_be_the_same(tiny_model: Path, cache: Path) -> None:
+    ours = read(tiny_model, cache_dir=cache)
+    assert misfit(ours, replace(ours, begin=None))
+    assert misfit(ours, replace(ours, end=4))
+    assert misfit(ours, replace(ours, kind="gpt2")) == "it has a gpt2 tokenizer, the model llama"
+
+
+def test_a_file_that_is_no_model_has_no_vocabulary(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(ModelInvalid, match="cannot be read"):
+        read(tmp_path / "none.gguf", cache_dir=cache)
+
+
+# Drafts
+
+
+def test_a_draft_that_was_named_is_taken(chat: Gguf, tiny_model: Path, cache: Path) -> None:
+    found = choose(tiny_model, chat, cache_dir=cache)
+    assert found == Draft(metadata.read(tiny_model, cache_dir=cache))
+    assert choose(None, chat, cache_dir=cache) == Draft()
+
+
+def test_a_draft_of_another_vocabulary_is_refused(chat: Gguf, tmp_path: Path, cache: Path) -> None:
+    other = tiny_gguf.make(tmp_path / "other.gguf", extra_tokens=200)
+    with pytest.raises(SettingsInvalid, match=r"cannot draft for .*chat.gguf: it knows 604 tokens"):
+        choose(other, chat, cache_dir=cache)
+
+
+def test_auto_takes_the_smallest_beside_the_model(chat: Gguf, models: Path, cache: Path) -> None:
+    tiny_gguf.make(models / "b.gguf")
+    tiny_gguf.make(models / "c.gguf")
+    tiny_gguf.make(models / "a-larger.gguf", layers=4)
+    tiny_gguf.make(models / "a-other.gguf", extra_tokens=200, layers=1)
+    (models / "a-broken.gguf").write_bytes(b"GGUF")
+    found = choose(AUTO, chat, cache_dir=cache)
+    assert found.gguf
+    assert found.gguf.path.name == "b.gguf"
+    assert "of 3 that would do" in found.reason
+
+
+def test_auto_takes_nothing_that_is_nearly_as_large(chat: Gguf, models: Path, cache: Path) -> None:
+    shutil.copy(models / "chat.gguf", models / "copy.gguf")
+    found = choose(AUTO, chat, cache_dir=cache)
+    assert found.gguf is None
+    assert "no GGUF of its vocabulary" in found.reason

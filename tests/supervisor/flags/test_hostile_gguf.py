@@ -1,0 +1,133 @@
+"""A model file is written by strangers: whatever it says costs little."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile_gguf
+import pytest
+import samples
+import tiny_gguf
+
+from supervisor.errors import ModelInvalid
+from supervisor.flags import draft_model
+from supervisor.gguf import metadata
+from supervisor.memory.fit import MemoryCapacity, suggestions
+from supervisor.memory.inputs import MemoryInputs
+
+CPU_S = 2.0
+MEMORY_BYTES = 200 * 1024**2
+# Reads each file named, estimates what it takes, and prints the processor time of the worst.
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import samples
+from supervisor.errors import ModelInvalid
+from supervisor.gguf import metadata
+from supervisor.memory.inputs import MemoryInputs
+from supervisor.flags.draft_model import choose
+from supervisor.memory.estimate import estimate
+worst = 0.0
+for word in sys.argv[2:]:
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    try:
+        found = metadata.read(Path(word), cache_dir=Path(sys.argv[1]))
+        estimate(MemoryInputs(found, {"parallel": 4}, samples.engine()))
+    except ModelInvalid:
+        pass
+    worst = max(worst, resource.getrusage(resource.RUSAGE_SELF).ru_utime - began)
+# Not ru_maxrss, which a child inherits over exec. Source: getrusage(2), proc(5).
+status = Path("/proc/self/status").read_text("utf-8")
+print(worst, int(status.partition("VmHWM:")[2].split()[0]) * 1024)
+"""
+
+
+@pytest.mark.parametrize("name", hostile_gguf.REFUSED)
+def test_a_header_that_lies_is_refused_with_what_is_wrong(name: str, tmp_path: Path) -> None:
+    content, said = hostile_gguf.REFUSED[name]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelInvalid) as caught:
+        metadata.read(path, cache_dir=tmp_path / "cache")
+    assert said in caught.value.message
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_any_file_costs_less_than_two_seconds_and_200_mb(tmp_path: Path) -> None:
+    paths = hostile_gguf.write(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "cache"), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    worst_s, memory_bytes = map(float, done.stdout.split())
+    assert worst_s < CPU_S
+    assert memory_bytes < MEMORY_BYTES
+
+
+def test_a_sparse_file_of_a_terabyte_costs_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    strings = hostile_gguf.array("a", hostile_gguf.STRING, 2**36)
+    path.write_bytes(hostile_gguf.file(hostile_gguf.client(strings)))
+    os.truncate(path, 2**40)
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    with pytest.raises(ModelInvalid, match="more than 64 MiB"):
+        metadata.read(path, cache_dir=tmp_path / "cache")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - began < CPU_S
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    fifo, loop, door = tmp_path / "pipe", tmp_path / "loop", tmp_path / "door"
+    os.mkfifo(fifo)
+    loop.symlink_to(loop)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(door))
+    listener.close()
+    said = {
+        fifo: "is a pipe",
+        Path("/dev/zero"): "is a device",
+        door: "is a socket",
+        tmp_path: "is a directory",
+        loop: "cannot be read",
+        Path("/" + "x" * 5000): "cannot be read",
+        Path("a\0b"): "cannot be read",
+        tmp_path / "none": "there is no model file",
+    }
+    for path, expected in said.items():
+        with pytest.raises(ModelInvalid, match=expected):
+            metadata.read(path, cache_dir=tmp_path / "cache")
+
+
+def test_a_wrong_file_beside_a_model_is_no_draft_and_no_obstacle(tmp_path: Path) -> None:
+    big = tiny_gguf.make(tmp_path / "big.gguf", layers=24, embd=256)
+    small = tiny_gguf.make(tmp_path / "small.gguf")
+    (tmp_path / "evil.gguf").write_bytes(hostile_gguf.REFUSED["10^8 layers"][0])
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    model = metadata.read(big, cache_dir=tmp_path / "cache")
+    found = draft_model.choose("auto", model, cache_dir=tmp_path / "cache")
+    assert found.gguf
+    assert found.gguf.path == small
+    said = "\n".join(found.skipped)
+    assert "evil.gguf is no model: llama.block_count is 100000000" in said
+    assert "pipe.gguf is a pipe" in said
+    assert "loop.gguf" in said
+
+
+def test_more_slots_and_layers_than_any_model_are_planned_at_once() -> None:
+    heads = (2**14,) * 1024
+    found = samples.model(layers=1024, kv_heads=heads, key_length=2**16, value_length=2**16)
+    chosen: dict[str, int | str] = {"parallel": 1024, "ctx-size": 2**31 - 1, "gpu-layers": "auto"}
+    engine = samples.engine("b10434", samples.GPU)
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    assert not suggestions(
+        MemoryInputs(found, chosen, engine), MemoryCapacity(2**34, {"Vulkan0": 2**34})
+    )
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - began < 5

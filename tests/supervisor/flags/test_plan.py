@@ -1,0 +1,336 @@
+"""Plans: what is derived, what is left out, who wins; and the laws that hold for every build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import GIB, GPU, engine, flags, machine, model
+
+from supervisor.engines.discover import Engine
+from supervisor.engines.help import FlagValue, recorded_builds
+from supervisor.errors import SettingsInvalid
+from supervisor.flags.draft_model import Draft
+from supervisor.flags.plan import ModelEntry, Plan, PlanLine, check, make_plan, unix_sockets
+from supervisor.flags.profile import load, names
+from supervisor.gguf.metadata import Gguf
+from supervisor.host.machine import Machine
+from supervisor.host.paths import shipped
+
+SHIPPED = shipped("profiles")
+DRAFT = model(path=Path("/models/draft.gguf"))
+
+
+def planned(
+    profile: str = "base",
+    set_flags: Mapping[str, FlagValue] | None = None,
+    *,
+    on: Engine | None = None,
+    of: Gguf | None = None,
+    at: Machine | None = None,
+    instances: int = 1,
+    draft: Gguf | None = None,
+    draft_reason: str = "",
+    dirs: Sequence[Path] = (SHIPPED,),
+    **entry: Any,
+) -> Plan:
+    return make_plan(
+        ModelEntry(
+            "chat",
+            Path("/models/chat.gguf"),
+            profile=profile,
+            flags=set_flags or {},
+            draft=draft.path if draft else None,
+            **entry,
+        ),
+        load(profile, dirs),
+        on or engine(),
+        of or model(),
+        at or machine(),
+        instances=instances,
+        draft=Draft(draft, draft_reason),
+    )
+
+
+def line(plan: Plan, flag: str) -> PlanLine:
+    return next(one for one in plan.lines if one.flag == flag)
+
+
+def value(plan: Plan, flag: str) -> str | None:
+    return line(plan, flag).value
+
+
+def omitted(plan: Plan) -> dict[str, str]:
+    return {one.flag: one.reason for one in plan.omitted}
+
+
+# Laws
+
+
+@pytest.mark.parametrize("build", recorded_builds())
+@pytest.mark.parametrize("profile", names([SHIPPED]))
+@pytest.mark.parametrize("draft", [None, DRAFT], ids=["alone", "draft"])
+@pytest.mark.parametrize("devices", [(), (GPU,)], ids=["cpu", "gpu"])
+def test_every_flag_of_a_plan_is_one_that_the_build_has(
+    build: str, profile: str, draft: Gguf | None, devices: tuple[Any, ...]
+) -> None:
+    plan = planned(profile, on=engine(build, *devices), draft=draft)
+    known = flags(build)
+    for one in plan.lines:
+        flag = known.find(one.flag)
+        assert flag
+        assert one.flag in flag.names
+        assert flag.is_usable
+        assert (one.value is None) if flag.kind == "switch" else True
+    spelled = [one.flag for one in plan.lines]
+    assert len(spelled) == len(set(spelled))
+    assert all(one.origin for one in plan.lines)
+    assert all(one.reason for one in plan.omitted)
+
+
+@pytest.mark.parametrize("build", recorded_builds())
+def test_every_profile_passes_its_check_on_every_build(build: str) -> None:
+    for name in names([SHIPPED]):
+        assert check(load(name, [SHIPPED]), flags(build)).lines
+
+
+# Who wins
+
+
+def test_a_model_wins_over_its_profile_and_the_profile_over_the_proxy() -> None:
+    plan = planned("low-latency", {"np": 3, "sse-ping-interval": 9})
+    assert line(plan, "--parallel") == PlanLine("--parallel", "3", "model chat", "")
+    assert line(plan, "--prio").origin == "profile low-latency"
+    assert line(plan, "--flash-attn").origin == "profile base"
+    assert line(plan, "--sse-ping-interval").value == "9"
+
+
+def test_the_command_line_begins_with_the_engine_and_where_to_listen() -> None:
+    plan = planned(args=("--verbose",))
+    assert plan.argv(host="/run/chat.sock", port=None)[:3] == (
+        "/opt/llama-server",
+        "--host",
+        "/run/chat.sock",
+    )
+    words = plan.argv(host="127.0.0.1", port=0)
+    assert words[:7] == (
+        *("/opt/llama-server", "--host", "127.0.0.1", "--port", "0"),
+        *("--model", "/models/chat.gguf"),
+    )
+    assert words[-1] == "--verbose"
+
+
+def test_what_an_engine_is_always_told() -> None:
+    words = " ".join(planned().argv(host="127.0.0.1", port=0))
+    for wanted in ("--alias chat", "--metrics", "--no-ui", "--cors-origins localhost", "--offline"):
+        assert wanted in words
+
+
+def test_our_own_wishes_are_silent_where_a_build_does_not_know_them() -> None:
+    plan = planned(on=engine("b6324"))
+    assert "--cors-origins" not in omitted(plan)
+    assert "--no-webui" in [one.flag for one in plan.lines]
+
+
+# What is derived
+
+
+@pytest.mark.parametrize(
+    ("instances", "threads", "reading"), [(1, "7", "8"), (3, "2", "2"), (20, "1", "1")]
+)
+def test_physical_cores_are_shared_out_and_decoding_leaves_one(
+    instances: int, threads: str, reading: str
+) -> None:
+    plan = planned(instances=instances)
+    assert value(plan, "--threads") == threads
+    assert value(plan, "--threads-batch") == reading
+
+
+def test_every_slot_gets_the_context_that_the_model_was_trained_for() -> None:
+    plan = planned(of=model(ctx_train=2048))
+    assert (plan.slots, plan.ctx_size, value(plan, "--ctx-size")) == (4, 8192, "8192")
+    assert line(plan, "--ctx-size").origin == "gguf"
+
+
+def test_the_context_shrinks_to_what_memory_has_room_for() -> None:
+    plan = planned(of=model(kv_heads=(32,) * 80, key_length=128, value_length=128))
+    # 0.66 MiB a token in q8_0: half of 24 GiB holds 4 times 4096, and not 4 times 8192.
+    assert plan.ctx_size == 4 * 4096
+    assert line(plan, "--ctx-size").origin == "machine"
+
+
+def test_a_profile_never_asks_more_than_the_model_was_trained_for_but_a_model_may() -> None:
+    short = model(ctx_train=1024)
+    assert planned("low-memory", of=short).ctx_size == 1024
+    asked = planned("low-memory", {"ctx-size": 4096}, of=short)
+    assert asked.ctx_size == 4096
+    assert "more than the 1024" in asked.warnings[0]
+
+
+def test_many_slots_get_a_smaller_context_each() -> None:
+    plan = planned("high-throughput")
+    assert (plan.slots, plan.ctx_size) == (16, 16 * 4096)
+
+
+def test_what_a_profile_asks_is_counted_by_the_slot(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(
+        'extends = "base"\n[flags]\nparallel = 3\nctx-size = 65536\n'
+    )
+    plan = planned("long", dirs=(tmp_path, SHIPPED))
+    assert plan.ctx_size == 3 * 8192
+    assert "profile long has 65536" in line(plan, "--ctx-size").reason
+
+
+def test_unified_slots_share_one_context() -> None:
+    assert planned(set_flags={"kv-unified": True}).ctx_size == 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "f16"),
+        ({"on": engine("b10434", GPU)}, "q8_0"),
+        ({"at": machine(memory_bytes=GIB)}, "q8_0"),
+        ({"on": engine("b10434", GPU), "of": model(key_length=80)}, "f16"),
+        ({"profile": "low-memory"}, "q8_0"),
+    ],
+)
+def test_the_cache_is_quantised_where_it_pays(changes: dict[str, Any], expected: str) -> None:
+    plan = planned(**changes)
+    assert value(plan, "--cache-type-k") == value(plan, "--cache-type-v") == expected
+
+
+def test_a_quantised_v_cache_without_flash_attention_is_left_out() -> None:
+    plan = planned("low-memory", {"flash-attn": "off"})
+    assert value(plan, "--cache-type-k") == "q8_0"
+    assert "flash attention" in omitted(plan)["--cache-type-v"]
+
+
+def test_heads_that_cannot_be_quantised_are_not() -> None:
+    assert (
+        "blocks of 32" in omitted(planned("low-memory", of=model(key_length=80)))["--cache-type-k"]
+    )
+
+
+def test_histories_get_a_share_of_memory_with_a_bound() -> None:
+    assert value(planned(at=machine(memory_bytes=512 * GIB)), "--cache-ram") == "8192"
+    small = planned(at=machine(memory_bytes=2 * GIB), instances=2)
+    assert 0 < int(value(small, "--cache-ram") or 0) < 200
+
+
+@pytest.mark.parametrize(
+    ("parameters", "batch"), [(135_000_000, "512"), (8_000_000_000, "32"), (1_000_000, "2048")]
+)
+def test_a_batch_takes_about_half_a_second(parameters: int, batch: str) -> None:
+    plan = planned(of=model(parameters=parameters))
+    assert value(plan, "--batch-size") == batch
+    assert int(value(plan, "--ubatch-size") or 0) <= int(batch)
+
+
+def test_a_device_takes_large_batches_and_layers() -> None:
+    plan = planned(on=engine("b10434", GPU))
+    assert value(plan, "--batch-size") == "2048"
+    assert (value(plan, "--gpu-layers"), value(plan, "--fit")) == ("auto", "on")
+
+
+def test_without_a_device_there_is_nothing_to_offload_or_fit() -> None:
+    plan = planned()
+    assert omitted(plan) == {"--gpu-layers": "the engine lists no device"}
+    assert value(plan, "--fit") == "off"
+
+
+# What is not permitted
+
+
+def test_memory_is_locked_only_where_that_is_permitted_and_wise() -> None:
+    assert value(planned(), "--load-mode") == "mmap+mlock"
+    barred = planned(at=machine(memlock_bytes=8 * 1024**2))
+    assert "may not be locked here: the limit is 8 MiB" in omitted(barred)["--load-mode"]
+    assert "starve" in omitted(planned(of=model(tensor_bytes=20 * GIB)))["--load-mode"]
+    assert "the device" in omitted(planned(on=engine("b10434", GPU)))["--load-mode"]
+
+
+def test_priority_is_raised_only_where_that_is_permitted() -> None:
+    assert value(planned("low-latency"), "--prio") == "2"
+    barred = planned("low-latency", at=machine(may_renice=False))
+    assert "not permitted" in omitted(barred)["--prio"]
+    assert value(planned(set_flags={"prio": 0}, at=machine(may_renice=False)), "--prio") == "0"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"parallel": 0}, {"parallel": "many"}, {"ctx-size": -5}, {"batch-size": "big"}]
+)
+def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, FlagValue]) -> None:
+    with pytest.raises(SettingsInvalid):
+        planned(set_flags=wrong)
+
+
+# Guessing ahead
+
+
+def test_a_draft_turns_drafting_on() -> None:
+    plan = planned(draft=DRAFT)
+    assert value(plan, "--spec-draft-model") == "/models/draft.gguf"
+    assert value(plan, "--spec-type") == "draft-simple"
+    assert value(plan, "--spec-draft-n-max") == "8"
+    assert planned("speculative", draft=DRAFT).slots == 2
+
+
+def test_a_draft_given_as_a_flag_is_as_good() -> None:
+    plan = planned(set_flags={"model-draft": "/d.gguf", "draft-max": 4})
+    assert value(plan, "--spec-type") == "draft-simple"
+    assert value(plan, "--spec-draft-n-max") == "4"
+
+
+def test_without_a_draft_repetition_is_foreseen() -> None:
+    assert value(planned("speculative"), "--spec-type") == "ngram-mod"
+    assert not [one for one in planned().lines if "spec" in one.flag]
+
+
+@pytest.mark.parametrize(
+    ("profile", "own", "batch"),
+    [
+        ("speculative", {}, "130"),
+        ("speculative", {"parallel": 8}, "520"),
+        ("speculative", {"batch-size": 512}, "512"),
+        ("speculative", {"batch-size": 512, "parallel": 8}, "520"),
+        ("speculative", {"spec-type": "ngram-cache,ngram-simple"}, "98"),
+        ("speculative", {"spec-ngram-mod-n-max": 15}, "64"),
+        ("base", {}, "64"),
+    ],
+)
+def test_a_batch_holds_what_all_slots_draft_at_once(
+    profile: str, own: Mapping[str, FlagValue], batch: str
+) -> None:
+    plan = planned(profile, own, at=machine(physical_cores=1))
+    assert value(plan, "--batch-size") == batch
+
+
+def test_a_batch_for_a_draft_that_is_no_number_is_refused() -> None:
+    with pytest.raises(SettingsInvalid, match="spec-draft-n-max = x is not possible"):
+        planned(set_flags={"spec-draft-n-max": "x"}, draft=DRAFT)
+
+
+def test_a_draft_that_was_found_says_reason_it_is_this_one() -> None:
+    plan = planned(draft=DRAFT, draft_reason="the smallest beside it")
+    assert line(plan, "--spec-draft-model").reason == "the smallest beside it"
+
+
+def test_that_no_draft_was_found_is_said() -> None:
+    plan = planned(draft_reason="nothing smaller lies there")
+    assert omitted(plan)["--spec-draft-model"] == "nothing smaller lies there"
+    assert not [one for one in plan.lines if "spec" in one.flag]
+
+
+# What else a plan says
+
+
+def test_an_engines_warning_is_the_plans() -> None:
+    assert planned(on=engine(warning="it would die")).warnings == ("it would die",)
+
+
+def test_unix_sockets_are_known_from_the_help() -> None:
+    assert unix_sockets(engine("b10434"))
+    assert not unix_sockets(engine("b6324"))

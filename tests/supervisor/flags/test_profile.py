@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from supervisor.errors import SettingsInvalid
+from supervisor.flags.profile import load, names
+from supervisor.host.paths import shipped
+
+SHIPPED = shipped("profiles")
+
+
+def write(directory: Path, name: str, text: str) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / f"{name}.toml").write_text(text)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return tmp_path / "own"
+
+
+def test_the_shipped_profiles_are_these() -> None:
+    assert names([SHIPPED]) == (
+        "base",
+        "high-throughput",
+        "low-latency",
+        "low-memory",
+        "speculative",
+    )
+
+
+@pytest.mark.parametrize("name", names([SHIPPED]))
+def test_every_shipped_profile_says_what_it_is_for(name: str) -> None:
+    found = load(name, [SHIPPED])
+    assert found.description
+    assert found.flags.keys() == found.origins.keys()
+
+
+def test_a_profile_inherits_and_overrides(own: Path) -> None:
+    write(own, "mine", 'extends = "base"\n[flags]\nparallel = 9\n')
+    found = load("mine", [own, SHIPPED])
+    assert (found.flags["parallel"], found.origins["parallel"]) == (9, "mine")
+    assert (found.flags["flash-attn"], found.origins["flash-attn"]) == ("on", "base")
+
+
+def test_the_users_own_profile_takes_the_place_of_ours_and_may_extend_it(own: Path) -> None:
+    write(own, "base", 'extends = "base"\n[flags]\nparallel = 9\n')
+    found = load("base", [own, SHIPPED])
+    assert found.path.parent == own
+    assert (found.flags["parallel"], found.flags["flash-attn"]) == (9, "on")
+
+
+def test_a_circle_is_refused(own: Path) -> None:
+    write(own, "a", 'extends = "b"')
+    write(own, "b", 'extends = "a"')
+    with pytest.raises(SettingsInvalid, match="a extends b extends a"):
+        load("a", [own])
+
+
+@pytest.mark.parametrize("name", ["low-latencyy", "../profiles/base", "/etc/passwd", ""])
+def test_a_profile_that_is_not_there_is_named_with_those_that_are(name: str) -> None:
+    with pytest.raises(SettingsInvalid, match="there is no profile") as caught:
+        load(name, [SHIPPED])
+    assert "speculative" in (caught.value.hint or "")
+
+
+def test_the_nearest_profile_is_offered() -> None:
+    with pytest.raises(SettingsInvalid, match="did you mean low-latency"):
+        load("low-latencyy", [SHIPPED])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("flag = 1", "flag is unknown"),
+        ("[flags", "is not TOML"),
+        ("flags = 1", "flags is not a table"),
+        ("extends = 1", "extends is not a text"),
+        ("[flags]\nx = [1]", r"flags\.x is neither"),
+    ],
+)
+def test_a_wrong_file_says_where_it_is_wrong(own: Path, text: str, said: str) -> None:
+    write(own, "wrong", text)
+    with pytest.raises(SettingsInvalid, match=said) as caught:
+        load("wrong", [own])
+    assert "wrong.toml" in caught.value.message
+
+
+def test_an_unknown_key_is_told_the_nearest(own: Path) -> None:
+    write(own, "wrong", "[flag]")
+    with pytest.raises(SettingsInvalid) as caught:
+        load("wrong", [own])
+    assert caught.value.hint == "did you mean flags?"

@@ -1,0 +1,104 @@
+"""Plans against the engine that is installed: it is found, and it takes what a plan says."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+import tiny_gguf
+
+from supervisor.engines.discover import Engine, load
+from supervisor.engines.help import FlagValue
+from supervisor.engines.probe import environment
+from supervisor.flags.draft_model import Draft
+from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
+from supervisor.flags.profile import load as load_profile
+from supervisor.flags.profile import names
+from supervisor.gguf import metadata
+from supervisor.host import machine
+from supervisor.host.paths import shipped
+
+PROFILES = shipped("profiles")
+# The flags of a program that ran an engine of 2025: this build has removed, deprecated or renamed
+# most of those at the end.
+OLD_FLAGS: dict[str, FlagValue] = {
+    "ctx-size": 2048,
+    "batch-size": 512,
+    "ubatch-size": 256,
+    "threads": 1,
+    "n-gpu-layers": 99,
+    "parallel": 2,
+    "cont-batching": True,
+    "flash-attn": True,
+    "cache-type-k": "q8_0",
+    "cache-type-v": "q8_0",
+    "prio": 2,
+    "mlock": True,
+    "defrag-thold": 0.1,
+    "draft-max": 8,
+    "draft-min": 1,
+    "draft-p-min": 0.6,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return load(None, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> metadata.Gguf:
+    directory = tmp_path_factory.mktemp("tiny")
+    return metadata.read(tiny_gguf.make(directory / "tiny.gguf"), cache_dir=directory)
+
+
+def plan_of(
+    engine: Engine,
+    model: metadata.Gguf,
+    profile: str = "base",
+    flags: dict[str, FlagValue] | None = None,
+    draft: metadata.Gguf | None = None,
+) -> Plan:
+    entry = ModelEntry("tiny", model.path, profile=profile, flags=flags or {})
+    # A higher priority would be felt by what else runs here. A refused lock is only muttered about.
+    here = replace(machine.read(), memlock_bytes=None, may_renice=False)
+    made = load_profile(profile, [PROFILES])
+    return make_plan(entry, made, engine, model, here, instances=1, draft=Draft(draft))
+
+
+def listens(plan: Plan) -> bool:
+    """Return whether the engine takes the command line, loads the model and listens."""
+    process = subprocess.Popen(
+        plan.argv(host="127.0.0.1", port=0),
+        env=environment({}, plan.engine.library_dirs),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stderr
+            return any("listening on http" in line for line in process.stderr)
+        finally:
+            process.kill()
+
+
+def test_the_installed_engine_is_found_and_known(engine: Engine) -> None:
+    assert (engine.source, engine.build) == ("package", 10434)
+    assert engine.warning is None
+    assert unix_sockets(engine)
+
+
+@pytest.mark.parametrize("profile", names([PROFILES]))
+def test_it_starts_with_every_profile(engine: Engine, tiny: metadata.Gguf, profile: str) -> None:
+    assert listens(plan_of(engine, tiny, profile))
+    assert listens(plan_of(engine, tiny, profile, draft=tiny))
+
+
+def test_it_starts_with_the_flags_of_an_older_build(engine: Engine, tiny: metadata.Gguf) -> None:
+    plan = plan_of(engine, tiny, flags={**OLD_FLAGS, "model-draft": str(tiny.path)})
+    assert "--defrag-thold" in [one.flag for one in plan.omitted]
+    assert "--load-mode" in [one.flag for one in plan.lines]
+    assert listens(plan)

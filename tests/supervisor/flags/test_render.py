@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+from samples import flags
+
+from supervisor.engines.help import FlagValue, parse
+from supervisor.errors import SettingsInvalid
+from supervisor.flags.render import canonical, render
+
+
+def rendered(build: str, **settings: FlagValue) -> str:
+    """Return the words a build is given for settings, and what is left out behind a bar."""
+    known = flags(build)
+    found = render(dict(canonical(name, value, known) for name, value in settings.items()), known)
+    words = [word for line in found.lines for word in (line.flag, line.value) if word is not None]
+    return " ".join(
+        [*words, *(["|", *(one.key for one in found.omitted)] if found.omitted else [])]
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "words"),
+    [
+        ("b10434", {"spec-draft-n-max": 8}, "--spec-draft-n-max 8"),
+        ("b10434", {"draft-max": 8}, "--spec-draft-n-max 8"),
+        ("b8954", {"spec-draft-n-max": 8}, "--draft-max 8"),
+        ("b10434", {"model-draft": "d.gguf"}, "--spec-draft-model d.gguf"),
+        ("b6324", {"spec-draft-model": "d.gguf"}, "--model-draft d.gguf"),
+        ("b6324", {"flash-attn": "on"}, "--flash-attn"),
+        ("b6325", {"flash-attn": "on"}, "--flash-attn on"),
+        ("b6325", {"flash-attn": True}, "--flash-attn on"),
+        ("b6324", {"flash-attn": "auto"}, "| flash-attn"),
+        ("b10434", {"mlock": True}, "--load-mode mmap+mlock"),
+        ("b10104", {"load-mode": "mmap+mlock"}, "--mlock"),
+        ("b10104", {"load-mode": "none"}, "--no-mmap"),
+        ("b6324", {"no-mmap": True}, "--no-mmap"),
+        ("b11434", {"no-mmap": True}, "--load-mode none"),
+        ("b11434", {"direct-io": True}, "--load-mode dio"),
+        ("b10104", {"load-mode": "auto"}, "| load-mode"),
+        ("b10434", {"no-webui": True}, "--no-ui"),
+        ("b6324", {"ui": False}, "--no-webui"),
+        ("b10434", {"gpu-layers": "all"}, "--gpu-layers all"),
+        ("b6324", {"gpu-layers": "all"}, "--gpu-layers 999"),
+        ("b10434", {"ngl": 12}, "--gpu-layers 12"),
+        ("b6324", {"ctx-checkpoints": 3}, "--swa-checkpoints 3"),
+        ("b8500", {"checkpoint-min-step": 64}, "--checkpoint-every-n-tokens 64"),
+        ("b10434", {"defrag-thold": 0.1}, "| defrag-thold"),
+        ("b10434", {"spec-ngram-size-n": 12}, "| spec-ngram-size-n"),
+        ("b6324", {"cache-ram": 100}, "| cache-ram"),
+        ("b6324", {"kv-unified": False}, "| kv-unified"),
+        ("b10434", {"kv-unified": False}, "--no-kv-unified"),
+        ("b6324", {"cont-batching": False}, "--no-cont-batching"),
+        ("b6324", {"spec-type": "draft-simple"}, "| spec-type"),
+        ("b10434", {"spec-type": "draft"}, "--spec-type draft-simple"),
+        ("b10434", {"no-host": True}, "--no-host"),
+        ("b10434", {"cache_type_k": "q8_0"}, "--cache-type-k q8_0"),
+        ("b10434", {"threads": "4"}, "--threads 4"),
+    ],
+)
+def test_a_setting_is_said_in_the_words_of_the_build(
+    build: str, settings: dict[str, FlagValue], words: str
+) -> None:
+    assert rendered(build, **settings) == words
+
+
+def test_what_was_translated_is_noted() -> None:
+    (line,) = render({"spec-draft-n-max": 8}, flags("b8954")).lines
+    assert line.note == "--spec-draft-n-max is called --draft-max here"
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "reason"),
+    [
+        ("b10434", {"defrag-thold": 0.1}, "deprecated"),
+        ("b10434", {"spec-ngram-size-n": 1}, "removed it: use the respective"),
+        ("b6324", {"cache-ram": 1}, "has no --cache-ram"),
+        ("b6324", {"spec-type": "draft-simple"}, "a draft model alone"),
+        ("b6324", {"kv-unified": False}, "no form of --kv-unified"),
+    ],
+)
+def test_what_is_left_out_has_a_reason(
+    build: str, settings: dict[str, FlagValue], reason: str
+) -> None:
+    (left_out,) = render(settings, flags(build)).omitted
+    assert reason in left_out.reason
+
+
+def test_a_word_that_only_newer_builds_know_is_left_out() -> None:
+    text = "--load-mode MODE   how\n" + " " * 40 + "- mmap: map\n" + " " * 40 + "- dio: direct\n"
+    (left_out,) = render({"load-mode": "mlock"}, parse(text)).omitted
+    assert "does not know mlock" in left_out.reason
+
+
+def test_a_flag_that_no_build_knows_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(SettingsInvalid, match="no llama-server knows the flag ctx-sise") as caught:
+        render({"ctx-sise": 1}, flags("b10434"))
+    assert caught.value.hint == "did you mean ctx-size?"
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"cache-type-k": "q3_0"}, "it takes f32, f16, bf16, q8_0"),
+        ({"ctx-size": "many"}, "it takes a whole number"),
+        ({"ctx-size": 0.5}, "it takes a whole number"),
+        ({"slot-prompt-similarity": "much"}, "it takes a number"),
+        ({"gpu-layers": "some"}, "it takes a number, auto, all"),
+        ({"spec-type": "ngram-mod,magic"}, "it takes none, draft-simple"),
+        ({"ctx-size": True}, "it takes a whole number"),
+        ({"metrics": "yes"}, "metrics = true"),
+    ],
+)
+def test_a_value_the_build_would_refuse_is_refused_with_those_it_takes(
+    settings: dict[str, FlagValue], hint: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as caught:
+        render(settings, flags("b10434"))
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_nul_character_never_reaches_a_command_line() -> None:
+    with pytest.raises(SettingsInvalid, match="NUL"):
+        render({"chat-template": "a\0b"}, flags("b10434"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host",
+        "port",
+        "--api-key",
+        "m",
+        "alias",
+        "ssl-key-file",
+        "models-dir",
+        "tools",
+        "no-agent",
+        "mcp-servers-json",
+        "hf",
+        "log-file",
+        "help",
+        "gpt-oss-20b-default",
+    ],
+)
+def test_what_client_corral_sets_itself_cannot_be_set(name: str) -> None:
+    with pytest.raises(SettingsInvalid, match="cannot be set"):
+        canonical(name, True, flags("b10434"))  # noqa: FBT003 (a setting's value)
+
+
+def test_two_spellings_of_one_option_are_one_setting() -> None:
+    known = flags("b10434")
+    assert canonical("temperature", 1, known)[0] == canonical("temp", 1, known)[0]
+    assert canonical("no-kv-unified", True, known) == ("kv-unified", False)  # noqa: FBT003 (as above)

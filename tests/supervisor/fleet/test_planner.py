@@ -1,0 +1,103 @@
+"""What becomes of settings that leave something to the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_gguf
+from samples import GIB, GPU, engine, machine
+
+from supervisor.engines.discover import Device, Engine
+from supervisor.errors import NoSuchModel, OutOfMemory
+from supervisor.fleet.launch_id import ReplicaId
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.host.paths import Directories
+from supervisor.settings.root import Settings
+
+SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
+
+
+class FixedPlanner(LaunchPlanner):
+    """A workshop with an engine that need not run."""
+
+    used = engine()
+
+    def engine(self) -> Engine:
+        return self.used
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what makes a workshop of one model on a machine of 16 cores."""
+    read = "supervisor.fleet.planner.machine.read"
+    monkeypatch.setattr(read, lambda: machine(physical_cores=16))
+
+    def made(*devices: Device, budget: str | None = None, **model: Any) -> FixedPlanner:
+        settings = Settings(
+            models={"chat": {"path": tiny_model, **model}}, supervisor={"memory_budget": budget}
+        )
+        shop = FixedPlanner(settings, Directories(*[tmp_path] * 5))
+        shop.used = engine("b10434", *devices)
+        return shop
+
+    return made
+
+
+def value(shop: LaunchPlanner, number: int, flag: str) -> str | None:
+    lines = shop.plan_at(ReplicaId("chat", number)).lines
+    return next((one.value for one in lines if one.flag == flag), None)
+
+
+def test_replicas_are_as_set_or_as_many_as_pay(make: Any) -> None:
+    assert make(replicas=3).replicas("chat").count == 3
+    shop = make(replicas="auto")
+    assert (shop.replicas("chat").count, shop.instances) == (2, 2)
+    assert value(shop, 0, "--threads-batch") == "8"
+
+
+def test_each_replica_has_its_device_where_each_device_has_one(make: Any) -> None:
+    shop = make(GPU, SECOND, replicas="auto")
+    assert [value(shop, number, "--device") for number in (0, 1)] == ["Vulkan0", "Vulkan1"]
+    assert value(make(GPU, SECOND), 0, "--device") is None
+
+
+def test_a_model_that_cannot_be_planned_has_one_replica(make: Any, tmp_path: Path) -> None:
+    assert make(replicas="auto", path=tmp_path / "none.gguf").replicas("chat").count == 1
+    with pytest.raises(NoSuchModel):
+        make().replicas("code")
+
+
+def test_what_is_worked_out_follows_the_budget(make: Any) -> None:
+    ample, tight = make(), make(budget="1 GiB")
+    less, more = (int(value(one, 0, "--cache-ram") or 0) for one in (tight, ample))
+    assert 0 < less < more
+    assert tight.room(tight.engine()).host == GIB
+
+
+def test_what_can_never_fit_is_no_run(make: Any) -> None:
+    shop = make(budget="2 MiB")
+    assert shop.plan("chat")
+    with pytest.raises(OutOfMemory):
+        shop.plan_at(ReplicaId("chat", 0))
+
+
+def test_a_draft_that_was_found_is_part_of_the_fingerprint(make: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "models"
+    directory.mkdir()
+    path = tiny_gguf.make(directory / "large.gguf", embd=256, heads=8, layers=4, ff=512)
+    shop = make(path=path, draft="auto")
+    assert shop.fingerprint("chat", engine()).draft is None
+    draft = tiny_gguf.make(directory / "small.gguf")
+    assert shop.fingerprint("chat", engine()).draft.path == draft
+    gone = make(path=tmp_path / "none.gguf", draft="auto")
+    assert gone.fingerprint("chat", engine()).draft is None
+    named = make(draft=draft)
+    assert named.fingerprint("chat", engine()).draft.path == draft
+
+
+def test_a_projector_is_counted(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "eyes.gguf").write_bytes(b"x" * 77)
+    shop = make(flags={"mmproj": str(tmp_path / "eyes.gguf")})
+    assert shop.plan("chat").estimate.host.projector == 77

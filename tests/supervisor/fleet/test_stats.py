@@ -1,0 +1,28 @@
+from supervisor.fleet.stats import InstanceStats, reading
+
+
+def metrics(tokens: float, seconds: float) -> dict[str, float]:
+    return {"tokens_predicted_total": tokens, "tokens_predicted_seconds_total": seconds}
+
+
+def test_speed_is_that_of_what_was_decoded_since_the_last_look() -> None:
+    first = reading(InstanceStats(pid=1), metrics(100, 2), None)
+    assert first.tokens_per_second == 50
+    second = reading(first, metrics(160, 3), None)
+    assert second.tokens_per_second == 60
+
+
+def test_an_idle_instance_keeps_its_last_speed() -> None:
+    busy = reading(InstanceStats(pid=1), metrics(100, 2), None)
+    assert reading(busy, metrics(100, 2), None).tokens_per_second == 50
+    assert reading(busy, {}, None).tokens_per_second == 50
+
+
+def test_an_instance_that_never_decoded_has_no_speed() -> None:
+    assert reading(InstanceStats(pid=1), metrics(0, 0), 4096) == InstanceStats(
+        pid=1, memory_bytes=4096
+    )
+
+
+def test_a_single_token_that_took_no_time_is_no_speed() -> None:
+    assert reading(InstanceStats(pid=1), metrics(1, 0.000001), None).tokens_per_second is None

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf as package
+import pytest
+import tiny_gguf
+
+from supervisor.errors import ModelInvalid
+from supervisor.gguf.metadata import Gguf, read
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.make(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def broken(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_a_model_says_what_it_is(tiny: Path, cache: Path) -> None:
+    found = read(tiny, cache_dir=cache)
+    assert (found.architecture, found.name, found.quantisation) == ("llama", "tiny random", "F16")
+    assert (found.layers, found.heads, found.kv_heads) == (2, 2, (2, 2))
+    assert (found.key_length, found.value_length, found.embedding_length) == (32, 32, 64)
+    assert (found.ctx_train, found.tokenizer) == (2048, "llama")
+    assert found.chat_template == tiny_gguf.CHAT_TEMPLATE
+    assert (found.sliding_window, found.recurrent, found.shards) == (None, False, 1)
+    assert found.size_bytes == tiny.stat().st_size
+
+
+def test_it_agrees_with_the_gguf_package(tiny: Path, cache: Path) -> None:
+    found, theirs = read(tiny, cache_dir=cache), package.GGUFReader(tiny)
+    assert found.parameters == sum(int(tensor.n_elements) for tensor in theirs.tensors)
+    assert found.tensor_bytes == sum(int(tensor.n_bytes) for tensor in theirs.tensors)
+    assert found.vocab_size == len(theirs.fields["tokenizer.ggml.tokens"].data)
+
+
+def test_a_model_without_a_template_has_none(tmp_path: Path, cache: Path) -> None:
+    path = tiny_gguf.make(tmp_path / "plain.gguf", chat_template=None)
+    assert read(path, cache_dir=cache).chat_template is None
+
+
+def test_fewer_key_heads_than_query_heads_are_seen(tmp_path: Path, cache: Path) -> None:
+    path = tiny_gguf.make(tmp_path / "grouped.gguf", heads=4, kv_heads=2, layers=3)
+    assert read(path, cache_dir=cache).kv_heads == (2, 2, 2)
+
+
+def test_facts_are_kept_until_the_file_changes(tmp_path: Path, cache: Path) -> None:
+    path = tiny_gguf.make(tmp_path / "model.gguf")
+    first = read(path, cache_dir=cache)
+    assert read(path, cache_dir=cache) == first
+    tiny_gguf.make(path, mode="cycle", layers=3)
+    assert read(path, cache_dir=cache).layers == 3
+
+
+def test_kept_facts_that_make_no_sense_are_read_anew(tiny: Path, cache: Path) -> None:
+    first = read(tiny, cache_dir=cache)
+    for file in (cache / "models").iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_text('{"layers": 7}')
+    assert read(tiny, cache_dir=cache) == first
+
+
+def test_an_unwritable_cache_is_no_obstacle(tiny: Path, tmp_path: Path) -> None:
+    blocked = broken(tmp_path / "file", b"")
+    assert read(tiny, cache_dir=blocked).layers == 2
+
+
+def test_two_models_of_one_shape_have_two_fingerprints(tmp_path: Path, cache: Path) -> None:
+    prints = {
+        read(tiny_gguf.make(tmp_path / f"{seed}.gguf", seed=seed), cache_dir=cache).fingerprint
+        for seed in (1, 2)
+    }
+    assert len(prints) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello, I am a text", "is not a GGUF file"),
+        (b"GGUF", "its header does not end"),
+        (b"GGUF" + struct.pack("<I", 9), "of version 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "its header does not end"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "its header does not end"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 50), "its header does not end"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "its header does not end"),
+    ],
+)
+def test_a_file_that_is_no_model_says_so_in_one_line(
+    tmp_path: Path, cache: Path, content: bytes, said: str
+) -> None:
+    path = broken(tmp_path / "broken.gguf", content)
+    with pytest.raises(ModelInvalid, match=said) as caught:
+        read(path, cache_dir=cache)
+    assert "\n" not in caught.value.message
+    assert str(path) in caught.value.message
+
+
+def test_a_file_cut_anywhere_is_told_from_a_whole_one(
+    tiny: Path, tmp_path: Path, cache: Path
+) -> None:
+    whole = tiny.read_bytes()
+    path = tmp_path / "cut.gguf"
+    for size in [*range(1, 400, 13), *range(400, len(whole), 9973), len(whole) - 1]:
+        with pytest.raises(ModelInvalid):
+            read(broken(path, whole[:size]), cache_dir=cache)
+
+
+def test_weights_cut_short_are_counted(tiny: Path, tmp_path: Path, cache: Path) -> None:
+    path = broken(tmp_path / "cut.gguf", tiny.read_bytes()[:-1000])
+    with pytest.raises(ModelInvalid, match=r"is cut short: [\d,]+ of at least [\d,]+ bytes"):
+        read(path, cache_dir=cache)
+
+
+def test_a_missing_file_and_a_directory_say_so(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(ModelInvalid, match="there is no model file"):
+        read(tmp_path / "none.gguf", cache_dir=cache)
+    with pytest.raises(ModelInvalid, match="is a directory"):
+        read(tmp_path, cache_dir=cache)
+
+
+def sharded(directory: Path, tiny: Path, count: int) -> list[Path]:
+    paths = [directory / f"big-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    for path in paths:
+        path.write_bytes(tiny.read_bytes())
+    return paths
+
+
+def test_all_shards_are_counted(tiny: Path, tmp_path: Path, cache: Path) -> None:
+    first, *_ = sharded(tmp_path, tiny, 2)
+    found = read(first, cache_dir=cache)
+    assert (found.shards, found.size_bytes) == (2, 2 * tiny.stat().st_size)
+
+
+def test_a_later_shard_names_the_first(tiny: Path, tmp_path: Path, cache: Path) -> None:
+    first, second = sharded(tmp_path, tiny, 2)
+    with pytest.raises(ModelInvalid, match="is a later shard") as caught:
+        read(second, cache_dir=cache)
+    assert str(first) in (caught.value.hint or "")
+
+
+def test_a_missing_shard_is_named(tiny: Path, tmp_path: Path, cache: Path) -> None:
+    first, second = sharded(tmp_path, tiny, 2)
+    second.unlink()
+    with pytest.raises(ModelInvalid, match=r"there is no model file .*00002-of-00002"):
+        read(first, cache_dir=cache)
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "is a later shard"), (0, "is one of 3 shards")])
+def test_a_renamed_shard_is_known_by_what_it_holds(
+    tmp_path: Path, cache: Path, number: int, said: str
+) -> None:
+    writer = package.GGUFWriter(tmp_path / "renamed.gguf", "llama")
+    writer.add_uint16("split.no", number)
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelInvalid, match=said):
+        read(tmp_path / "renamed.gguf", cache_dir=cache)
+
+
+def test_state_and_windows_are_seen(tmp_path: Path, cache: Path) -> None:
+    writer = package.GGUFWriter(tmp_path / "hybrid.gguf", "hybrid")
+    writer.add_uint32("hybrid.block_count", 3)
+    writer.add_uint32("hybrid.attention.head_count", 4)
+    writer.add_array("hybrid.attention.head_count_kv", [0, 2, 0])
+    writer.add_uint32("hybrid.attention.sliding_window", 512)
+    writer.add_uint32("hybrid.ssm.state_size", 16)
+    writer.add_uint32("general.file_type", 999)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found: Gguf = read(tmp_path / "hybrid.gguf", cache_dir=cache)
+    assert (found.kv_heads, found.sliding_window, found.recurrent) == ((0, 2, 0), 512, True)
+    assert found.quantisation == "unknown"

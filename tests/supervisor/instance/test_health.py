@@ -1,0 +1,249 @@
+"""When an engine in service is taken for dead, told as the readings of a watch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.instance.health import (
+    CounterSample,
+    HealthAction,
+    HealthSample,
+    HealthSettings,
+    has_moved,
+    next_action,
+    queue_timeout_s,
+    start,
+    update,
+)
+
+RULES = HealthSettings(interval_s=4, probe_s=60, batch_s=100)
+ALWAYS = 10_000.0
+
+Of = Callable[[float], float]
+
+
+def never(_: float) -> float:
+    return 0
+
+
+def until(end_s: float, step_s: float = 0.1) -> Of:
+    """Return a counter that grows every `step_s`, and stands still from `end_s` on."""
+    return lambda at_s: min(at_s, end_s) // step_s
+
+
+def watch(
+    *,
+    awaited: Of = lambda _: 1,
+    sent: Of = never,
+    decoded: Of = never,
+    cpu_s: Of = never,
+    answers: bool = True,
+    gap: tuple[float, float] = (ALWAYS, 0),
+    rules: HealthSettings = RULES,
+    for_s: float = 300,
+) -> Iterator[tuple[float, HealthAction]]:
+    """Watch an engine whose counters are functions of time; yield each need with its time.
+
+    A look costs no time here. `gap` is when the watch stood still, and for how long.
+    """
+
+    def read(at_s: float, look: CounterSample | None = None) -> HealthSample:
+        return HealthSample(at_s, int(awaited(at_s)), int(sent(at_s)), look)
+
+    now_s, health = 0.0, start(read(0))
+    while now_s < for_s:
+        now_s += rules.tick_s + (gap[1] if gap[0] <= now_s < gap[0] + rules.tick_s else 0)
+        health = update(rules, health, read(now_s))
+        need = next_action(rules, health)
+        if need is HealthAction.LOOK:
+            look = CounterSample((decoded(now_s),) if answers else None, cpu_s(now_s))
+            health = update(rules, health, read(now_s, look))
+            yield now_s, need
+            need = next_action(rules, health)
+        yield now_s, need
+        if need is HealthAction.WITHDRAW:
+            return
+
+
+def withdrawn_at_s(story: Iterator[tuple[float, HealthAction]]) -> float | None:
+    return next((at_s for at_s, need in story if need is HealthAction.WITHDRAW), None)
+
+
+@pytest.mark.parametrize("end_s", [0, 0.3, 7.9, 50])
+def test_one_that_stops_is_found_within_two_intervals(end_s: float) -> None:
+    found_s = withdrawn_at_s(watch(sent=until(end_s), answers=False, cpu_s=until(end_s, 1)))
+    assert found_s is not None
+    assert 1.25 * RULES.interval_s <= found_s - end_s <= 2 * RULES.interval_s
+
+
+def test_one_that_answers_but_moves_nothing_is_found_as_soon() -> None:
+    found_s = withdrawn_at_s(watch(answers=True))
+    assert found_s is not None
+    assert found_s <= 2 * RULES.interval_s
+
+
+def test_bytes_alone_are_life_and_nobody_asks_for_more() -> None:
+    assert {need for _, need in watch(sent=until(ALWAYS))} == {HealthAction.NOTHING}
+
+
+def test_batches_without_bytes_are_life() -> None:
+    assert withdrawn_at_s(watch(decoded=until(ALWAYS, step_s=3))) is None
+
+
+def test_one_long_batch_is_life_as_long_as_it_computes() -> None:
+    computing = watch(cpu_s=lambda at_s: 0.2 * at_s, for_s=90)
+    assert withdrawn_at_s(computing) is None
+    silent = watch(cpu_s=lambda at_s: 0.2 * at_s, answers=False, for_s=90)
+    assert withdrawn_at_s(silent) is None
+
+
+def test_one_that_computes_for_ever_without_a_result_is_given_up() -> None:
+    found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: at_s))
+    assert found_s is not None
+    assert RULES.batch_s <= found_s <= RULES.batch_s + RULES.interval_s
+
+
+def test_one_that_stops_in_a_long_batch_is_found_within_two_intervals() -> None:
+    found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: min(at_s, 30.0)))
+    assert found_s is not None
+    assert found_s - 30 <= 2 * RULES.interval_s
+
+
+def test_answering_our_questions_is_not_computing() -> None:
+    assert withdrawn_at_s(watch(cpu_s=lambda at_s: 0.001 * at_s)) is not None
+
+
+def test_where_nothing_tells_the_processor_time_counters_must_do() -> None:
+    before = start(HealthSample(0, 1, 0))
+    blind = CounterSample((1.0,), None)
+    health = update(RULES, before, HealthSample(1, 1, 0, blind))
+    health = update(RULES, health, HealthSample(3, 1, 0, blind))
+    assert health.computed_at_s == 0
+    assert update(RULES, health, HealthSample(5, 1, 0, CounterSample((2.0,), None))).moved_at_s == 3
+
+
+def test_an_answer_missed_is_no_movement_when_the_next_comes() -> None:
+    health = start(HealthSample(0, 1, 0))
+    for at_s, look in (
+        (1, CounterSample((1.0,), 0)),
+        (2, CounterSample(None, 0)),
+        (3, CounterSample((1.0,), 0)),
+    ):
+        health = update(RULES, health, HealthSample(at_s, 1, 0, look))
+    assert health.moved_at_s == 0
+    assert update(RULES, health, HealthSample(4, 1, 0, CounterSample((2.0,), 0))).moved_at_s == 3
+
+
+def test_what_was_answered_before_a_missed_answer_is_remembered() -> None:
+    health = start(HealthSample(0, 1, 0))
+    for at_s, look in (
+        (1, CounterSample((1.0,), 0)),
+        (2, CounterSample(None, 0)),
+        (3, CounterSample((2.0,), 0)),
+    ):
+        health = update(RULES, health, HealthSample(at_s, 1, 0, look))
+    assert health.moved_at_s == 2
+
+
+def test_it_is_asked_no_more_often_than_every_two_seconds() -> None:
+    looks = [at_s for at_s, need in watch(cpu_s=lambda at_s: at_s) if need is HealthAction.LOOK]
+    assert min(after - before for before, after in itertools.pairwise(looks)) >= 2
+    assert looks[0] >= RULES.interval_s / 2
+
+
+def test_who_waits_for_a_slow_client_is_not_blamed() -> None:
+    assert withdrawn_at_s(watch(awaited=never)) is None
+
+
+def test_work_that_begins_after_a_long_rest_gets_its_whole_time() -> None:
+    found_s = withdrawn_at_s(watch(awaited=lambda at_s: at_s >= 50))
+    assert found_s is not None
+    assert 50 + 1.25 * RULES.interval_s <= found_s <= 50 + 2 * RULES.interval_s
+
+
+def test_clients_that_come_and_go_do_not_make_it_look_alive() -> None:
+    found_s = withdrawn_at_s(watch(awaited=lambda at_s: 1 + at_s // 1 % 2))
+    assert found_s is not None
+    assert found_s <= 2 * RULES.interval_s
+
+
+@pytest.mark.parametrize("pause_s", [4.1, 60, 86_400])
+def test_a_pause_of_ours_begins_everything_anew(pause_s: float) -> None:
+    story = watch(sent=until(2), answers=False, gap=(5, pause_s), for_s=pause_s + 5 + 6)
+    assert withdrawn_at_s(story) is None
+
+
+def test_a_rest_brings_a_probe_once_in_a_while_and_work_replaces_it() -> None:
+    rest = [at_s for at_s, need in watch(awaited=never, for_s=61) if need is HealthAction.PROBE]
+    assert rest[0] == 60
+    worked = watch(awaited=never, sent=until(30), for_s=85)
+    assert {need for _, need in worked} == {HealthAction.NOTHING}
+
+
+@pytest.mark.parametrize(("probe_s", "need"), [(60, HealthAction.PROBE), (0, HealthAction.NOTHING)])
+def test_one_that_did_not_answer_clients_is_probed_at_once(
+    probe_s: float, need: HealthAction
+) -> None:
+    rules = HealthSettings(interval_s=4, probe_s=probe_s)
+    health = update(rules, start(HealthSample(0, 0, 0)), HealthSample(1, 0, 0, is_silent=True))
+    assert next_action(rules, health) is need
+
+
+def test_a_probe_can_be_turned_off() -> None:
+    calm = watch(awaited=never, rules=HealthSettings(interval_s=4, probe_s=0), for_s=300)
+    assert {need for _, need in calm} == {HealthAction.NOTHING}
+
+
+@given(
+    interval_s=st.floats(1, 600),
+    sends=st.lists(st.floats(0.01, 1.2), min_size=1, max_size=40),
+)
+def test_who_sends_something_within_each_interval_is_never_withdrawn(
+    interval_s: float, sends: list[float]
+) -> None:
+    rules = HealthSettings(interval_s=interval_s)
+    moments = [sum(sends[: n + 1]) * interval_s for n in range(len(sends))]
+    story = watch(
+        sent=lambda at_s: sum(moment <= at_s for moment in moments),
+        answers=False,
+        rules=rules,
+        for_s=moments[-1],
+    )
+    assert withdrawn_at_s(story) is None
+
+
+@given(interval_s=st.floats(1, 600), end=st.floats(0, 5), computes=st.booleans())
+def test_who_stands_still_for_two_intervals_always_is(
+    interval_s: float, end: float, *, computes: bool
+) -> None:
+    rules = HealthSettings(interval_s=interval_s)
+    end_s = end * interval_s
+    story = watch(
+        decoded=lambda at_s: min(at_s, end_s) if computes else 0,
+        cpu_s=lambda at_s: min(at_s, end_s),
+        rules=rules,
+        for_s=100 * interval_s,
+    )
+    found_s = withdrawn_at_s(story)
+    assert found_s is not None
+    assert found_s - end_s <= 2 * interval_s
+
+
+def test_work_has_moved_by_bytes_or_by_counters_and_not_by_silence() -> None:
+    before = HealthSample(0, 1, 5, CounterSample((1.0,), 0))
+    assert not has_moved(before, HealthSample(1, 1, 5, CounterSample((1.0,), 9)))
+    assert not has_moved(before, HealthSample(1, 1, 5, CounterSample(None, 9)))
+    assert not has_moved(before, HealthSample(1, 1, 5))
+    assert has_moved(before, HealthSample(1, 1, 5, CounterSample((2.0,), 0)))
+    assert has_moved(before, HealthSample(1, 1, 6))
+
+
+def test_an_unwell_engine_has_little_time_while_clients_wait() -> None:
+    assert queue_timeout_s(RULES, 60, held=1) == 4
+    assert queue_timeout_s(RULES, 60, held=0) == 60
+    assert queue_timeout_s(RULES, 2, held=1) == 2

@@ -1,0 +1,59 @@
+"""How many instances serve a model whose settings leave that to us."""
+
+from __future__ import annotations
+
+import pytest
+from samples import GIB, GPU, engine, machine, model
+
+from supervisor.engines.discover import Device
+from supervisor.memory.estimate import MemoryInputs
+from supervisor.memory.fit import MemoryCapacity, capacity
+from supervisor.memory.replicas import decide
+
+FLAGS = {"ctx-size": 8192, "parallel": 4, "cache-ram": 256}
+ALONE = MemoryInputs(model(), FLAGS, engine())
+SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
+
+
+@pytest.mark.parametrize(
+    ("cores", "models", "count"),
+    [(2, 1, 1), (8, 1, 1), (15, 1, 1), (16, 1, 2), (16, 2, 1), (64, 2, 4), (128, 1, 4)],
+)
+def test_one_serves_for_every_eight_cores_of_a_models_share(
+    cores: int, models: int, count: int
+) -> None:
+    here = machine(physical_cores=cores)
+    found = decide(ALONE, here, capacity(here, ()), models)
+    assert found.count == count
+    assert f"{cores} physical cores" in found.reason
+
+
+def test_memory_may_allow_fewer() -> None:
+    found = decide(ALONE, machine(physical_cores=64), MemoryCapacity(GIB + GIB // 4, {}), 1)
+    assert found.count == 2
+    assert "as far as memory goes" in found.reason
+    assert decide(ALONE, machine(physical_cores=64), MemoryCapacity(1, {}), 1).count == 1
+
+
+def test_each_of_several_devices_gets_one_where_each_holds_the_model() -> None:
+    memory_inputs = MemoryInputs(model(), FLAGS, engine("b10434", GPU, SECOND))
+    has = capacity(machine(), (GPU, SECOND))
+    found = decide(memory_inputs, machine(), has, 1)
+    assert (found.count, found.devices) == (2, ("Vulkan0", "Vulkan1"))
+    assert (
+        decide(MemoryInputs(model(), FLAGS, engine("b10434", GPU)), machine(), has, 1).devices == ()
+    )
+
+
+def test_what_needs_all_devices_is_served_by_one() -> None:
+    large = model(tensor_bytes=30 * GIB, embedding_bytes=GIB)
+    memory_inputs = MemoryInputs(large, FLAGS, engine("b10434", GPU, SECOND))
+    found = decide(memory_inputs, machine(), capacity(machine(), (GPU, SECOND)), 1)
+    assert (found.count, found.devices) == (1, ())
+
+
+def test_one_device_or_one_that_was_named_is_no_reason_for_more() -> None:
+    on_one = MemoryInputs(model(), FLAGS, engine("b10434", GPU))
+    assert decide(on_one, machine(), capacity(machine(), (GPU,)), 1).count == 1
+    named = MemoryInputs(model(), {**FLAGS, "device": "Vulkan0"}, engine("b10434", GPU, SECOND))
+    assert decide(named, machine(), capacity(machine(), (GPU, SECOND)), 1).devices == ()

@@ -1,0 +1,54 @@
+"""Who waits for a model that new settings take away is told so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+
+from proxy.errors import UnknownModel
+from supervisor.events import EventStream
+from supervisor.proxy_adapter import model_loader
+from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
+
+
+class Model:
+    """Loads for ever."""
+
+    is_configured = True
+
+
+class FakeAdmission:
+    """A fleet of one model, and its steward."""
+
+    planner = None
+
+    def __init__(self, model: Model) -> None:
+        self.models = {"chat": model}
+
+    @contextmanager
+    def request_load(self, _: object) -> Iterator[None]:
+        yield
+
+
+async def test_a_model_that_is_removed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_loader, "availability", lambda _: ("loading", None))
+    events, model = EventStream(), Model()
+    proxy = cast("Any", FakeAdmission(model))
+    found = ModelLoaderAdapter(proxy, proxy, events)
+    monkeypatch.setattr(found, "models", list)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        waiting = group.create_task(refusal(found))
+        await asyncio.sleep(0)  # it waits now
+        model.is_configured = False
+        events.emit("settings.reloaded", added=[], removed=[], changed=[], kept=[], notes=[])
+    assert waiting.result() == 404
+
+
+async def refusal(found: ModelLoaderAdapter) -> int:
+    with pytest.raises(UnknownModel) as refused:
+        await found.ensure_ready("chat")
+    return refused.value.status

@@ -1,0 +1,87 @@
+"""On the real engine: what is saved of a conversation is known to the next proxy, and is proved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fakes.fleet_harness import LONG, FleetHarness
+from fakes.proxy_harness import until
+from fakes.requests import ask
+
+from proxy.router.router import Router
+from proxy.upstream.slots import SlotTargeting
+from proxy.upstream.timings import Timings
+from supervisor.proxy_adapter.traffic import TrafficAdapter
+
+
+class Proxy:
+    """A proxy to which the one instance of a barn is admitted.
+
+    Args:
+        harness: With its instance up.
+    """
+
+    def __init__(self, harness: FleetHarness) -> None:
+        self.router = Router()
+        traffic = TrafficAdapter(self.router)
+        traffic.fleet = harness.fleet
+        harness.fleet.fingerprints = traffic.conversation_fingerprints
+        self._harness = harness
+        traffic.admit(harness.replica.instance.snapshot())
+
+    async def turn(self, *texts: str, lie: int | None = None) -> tuple[str, int | None, Timings]:
+        """Have a turn answered; return the answer, the slot that was named, and what it cost.
+
+        Args:
+            texts: The conversation.
+            lie: What the engine is made to say of its cache.
+        """
+        asked = ask(*texts)
+        async with self.router.lease(asked) as lease:
+            slot = await self.router.slot(lease, SlotTargeting.BY_ID)
+            said, figures = await self._harness.ask(asked.json["messages"], slot)
+            cost = Timings.read(figures)
+            assert cost
+            told = cost if lie is None else _without_cache(cost, lie)
+            lease.complete()
+            lease.record_result(told, {"content": said})
+        return said, slot, cost
+
+
+def _without_cache(cost: Timings, cached: int) -> Timings:
+    whole = cost.prompt_tokens + cost.cached_tokens
+    return replace(cost, cached_tokens=cached, prompt_tokens=whole - cached)
+
+
+async def saved(harness: FleetHarness) -> tuple[str, str, str]:
+    """Have two conversations saved; return the next turn of the one."""
+    async with harness.up():
+        proxy = Proxy(harness)
+        said, _, _ = await proxy.turn(f"hello {LONG}")
+        await proxy.turn(f"other {LONG}")
+    assert all(one.fingerprint for one in harness.store.saved("chat"))
+    return f"hello {LONG}", said, "and then?"
+
+
+async def test_the_next_turn_names_the_slot_that_its_conversation_is_back_in(
+    tiny_model: Path, runtime: Path
+) -> None:
+    turn = await saved(FleetHarness(runtime, tiny_model))
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        _, slot, cost = await Proxy(harness).turn(*turn)
+        assert slot is not None
+        assert cost.cached_tokens > 10 * cost.prompt_tokens
+    assert not harness.told("slots.restore_unused")
+
+
+async def test_an_engine_that_says_it_had_none_of_it_is_given_nothing_any_more(
+    tiny_model: Path, runtime: Path
+) -> None:
+    turn = await saved(FleetHarness(runtime, tiny_model))
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        await Proxy(harness).turn(*turn, lie=3)
+        await until(lambda: bool(harness.told("slots.restore_unused")))
+    assert "did not use" in str(harness.replica.keeper.reason)

@@ -1,0 +1,393 @@
+"""On the real engine: what is saved comes back, and what was harmed never reaches an engine."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from fakes.fleet_harness import LONG, FleetHarness
+from fakes.slot_files import NOON
+
+from supervisor.slot_store import config
+from supervisor.slot_store import save as save_module
+from supervisor.slot_store.manifest import Manifest, dump
+from supervisor.slot_store.restore import RestoredSlot
+from supervisor.slot_store.verify import CacheObservation
+
+Harm = Callable[[FleetHarness, Manifest], None]
+
+
+def file_of(harness: FleetHarness, one: Manifest) -> Path:
+    return harness.store.root / "kept" / one.model / f"{one.name}.slot"
+
+
+async def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(
+    tiny_model: Path, runtime: Path
+) -> None:
+    """The weights are random: with another cache the answer would be another."""
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        messages = await harness.converse()
+        expected, _ = await harness.ask(messages)
+    (kept,) = harness.store.saved("chat")
+    again = FleetHarness(runtime, tiny_model)
+    async with again.up():
+        said, timings = await again.ask(messages)
+    assert said == expected
+    assert timings["cache_n"] >= kept.tokens - 20
+    assert [one["tokens"] for one in again.told("slots.restored")] == [kept.tokens]
+
+
+async def test_what_was_restored_and_not_used_is_not_saved_again(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    _, before = await harness.saved_one()
+    async with harness.up():
+        pass
+    assert harness.store.saved("chat") == [before]
+    assert len(harness.told("slots.saved")) == 1
+
+
+async def test_two_conversations_come_back_into_slots_of_their_own(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        turns = [await harness.converse("hello "), await harness.converse("other ")]
+    assert len(harness.store.saved("chat")) == 2
+    async with harness.up():
+        for messages in turns:
+            _, timings = await harness.ask(messages)
+            assert timings["cache_n"] > 256
+    assert [one["slots"] for one in harness.told("slots.restored")] == [2]
+
+
+async def test_of_two_states_of_one_conversation_the_longer_is_kept(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        messages = await harness.converse()
+        await harness.save()
+        (short,) = harness.store.saved("chat")
+        await harness.ask(messages)
+        await harness.save()
+        (long,) = harness.store.saved("chat")
+    assert long.tokens > short.tokens
+
+
+async def test_files_are_private_and_bear_names_of_ours(tiny_model: Path, runtime: Path) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    _, one = await harness.saved_one()
+    path = file_of(harness, one)
+    assert {oct(path.with_suffix(end).stat().st_mode & 0o777) for end in (".slot", ".json")} == {
+        "0o600"
+    }
+    above = (path.parent, path.parent.parent, harness.store.root)
+    assert {oct(directory.stat().st_mode & 0o777) for directory in above} == {"0o700"}
+    assert len(one.name) == 16
+
+
+def cut(share: float) -> Harm:
+    def harm(harness: FleetHarness, one: Manifest) -> None:
+        os.truncate(file_of(harness, one), int(one.size_bytes * share))
+
+    return harm
+
+
+def flip(harness: FleetHarness, one: Manifest) -> None:
+    with file_of(harness, one).open("r+b") as file:
+        file.seek(one.size_bytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def alter_manifest(harness: FleetHarness, one: Manifest) -> None:
+    path = file_of(harness, one).with_suffix(".json")
+    path.write_text(dump(one).replace('"tokens": ', '"tokens": 1'))
+
+
+def lose_file(harness: FleetHarness, one: Manifest) -> None:
+    file_of(harness, one).unlink()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [cut(0.01), cut(0.5), cut(0.999), flip, alter_manifest, lose_file],
+    ids=["1 %", "50 %", "99.9 %", "bit", "manifest", "gone"],
+)
+async def test_what_was_harmed_never_reaches_an_engine(
+    tiny_model: Path, runtime: Path, harm: Harm
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    messages, one = await harness.saved_one()
+    harm(harness, one)
+    async with harness.up():
+        _, timings = await harness.ask(messages)
+        assert timings["cache_n"] < 256
+    assert "restore" not in harness.log.partition("run 2,")[2]
+    assert [told["file"] for told in harness.told("slots.quarantined")] == [one.name]
+    assert harness.told("instance.exited")[-1]["code"] == 0
+    assert one.name not in [kept.name for kept in harness.store.saved()]
+
+
+CHANGES: dict[str, dict[str, object]] = {
+    "cache": {"cache-type-k": "q8_0"},
+    "slots": {"parallel": 1},
+}
+
+
+@pytest.mark.parametrize("change", ["model", *CHANGES])
+async def test_what_belongs_to_something_else_never_reaches_an_engine(
+    tiny_model: Path, tmp_path: Path, runtime: Path, change: str
+) -> None:
+    messages, one = await FleetHarness(runtime, tiny_model).saved_one()
+    model = tiny_gguf.make(tmp_path / "b.gguf", seed=1) if change == "model" else tiny_model
+    harness = FleetHarness(runtime, model, CHANGES.get(change))
+    async with harness.up():
+        _, timings = await harness.ask(messages)
+    assert timings["cache_n"] < 256
+    assert "restore" not in harness.log.partition("chat.0")[2].rpartition("run 1,")[2]
+    assert [told["file"] for told in harness.told("slots.quarantined")] == [one.name]
+
+
+async def test_files_swapped_between_two_models_reach_neither(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    messages, one = await harness.saved_one()
+    other = harness.store.root / "kept" / "other"
+    other.mkdir()
+    for end in (".slot", ".json"):
+        path = file_of(harness, one).with_suffix(end)
+        path.rename(other / path.name)
+    assert harness.store.saved("other") == []
+    async with harness.up():
+        _, timings = await harness.ask(messages)
+    assert timings["cache_n"] == 0
+    assert [told.name for told in harness.store.quarantine_invalid()] == [one.name]
+
+
+async def test_an_engine_that_dies_of_a_file_is_not_handed_it_twice(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    messages, one = await harness.saved_one()
+    # As a daemon leaves it whose engine was given the file and did not answer any more.
+    os.link(file_of(harness, one), harness.store.spool("chat.0") / f"{one.name}.slot")
+    async with harness.up():
+        _, timings = await harness.ask(messages)
+    assert timings["cache_n"] == 0
+    assert "did not answer" in harness.told("slots.quarantined")[0]["reason"]
+
+
+async def test_a_disk_without_room_is_told_and_nothing_is_left(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("supervisor.slot_store.store.write_whole", full)
+    async with harness.up():
+        await harness.converse()
+        await harness.save()
+        _, timings = await harness.ask([{"role": "user", "content": "still there"}])
+        assert timings["predicted_n"] > 0
+    assert "No space left" in harness.told("slots.save_failed")[0]["reason"]
+    assert not [*harness.store.root.rglob("*.slot"), *harness.store.root.rglob("*.new")]
+
+
+async def test_too_little_room_is_seen_before_anything_is_written(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_module, "_RESERVE_BYTES", 1 << 60)
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        await harness.converse()
+    assert "save" not in harness.log.partition("chat.0.log")[2]
+    assert not harness.store.saved()
+
+
+async def test_a_stopped_engine_holds_up_a_stop_no_longer_than_its_time(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model, supervisor={"slot_save_timeout_s": 0.5})
+    async with harness.up():
+        await harness.converse()
+        pid = harness.replica.instance.snapshot().pid
+        assert pid
+        os.kill(pid, signal.SIGSTOP)
+        began_at_s = asyncio.get_running_loop().time()
+        await harness.save()
+        assert asyncio.get_running_loop().time() - began_at_s < 3
+        os.kill(pid, signal.SIGCONT)
+    assert "slot_save_timeout_s" in harness.told("slots.save_failed")[0]["reason"]
+
+
+@pytest.fixture
+def windowed_model(tmp_path: Path) -> Path:
+    """Return a model most of whose layers look back 64 tokens."""
+    return tiny_gguf.make(tmp_path / "window.gguf", layers=6, window=64)
+
+
+async def test_a_window_that_is_whole_goes_on_after_a_restart(
+    windowed_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, windowed_model, {"swa-full": True})
+    messages, kept = await harness.saved_one()
+    async with harness.up():
+        _, timings = await harness.ask(messages)
+    assert timings["cache_n"] >= kept.tokens - 20
+
+
+async def test_one_that_slides_is_not_kept_and_would_be_read_anew(
+    windowed_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = FleetHarness(runtime, windowed_model)
+    async with harness.up():
+        await harness.converse()
+    assert "its sliding window is not saved" in (harness.replica.keeper.reason or "")
+    assert not harness.store.saved()
+    monkeypatch.setattr(config, "unsupported_reason", lambda _plan: None)
+    again = FleetHarness(runtime, windowed_model)
+    messages, _ = await again.saved_one()
+    async with again.up():
+        _, timings = await again.ask(messages)
+    assert len(again.told("slots.restored")) == 1
+    assert timings["cache_n"] == 0
+
+
+async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None:
+    harness = FleetHarness(runtime, tiny_model, supervisor={"persist_slots": False})
+    async with harness.up():
+        await harness.converse()
+    assert "--slot-save-path" not in harness.log
+    assert not harness.store.saved()
+    assert harness.replica.keeper.reason == "persist_slots is false"
+
+
+async def prove(harness: FleetHarness, id_slot: int, cached: int) -> None:
+    async with harness.client() as client:
+        await harness.replica.keeper.verify(
+            client,
+            harness.replica.instance.snapshot().run,
+            id_slot,
+            CacheObservation(10_000, cached),
+        )
+
+
+async def begun(harness: FleetHarness) -> RestoredSlot:
+    """Return the one slot that the run began with."""
+    run = harness.replica.instance.snapshot().run
+    (one,) = (found for found in harness.replica.keeper.restored_slots(run) if found.kept)
+    assert not harness.replica.keeper.restored_slots(run + 1)
+    return one
+
+
+async def test_what_was_not_used_is_told_and_not_tried_again(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    messages, kept = await harness.saved_one()
+    async with harness.up():
+        slot = (await begun(harness)).id_slot
+        await harness.ask(messages, slot)
+        assert not harness.replica.keeper.is_doubtful(slot, CacheObservation(10_000, kept.tokens))
+        assert not harness.replica.keeper.is_doubtful(slot + 1, CacheObservation(10_000, 0))
+        assert harness.replica.keeper.is_doubtful(slot, CacheObservation(10_000, 3))
+        await prove(harness, slot, kept.tokens)
+        assert harness.replica.keeper.reason is None
+        await prove(harness, slot, 3)
+    (told,) = harness.told("slots.restore_unused")
+    assert (told["cached"], told["expected"] > 0.9 * kept.tokens) == (3, True)
+    assert "corral slots forget chat" in str(harness.replica.keeper.reason)
+    again = FleetHarness(runtime, tiny_model)  # as the next daemon
+    async with again.up():
+        _, timings = await again.ask(messages)
+    assert timings["cache_n"] == 0
+    assert not again.told("slots.restored")
+    again.store.forget("chat")
+    assert again.replica.keeper.reason is None
+
+
+async def test_a_prompt_that_is_another_proves_nothing(tiny_model: Path, runtime: Path) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    await harness.saved_one()
+    async with harness.up():
+        slot = (await begun(harness)).id_slot
+        await harness.ask([{"role": "user", "content": f"on another day {LONG}"}], slot)
+        await prove(harness, slot, 3)
+        assert harness.replica.keeper.reason is None
+    assert not harness.told("slots.restore_unused")
+
+
+async def test_what_is_gone_from_the_store_proves_nothing(tiny_model: Path, runtime: Path) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    messages, _ = await harness.saved_one()
+    async with harness.up():
+        slot = (await begun(harness)).id_slot
+        await harness.ask(messages, slot)
+        harness.store.forget()
+        await prove(harness, slot, 3)
+        assert harness.replica.keeper.reason is None
+
+
+async def test_what_is_forgotten_is_gone(tiny_model: Path, runtime: Path) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    _, one = await harness.saved_one()
+    assert harness.store.forget("other") == []
+    assert [found.name for found in harness.store.forget("chat")] == [one.name]
+    assert not [path for path in harness.store.root.rglob("*") if path.is_file()]
+
+
+async def test_a_directory_that_cannot_be_made_does_not_keep_a_model_from_starting(
+    tiny_model: Path, runtime: Path
+) -> None:
+    (runtime / "slots").write_text("in the way")
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        await harness.converse()
+    assert "--slot-save-path" not in harness.log
+
+
+async def test_what_the_proxy_calls_a_conversation_is_kept_with_it(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    harness.fleet.fingerprints = lambda _, slots: {
+        slot.id_slot: f"{slot.tokens}" for slot in slots if slot.tokens > 256
+    }
+    _, kept = await harness.saved_one()
+    assert kept.fingerprint == f"{kept.tokens}"
+    async with harness.up():
+        assert (await begun(harness)).kept == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "page"),
+    [
+        ({"parallel": 2}, "names it"),
+        ({"parallel": 2}, "takes no number"),
+        ({"parallel": 1, "cache-ram": 0}, "takes no number"),
+    ],
+)
+async def test_every_slot_that_was_filled_still_holds_it_when_asked(
+    tiny_model: Path, runtime: Path, flags: dict[str, int], page: str
+) -> None:
+    harness = FleetHarness(runtime, tiny_model, flags)
+    async with harness.up():
+        turns = [await harness.converse(f"{number} ") for number in range(flags["parallel"])]
+    async with harness.up():
+        found = harness.replica.keeper.restored_slots(harness.replica.instance.snapshot().run)
+        order = sorted(found, key=lambda one: one.kept.used_at if one.kept else NOON)
+        for messages, one in zip(turns, order, strict=True):
+            _, timings = await harness.ask(messages, one.id_slot if page == "names it" else None)
+            assert one.kept
+            assert timings["cache_n"] >= 0.95 * one.kept.tokens

@@ -1,0 +1,101 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.slot_files import label, manifest
+from samples import engine, model
+
+from supervisor.engine_client.slots import SlotFileInfo
+from supervisor.flags.plan import Plan, PlanLine
+from supervisor.memory.estimate import MemoryInputs
+from supervisor.slot_store.manifest import ManifestInvalid, cache_key, dump, load
+from supervisor.slot_store.slot_file import SlotFileHeader
+
+
+def plan(*words: tuple[str, str | None]) -> Plan:
+    lines = tuple(PlanLine(flag, value, "model chat", "") for flag, value in words)
+    made = engine()
+    memory_inputs = MemoryInputs(model(), {}, made, frozenset(), None)
+    return Plan(
+        "chat", made, model(), lines, (), (), slots=2, ctx_size=2048, memory_inputs=memory_inputs
+    )
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    assert load(dump(manifest())) == manifest()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        dump(manifest()).replace("1000", "1001"),
+        dump(manifest()).replace("f16", "q8_0"),
+        dump(manifest()).replace('"format": 3', '"format": 1'),
+        dump(manifest())[:-20],
+    ],
+)
+def test_what_is_no_manifest_or_was_altered_is_refused(text: str) -> None:
+    with pytest.raises(ManifestInvalid):
+        load(text)
+
+
+def test_a_manifest_of_another_format_is_refused_though_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("supervisor.slot_store.manifest.FORMAT", 1)
+    earlier = dump(manifest())
+    assert load(earlier) == manifest()
+    monkeypatch.undo()
+    with pytest.raises(ManifestInvalid, match="another version"):
+        load(earlier)
+
+
+def test_a_word_of_the_proxy_that_is_too_long_is_left_out() -> None:
+    head = SlotFileHeader(2, (1, 2, 3))
+    kept = label(fingerprint="x" * 200_000).manifest("a", SlotFileInfo(3, 1000), head, "0" * 64)
+    assert kept.fingerprint == ""
+    assert (
+        label(fingerprint="x y").manifest("a", SlotFileInfo(3, 1000), head, "0" * 64).fingerprint
+        == "x y"
+    )
+
+
+BASE = (("--cache-type-k", "f16"), ("--threads", "4"), ("--parallel", "2"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (("--cache-type-k", "q8_0"), *BASE[1:]),
+        (*BASE[:2], ("--parallel", "4")),
+        (*BASE, ("--lora", "a.gguf")),
+        (*BASE, ("--swa-full", None)),
+        (*BASE, ("--an-option-of-later-builds", "1")),
+    ],
+)
+def test_what_changes_a_cache_changes_what_it_belongs_to(
+    words: tuple[tuple[str, str | None], ...],
+) -> None:
+    assert cache_key(plan(*words)) != cache_key(plan(*BASE))
+
+
+def test_what_changes_no_cache_changes_nothing() -> None:
+    other = (BASE[0], ("--threads", "8"), BASE[2], ("--metrics", None), ("--cache-ram", "64"))
+    assert cache_key(plan(*other)) == cache_key(plan(*BASE))
+
+
+def test_another_model_or_build_is_another_thing() -> None:
+    ours = plan(*BASE)
+    assert cache_key(replace(ours, gguf=model(fingerprint="1" * 32))) != cache_key(ours)
+    assert cache_key(replace(ours, engine=engine("b11434"))) != cache_key(ours)
+
+
+def test_an_adapter_that_was_replaced_is_another_one(tmp_path: Path) -> None:
+    adapter = tmp_path / "a.gguf"
+    adapter.write_bytes(b"one")
+    before = cache_key(plan(("--lora", str(adapter))))
+    adapter.write_bytes(b"other")
+    assert cache_key(plan(("--lora", str(adapter)))) != before

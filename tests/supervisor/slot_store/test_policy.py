@@ -1,0 +1,118 @@
+from dataclasses import replace
+
+import pytest
+from fakes.slot_files import IDENTITY, NOON, manifest
+
+from supervisor.engine_client.slots import Slot
+from supervisor.slot_store.policy import (
+    DiskBudget,
+    fill_order,
+    is_redundant,
+    to_evict,
+    to_restore,
+    worth_saving,
+)
+from supervisor.slot_store.slot_file import SlotFileHeader
+
+BUDGET = DiskBudget(10_000, model_share=1, files=4, files_a_model=3)
+MUCH = 1 << 40
+OLD = SlotFileHeader(2, tuple(range(1000)))
+
+
+def saved(*slots: Slot, known: dict[int, int | None] | None = None, room: int = MUCH) -> list[int]:
+    return [one.id_slot for one in worth_saving(slots, known or {}, BUDGET, 1, room)]
+
+
+def test_the_most_recently_used_is_saved_first() -> None:
+    assert saved(Slot(0, id_task=3, tokens=300), Slot(1, id_task=9, tokens=300)) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        Slot(0, id_task=1, tokens=255),
+        Slot(0, is_processing=True, id_task=1, tokens=300),
+        Slot(0),
+    ],
+)
+def test_what_is_short_busy_or_unused_is_not_saved(slot: Slot) -> None:
+    assert saved(slot) == []
+
+
+def test_what_is_saved_already_is_not_saved_again_until_it_is_used() -> None:
+    assert saved(Slot(0, id_task=7, tokens=300), known={0: 7}) == []
+    assert saved(Slot(0, id_task=8, tokens=300), known={0: 7}) == [0]
+
+
+def test_what_there_is_no_room_for_is_left_out_and_what_follows_is_not() -> None:
+    large, small = Slot(0, id_task=9, tokens=900), Slot(1, id_task=3, tokens=300)
+    assert saved(large, small, room=500) == [1]
+
+
+def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() -> None:
+    kept = [manifest(name, minutes) for name, minutes in (("a", 1), ("b", 3), ("c", 2))]
+    chosen = to_restore(kept, IDENTITY, replica=(0, 1), most=2, ctx=2048)
+    assert [one.name for one in chosen] == ["b", "c"]
+
+
+def test_a_conversation_is_put_back_before_what_the_proxy_did_not_know() -> None:
+    kept = [manifest("prompt", 9, fingerprint=""), manifest("old", 1), manifest("late", 2)]
+    chosen = to_restore(kept, IDENTITY, replica=(0, 1), most=2, ctx=2048)
+    assert [one.name for one in chosen] == ["late", "old"]
+
+
+def test_what_belongs_elsewhere_or_leaves_no_room_for_an_answer_is_not_put_back() -> None:
+    other = manifest(identity=replace(IDENTITY, engine="b11434"))
+    assert to_restore([other], IDENTITY, replica=(0, 1), most=2, ctx=2048) == []
+    assert to_restore([manifest()], IDENTITY, replica=(0, 1), most=2, ctx=300) == []
+
+
+def test_each_replica_takes_up_its_own_and_what_is_left_is_dealt_out() -> None:
+    kept = [manifest(str(number), replica=number) for number in range(4)]
+    names = [
+        {one.name for one in to_restore(kept, IDENTITY, replica=(number, 2), most=9, ctx=2048)}
+        for number in range(2)
+    ]
+    assert names == [{"0", "2"}, {"1", "3"}]
+
+
+def test_the_slot_that_is_given_away_last_is_filled_first() -> None:
+    assert fill_order([Slot(0), Slot(1), Slot(2), Slot(3, id_task=0)]) == [3, 0, 1, 2]
+
+
+def test_what_was_used_longest_ago_leaves_first() -> None:
+    kept = [manifest(str(minutes), minutes) for minutes in range(5)]
+    assert [one.name for one in to_evict(kept, BUDGET)] == ["0", "1"]
+
+
+def test_one_model_takes_no_more_than_its_share() -> None:
+    budget = replace(BUDGET, model_share=0.2)
+    kept = [manifest("a", 1), manifest("b", 2), manifest("c", 3), manifest("d", 0, model="other")]
+    assert [one.name for one in to_evict(kept, budget)] == ["a"]
+
+
+def test_all_models_together_take_no_more_than_there_is() -> None:
+    kept = [manifest("a", 1), manifest("b", 2, model="other", size_bytes=9500)]
+    assert [one.name for one in to_evict(kept, BUDGET)] == ["a"]
+
+
+def test_a_later_turn_takes_the_place_of_an_earlier_one_though_some_tokens_differ() -> None:
+    later = SlotFileHeader(2, (*range(900), *range(2000, 2400)))
+    assert is_redundant(later, NOON, {manifest(): OLD}, 256) == (False, [manifest()])
+
+
+def test_another_conversation_with_the_same_beginning_is_kept_beside() -> None:
+    branch = SlotFileHeader(2, (*range(500), *range(2000, 2800)))
+    assert is_redundant(branch, NOON, {manifest(): OLD}, 256) == (False, [])
+
+
+def test_what_is_held_already_is_not_kept_twice() -> None:
+    assert is_redundant(SlotFileHeader(2, OLD.tokens[:500]), NOON, {manifest(): OLD}, 256) == (
+        True,
+        [],
+    )
+
+
+def test_an_older_state_does_not_push_out_a_newer_one() -> None:
+    stale = SlotFileHeader(2, (*range(900), *range(2000, 2050)))
+    assert is_redundant(stale, NOON, {manifest(minutes=1): OLD}, 256) == (True, [])

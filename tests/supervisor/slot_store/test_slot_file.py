@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+from fakes.slot_files import content
+
+from supervisor.slot_store.slot_file import NotASlotFile, SlotFileHeader, read
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_tokens_are_read_as_builds_write_them(tmp_path: Path, *, record: bool) -> None:
+    (tmp_path / "a").write_bytes(content((5, 6, 7), record=record))
+    assert read(tmp_path / "a") == SlotFileHeader(2, (5, 6, 7))
+
+
+@pytest.mark.parametrize(
+    "harmed",
+    [
+        b"",
+        content((5, 6, 7))[:11],
+        content((5, 6, 7))[:20],
+        b"GGUF" + content((5, 6, 7))[4:],
+        content((5, 6, 7))[:8] + b"\xff\xff\xff\x7f",
+        content((5, 6, 7), after=(1,)),
+        content((5, 6, 7), after=()),
+        content((-1, 1), record=False),
+        content((-1, 9, 0, 0), record=False),
+    ],
+)
+def test_what_is_no_slot_file_of_text_is_refused(tmp_path: Path, harmed: bytes) -> None:
+    (tmp_path / "a").write_bytes(harmed)
+    with pytest.raises(NotASlotFile):
+        read(tmp_path / "a")
+
+
+def test_the_digest_is_of_the_tokens_alone() -> None:
+    assert SlotFileHeader(2, (5, 6)).digest == SlotFileHeader(4, (5, 6)).digest
+    assert SlotFileHeader(2, (5, 6)).digest != SlotFileHeader(2, (6, 5)).digest
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [((1, 2, 3), (1, 2, 4), 2), ((1, 2), (1, 2, 3), 2), ((), (1,), 0), ((2,), (1,), 0)],
+)
+def test_what_two_begin_with_is_counted(
+    one: tuple[int, ...], other: tuple[int, ...], shared: int
+) -> None:
+    assert SlotFileHeader(2, one).shared_with(SlotFileHeader(2, other)) == shared

@@ -1,0 +1,138 @@
+import os
+from pathlib import Path
+
+import pytest
+from fakes.slot_files import label, write
+
+from supervisor.engine_client.slots import SlotFileInfo
+from supervisor.slot_store import quarantine
+from supervisor.slot_store.file_check import InvalidSlotFile
+from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.store import SlotStore
+
+PLENTY = DiskBudget(1 << 30)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SlotStore:
+    return SlotStore(tmp_path / "slots")
+
+
+def put(store: SlotStore, first: int, minutes: int = 0, budget: DiskBudget = PLENTY) -> Manifest:
+    """Adopt a conversation of 300 tokens that begins with this one."""
+    spooled = store.spool("chat.0") / f"{first}.new"
+    moved = write(spooled, range(first, first + 300))
+    found = store.add(spooled, label(minutes), moved, budget)
+    assert found
+    return found
+
+
+def names(store: SlotStore) -> set[str]:
+    return {path.name for path in store.root.rglob("*") if path.is_file()}
+
+
+def test_what_was_adopted_is_kept_and_gone_from_the_spool(store: SlotStore) -> None:
+    one = put(store, 1000)
+    assert store.saved() == store.saved("chat") == [one]
+    assert store.saved("other") == []
+    assert names(store) == {"1000.slot", "1000.json"}
+
+
+def test_a_file_that_is_not_what_the_engine_says_is_not_kept(store: SlotStore) -> None:
+    for told in (SlotFileInfo(300, 7), SlotFileInfo(299, 0)):
+        spooled = store.spool("chat.0") / "a.new"
+        moved = write(spooled, range(300))
+        with pytest.raises(InvalidSlotFile):
+            store.add(
+                spooled,
+                label(),
+                SlotFileInfo(told.tokens, told.size_bytes or moved.size_bytes),
+                PLENTY,
+            )
+        assert names(store) == set()
+
+
+def test_beyond_the_budget_the_oldest_leaves(store: SlotStore) -> None:
+    budget = DiskBudget(1 << 30, files_a_model=2)
+    kept = [put(store, 1000 * number, number, budget) for number in (1, 2, 3)]
+    assert [one.name for one in store.saved()] == [one.name for one in kept[1:]]
+    assert names(store) == {"2000.slot", "2000.json", "3000.slot", "3000.json"}
+
+
+def test_what_is_lent_is_a_link_to_what_was_verified(store: SlotStore) -> None:
+    one = put(store, 1000)
+    link = store.check_out(one, store.spool("chat.0"))
+    assert link.name == "1000.slot"
+    assert link.read_bytes() == (store.root / "kept" / "chat" / "1000.slot").read_bytes()
+
+
+def test_what_was_altered_is_not_lent(store: SlotStore) -> None:
+    one = put(store, 1000)
+    path = store.root / "kept" / "chat" / "1000.slot"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(InvalidSlotFile, match="altered"):
+        store.check_out(one, store.spool("chat.0"))
+    path.unlink()
+    with pytest.raises(InvalidSlotFile, match="cannot be read"):
+        store.check_out(one, store.spool("chat.0"))
+
+
+def test_what_a_dead_daemon_left_half_done_is_swept(store: SlotStore) -> None:
+    put(store, 1000)
+    kept = store.root / "kept" / "chat"
+    for name in ("orphan.slot", "draft.tmp", "0.json"):
+        (kept / name).write_bytes(b"x")
+    (store.spool("chat.0") / "half.new").write_bytes(b"x")
+    (store.root / "kept" / "empty").mkdir()
+    assert [one.name for one in store.clean_up(PLENTY)] == ["0"]
+    assert names(store) == {"1000.slot", "1000.json", "0.json"}
+    assert store.quarantine.names() == ["0.json"]
+    assert not (store.root / "kept" / "empty").exists()
+
+
+def test_what_is_beyond_a_smaller_budget_is_swept(store: SlotStore) -> None:
+    put(store, 1000)
+    store.clean_up(DiskBudget(10))
+    assert store.saved() == []
+
+
+def test_the_quarantine_is_bounded_in_number_bytes_and_age(
+    store: SlotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "_FILES_MAX", 4)
+    for number in range(4):
+        store.quarantine_file(put(store, 1000 * number), "for a test")
+    assert len(store.quarantine.names()) == 4
+    monkeypatch.setattr(quarantine, "_SIZE_MAX_BYTES", 10)
+    store.quarantine.bound()
+    assert store.quarantine.names() == []
+
+
+def test_to_forget_empties_the_quarantine_too(store: SlotStore) -> None:
+    store.quarantine_file(put(store, 1000), "for a test")
+    put(store, 2000)
+    assert [one.name for one in store.forget()] == ["2000"]
+    assert names(store) == set()
+
+
+def test_a_name_from_outside_is_compared_and_never_a_path(store: SlotStore, tmp_path: Path) -> None:
+    put(store, 1000)
+    (tmp_path / "precious").mkdir()
+    assert store.forget("../../precious") == []
+    assert (tmp_path / "precious").exists()
+    assert len(store.saved()) == 1
+
+
+def test_a_disk_that_refuses_the_manifest_keeps_nothing(
+    store: SlotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    spooled = store.spool("chat.0") / "a.new"
+    moved = write(spooled, range(300))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.add(spooled, label(), moved, PLENTY)
+    assert names(store) == set()
