@@ -76,10 +76,10 @@ def build_app(
     passed = ForwardedEndpoints(loader, forward, server_state, metrics, reader, bodies)
     limit = limit_of(settings.max_connections, descriptors_max())
     connections = Connections[Hashable](limit)
-    door = RequestMiddleware(settings, server_state, metrics.emit, connections)
-    app = web.Application(middlewares=[door.handle])
+    middleware = RequestMiddleware(settings, server_state, metrics.emit, connections)
+    app = web.Application(middlewares=[middleware.handle])
     app[SERVER_STATE], app[CONNECTIONS] = server_state, connections
-    app.on_response_prepare.append(door.add_headers)
+    app.on_response_prepare.append(middleware.add_headers)
     app.on_cleanup.append(bodies.close)
     for path in ("/health", "/v1/health"):
         app.router.add_get(path, pages.health)

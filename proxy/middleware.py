@@ -1,4 +1,4 @@
-"""The one door of the proxy: each request passes it on its way in and its answer on its way out.
+"""The aiohttp middleware that every request and every response passes.
 
 In: the request gets its id, whoever asks is checked, and nothing enters while the server drains.
 Out: an error becomes an answer that the client's library understands, and the end is told once.

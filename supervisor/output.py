@@ -58,7 +58,7 @@ class CommandResult:
 def run_command(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> int:
     """Run a command, show its outcome or its error, and return the exit code.
 
-    This is the CLI's one door: every CorralError ends here.
+    Every CorralError of the CLI ends here.
     """
     try:
         return _finish(command, call, as_json=as_json)

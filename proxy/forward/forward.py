@@ -61,15 +61,15 @@ class Forward:
             ProxyError: No instance took it, or none answered to the end.
         """
         if array := array_of(request):
-            await self._carry_parts(array, client_response)
+            await self._forward_parts(array, client_response)
             return
         plan = plan_request(request)
         async with keep_alive(
             client_response, ping_for(request.kind) if plan.is_passed_stream else None
         ):
-            await self._carry_one(request, plan, client_response)
+            await self._forward_one(request, plan, client_response)
 
-    async def _carry_one(
+    async def _forward_one(
         self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
     ) -> None:
         try:
@@ -79,7 +79,7 @@ class Forward:
                 raise
             await self._request(request, plan, client_response, avoid=(error.instance,))
 
-    async def _carry_parts(self, array: PromptArray, client_response: ClientResponse) -> None:
+    async def _forward_parts(self, array: PromptArray, client_response: ClientResponse) -> None:
         """Have the prompts of an array answered, as many at once as slots are given for them.
 
         One of them at a time waits for its turn, so the request has one place in the line.
@@ -88,24 +88,24 @@ class Forward:
         parts = parts_of(array, client_response)
         async with keep_alive(client_response, ping_for(array.request.kind) if is_stream else None):
             try:
-                await self._carry_all(array, parts)
+                await self._forward_all(array, parts)
             except PartRefused as refused:
                 await client_response.refuse(refused.status, refused.headers, refused.body)
             else:
                 await parts.finish()
 
-    async def _carry_all(self, array: PromptArray, parts: Parts) -> None:
+    async def _forward_all(self, array: PromptArray, parts: Parts) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for at in range(len(array.prompts)):
                     part = parts.part(at)
-                    task = group.create_task(self._carry_part(array.part(at), part))
+                    task = group.create_task(self._forward_part(array.part(at), part))
                     await _leased(part, task)
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None  # as it is: a task group wraps it up
 
-    async def _carry_part(self, request: ProxyRequest, part: Part) -> None:
-        await self._carry_one(request, plan_request(request), part)
+    async def _forward_part(self, request: ProxyRequest, part: Part) -> None:
+        await self._forward_one(request, plan_request(request), part)
         part.end()
 
     async def _request(
@@ -163,7 +163,7 @@ class Forward:
 async def _readdressed(
     upstream_request: UpstreamRequest, node: Node, request: ProxyRequest
 ) -> UpstreamRequest:
-    """Return a letter as a node is to read it; a large one is written again in a thread."""
+    """Rewrite a request for a node; a large body in a thread."""
     if len(upstream_request.body) <= _LARGE_BYTES:
         return for_node(upstream_request, node, request.form)
     return await asyncio.to_thread(for_node, upstream_request, node, request.form)

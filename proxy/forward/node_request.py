@@ -1,7 +1,7 @@
-"""A letter to a model on another machine, in that machine's own words. Pure.
+"""A request as another machine takes it: with its name of the model. Pure.
 
 A node knows the model by a name of its own, which takes the place of whatever the client called it.
-The letter also says that it was passed on, so that no two proxies pass it to and fro.
+A header field marks it as forwarded, so that no two proxies forward it in a loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.upstream.upstream import Node
 def for_node(
     upstream_request: UpstreamRequest, node: Node, form: Form | None = None
 ) -> UpstreamRequest:
-    """Return a letter as a node is to read it.
+    """Rewrite a request for a node.
 
     Args:
         upstream_request: Its body, where it has one, is a form or a JSON object.

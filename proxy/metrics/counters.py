@@ -78,7 +78,7 @@ class RequestCounters:
 
     Attributes:
         counts: For each name of COUNTERS how often, by the values of its labels.
-        spreads: For each name of SPREADS how the figures fell, by model and instance.
+        histograms: For each name of SPREADS how the figures fell, by model and instance.
     """
 
     def __init__(self) -> None:

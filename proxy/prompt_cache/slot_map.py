@@ -200,16 +200,16 @@ class SlotMap:
         idle = (one for one in self._slots if one.holder is None and one.is_confirmed)
         return {one.id_slot: one for one in idle if one.conversation is not None}
 
-    def sync(self, page: Sequence[SlotState], boarding: TrackedSlot | None, now_s: float) -> None:
+    def sync(self, page: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
         """Find each slot's number by what the engine says of all of them.
 
         Who was asked last comes first on both sides; those used at once come in any order. A task
-        that is not ours has no berth here, and a conversation that nothing fits is in no slot any
+        that is not ours is not tracked here, and a conversation that nothing fits is in no slot any
         more.
 
         Args:
             page: What the engine says.
-            boarding: The slot of a request that has not gone out yet, or None.
+            pending: The slot of a request that has not gone out yet, or None.
             now_s: Monotonic time.
         """
         self._seen_at_s = now_s
@@ -217,7 +217,7 @@ class SlotMap:
         lost: list[TrackedSlot] = []
         strange: list[int] = []
         for seen in sorted(page, key=lambda one: one.task, reverse=True):
-            at = _place(rest, seen, boarding)
+            at = _place(rest, seen, pending)
             if at is None:
                 strange.append(seen.id_slot)
                 continue
@@ -236,23 +236,23 @@ def _age(tracked: TrackedSlot) -> tuple[int, int]:
 
 
 def _place(
-    slot_map: Sequence[TrackedSlot], seen: SlotState, boarding: TrackedSlot | None
+    slot_map: Sequence[TrackedSlot], seen: SlotState, pending: TrackedSlot | None
 ) -> int | None:
-    """Return which berth is a slot that the engine tells of: the first, or one that surely is.
+    """Return which tracked slot is one that the engine lists: the first, or one that surely is.
 
     Of those that were used at once, each may be the first.
     """
     sure = [at for at, one in enumerate(slot_map) if _holds(one, seen)]
     first = [at for at, one in enumerate(slot_map) if one.asked == slot_map[0].asked]
-    may_be = [at for at in first if _may_be(slot_map[at], seen, boarding)]
+    may_be = [at for at in first if _may_be(slot_map[at], seen, pending)]
     return next(iter((*(at for at in sure if at in may_be), *may_be, *sure)), None)
 
 
-def _may_be(tracked: TrackedSlot, seen: SlotState, boarding: TrackedSlot | None) -> bool:
+def _may_be(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | None) -> bool:
     if (tracked.asked == 0) != (seen.task < 0):
         return False
     is_open = tracked.conversation is None or (
-        tracked.holder is not None and tracked is not boarding
+        tracked.holder is not None and tracked is not pending
     )
     return is_open or _holds(tracked, seen)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-WAYS_MAX: Final = 2**31
+WAYS_MAX: Final = 2**31 - 1
 # Rounds in which rules that hold one another come to rest; those that do not are left-recursive.
 _ROUNDS_MAX: Final = 6
 _REPEATS_MAX: Final = 32

@@ -1,6 +1,6 @@
 """Requests under way: counted, waited for, and cut from outside.
 
-A flight is one request between its first byte and its last. Whoever holds it (the instance that
+A request is in flight between its first byte and its last. Whoever holds it (the instance that
 answers it, the server that drains) can cut it: the task that carries it then meets the given error
 at the point where it waits, and closes what it opened on its way out. All changes are made in
 methods without `await`; only `idle` waits, and it wakes by event.
@@ -16,21 +16,21 @@ from proxy.errors import ProxyError
 
 
 class InFlightRequest:
-    """One request under way: `async with Flight(flights)`, a block that can be cut from outside.
+    """One request in flight: `async with InFlightRequest(in_flight)`; others can abort the block.
 
     Cut, the block raises the error it was cut with. As with `asyncio.timeout`, that is told apart
     from the task's own cancellation: here, a client that left.
 
     Args:
-        flights: Those of whoever holds it; it is one of them for the length of the block.
+        in_flight: The requests of its holder; it is one of them for the length of the block.
 
     Attributes:
         cut_by: The error it was cut with, or None.
         is_awaited: Whether the next step is the instance's, and not the client's.
     """
 
-    def __init__(self, flights: InFlight) -> None:
-        self._flights = flights
+    def __init__(self, in_flight: InFlight) -> None:
+        self._requests = in_flight
         self.cut_by: ProxyError | None = None
         self.is_awaited = True
         self._task: asyncio.Task[object] | None = None
@@ -42,7 +42,7 @@ class InFlightRequest:
         self._task = asyncio.current_task()
         assert self._task is not None, "a block runs in a task"  # noqa: S101 (for mypy)
         self._cancelled_before = self._task.cancelling()
-        self._flights.add(self)
+        self._requests.add(self)
         return self
 
     async def __aexit__(
@@ -51,7 +51,7 @@ class InFlightRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._flights.discard(self)
+        self._requests.discard(self)
         task, self._task = self._task, None
         if self._cancel_soon is not None:
             self._cancel_soon.cancel()
@@ -78,33 +78,33 @@ class InFlight:
     """The requests that one holder has under way."""
 
     def __init__(self) -> None:
-        self._flights: set[InFlightRequest] = set()
+        self._requests: set[InFlightRequest] = set()
         self._landed = asyncio.Event()
         self._landed.set()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._requests)
 
     @property
     def awaiting_upstream(self) -> int:
         """Return how many of them wait for an instance."""
-        return sum(flight.is_awaited for flight in self._flights)
+        return sum(request.is_awaited for request in self._requests)
 
-    def add(self, flight: InFlightRequest) -> None:
-        """Count a flight; it does so itself."""
-        self._flights.add(flight)
+    def add(self, request: InFlightRequest) -> None:
+        """Add a request; it does so itself."""
+        self._requests.add(request)
         self._landed.clear()
 
-    def discard(self, flight: InFlightRequest) -> None:
-        """Count a flight no more."""
-        self._flights.discard(flight)
-        if not self._flights:
+    def discard(self, request: InFlightRequest) -> None:
+        """Remove a request."""
+        self._requests.discard(request)
+        if not self._requests:
             self._landed.set()
 
     def abort(self, error: ProxyError) -> None:
-        """End every flight with this error."""
-        for flight in self._flights:
-            flight.abort(error)
+        """Abort every request with this error."""
+        for request in self._requests:
+            request.abort(error)
 
     async def wait_empty(self) -> None:
         """Wait until none is under way. Without limit: the caller knows its own patience."""

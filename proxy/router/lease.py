@@ -120,7 +120,7 @@ class Lease:
         self.began_at_s = clock()
         self._clock = clock
         self._keeper = keeper
-        self._flight: InFlightRequest | None = None
+        self._in_flight: InFlightRequest | None = None
         self._done, self._cached, self._decoded = 0, 0, 0
         # The answers to one prompt share what is computed of it.
         self._total = request.prompt.tokens if request.prompt and first is None else 0
@@ -130,15 +130,15 @@ class Lease:
 
     def count_bytes(self, chunk: bytes) -> None:
         """Note bytes of the answer; until `listen`, it is for the client to go on."""
-        if self._flight:
-            self._flight.is_awaited = False
+        if self._in_flight:
+            self._in_flight.is_awaited = False
         if chunk.strip(_PING):
             self.instance.bytes_received += len(chunk)
 
     def await_upstream(self) -> None:
         """Note that the client took them: it is for the instance to go on."""
-        if self._flight:
-            self._flight.is_awaited = True
+        if self._in_flight:
+            self._in_flight.is_awaited = True
 
     def set_prefill_progress(self, done: int, total: int, cached: int) -> None:
         """Note how many tokens of the prompt are computed, how many it has, how many were cached.
@@ -174,14 +174,14 @@ class Lease:
 
     # What whoever gave it asks and tells.
 
-    def attach(self, flight: InFlightRequest) -> None:
+    def attach(self, request: InFlightRequest) -> None:
         """Note that the request begins."""
-        self._flight = flight
+        self._in_flight = request
 
     def cut(self, error: ProxyError) -> None:
         """End the request with this error, if it is under way."""
-        if self._flight:
-            self._flight.abort(error)
+        if self._in_flight:
+            self._in_flight.abort(error)
 
     @property
     def slots(self) -> tuple[Lease, ...]:
@@ -196,7 +196,7 @@ class Lease:
     @property
     def has_begun(self) -> bool:
         """Return whether the request is or was under way."""
-        return self._flight is not None
+        return self._in_flight is not None
 
     @property
     def backlog_tokens(self) -> int:

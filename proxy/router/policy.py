@@ -1,6 +1,6 @@
 """Which instance takes a request: the rule of every policy, over facts. Pure.
 
-`prefix_index`, the default:
+`affinity`, the default:
 
 1. A conversation that an instance is home to, and holds more than a few tokens of, goes there. It
    leaves only if home has no slot free and another has, and waiting for home takes longer than the
@@ -41,9 +41,9 @@ class Candidate:
     Attributes:
         name: Its name.
         slots: Sequences it decodes at once, at least 1.
-        taken: How many of them are in use.
-        turn: When it was last asked, in a count of its own; 0 for never.
-        homes: Conversations it is home to.
+        slots_in_use: How many of them are in use.
+        last_used: When it was last asked, in a count of its own; 0 for never.
+        conversations: Conversations it is home to.
         cached_tokens: Tokens of this prompt that it is believed to hold.
         backlog_tokens: Tokens of prompts that it still has to compute.
         prefill_tps: Tokens of prompts it computes each second, above 0.
@@ -91,7 +91,7 @@ class Choice:
 
     Attributes:
         name: The instance to take a slot of, or None: wait.
-        leaves_in_s: Seconds after which it would leave home for a slot that is free elsewhere;
+        moves_in_s: Seconds after which it would leave home for a slot that is free elsewhere;
             None where no slot is free, so that only an event can change anything.
     """
 

@@ -258,8 +258,8 @@ class Router:
             lease = await self._look(request, avoid)
         instance = lease.instance
         try:
-            async with InFlightRequest(instance.in_flight) as flight:
-                lease.attach(flight)
+            async with InFlightRequest(instance.in_flight) as in_flight:
+                lease.attach(in_flight)
                 self._silence.watch(lease)
                 yield lease
         except UpstreamConnectFailed as error:
@@ -331,7 +331,7 @@ class Router:
         self._queue(model).assign_slots()
 
     def _idled(self) -> None:
-        self.on_idle()  # whoever is told may be known later than the pool is made
+        self.on_idle()  # the listener may be set after the queue is made
 
     def _proved(self, name: str, slot: int, timings: Timings) -> None:
         self.on_restore_verified(name, slot, timings)

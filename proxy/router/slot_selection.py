@@ -38,7 +38,7 @@ class SlotSelection:
         self._clock = clock
 
     async def select(self, reach: SlotTargeting) -> int | None:
-        """Give the lease its berth; return the slot that its request should name, if any.
+        """Give the lease its slot; return the `id_slot` that its request should name, if any.
 
         To be done right before the request goes out: the order in which requests come decides
         which slots the engine gives them.

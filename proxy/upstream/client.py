@@ -101,7 +101,7 @@ def send(
         UpstreamConnectFailed: It closed the connection without an answer.
         UpstreamTimeout: It said nothing for too long.
         UpstreamFailed: It does not speak HTTP, or does not know our key.
-        BadRequest: The letter cannot be put into HTTP.
+        BadRequest: The request cannot be put into HTTP.
     """
     return _Exchange(upstream, upstream_request, settings)
 
@@ -138,7 +138,7 @@ class _Exchange:
 async def _connected(
     upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
 ) -> UpstreamConnection:
-    """Return the connection on which a letter is on its way."""
+    """Return the connection on which the request is on its way."""
     loop = asyncio.get_running_loop()
     connection = UpstreamConnection(loop, upstream_request.method, settings.upstream_read_timeout_s)
     connection.send(_head(upstream, upstream_request), upstream_request.body)

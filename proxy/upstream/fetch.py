@@ -61,5 +61,5 @@ async def fetch(
 
 
 def get_request(path: str, query: str = "", **fields: str) -> UpstreamRequest:
-    """Return a letter that asks for a page; `fields` go into its header."""
+    """Return a GET request; `fields` go into its header."""
     return UpstreamRequest("GET", path, query, CIMultiDict(fields), b"")

@@ -157,7 +157,7 @@ def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
 
 
 def _candidate(model: ModelState) -> EvictionCandidate:
-    """Return a guest that may leave as evict.py sees it.
+    """Return a model that may leave as evict.py sees it.
 
     It is older than nothing once it has stayed long enough, and one that is held already is worth
     least: the choice stands until it has left.
@@ -176,14 +176,14 @@ def _candidate(model: ModelState) -> EvictionCandidate:
 
 
 def _residency_left_s(model: ModelState) -> float:
-    """Return how long a guest may not be sent away yet; a forsaken start may at once."""
+    """Return how long a model may not be sent away yet; a forsaken start may at once."""
     if model.phase is Phase.LOADING:
         return 0.0
     return max(0.0, model.stay.min_residency_s - model.resident_s)
 
 
 def _grace_s(model: ModelState, *, is_quiet: bool) -> float:
-    """Return how long an idle guest may still wait for its next question.
+    """Return how long an idle model may still wait for its next question.
 
     For as long as coming back costs: who guesses wrong loses that twice at most. Where nobody works
     there is nobody who would ask it.
@@ -200,7 +200,7 @@ def _soonest(lefts_s: Iterable[float]) -> float:
 
 
 def _ttl_left_s(model: ModelState) -> float:
-    """Return how long a guest may still be idle before it leaves of itself; often without limit."""
+    """Return how long a model may still be idle before it leaves of itself; often without limit."""
     stays = model.phase is not Phase.LOADED or model.is_busy or model.stay.is_pinned
     if stays or not model.stay.ttl_s:
         return math.inf

@@ -1,8 +1,8 @@
 """What instances really took, where that is more than was estimated.
 
-Kept for each recipe, for the machine decides by it again and again: who runs the same command on
-the same files takes the same. The most that was seen stands, as a cache that has filled once will
-fill again.
+Kept for each launch fingerprint, for the machine decides by it again and again: who runs the same
+command on the same files takes the same. The most that was seen stands, as a cache that has filled
+once will fill again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Final
 
 from supervisor.fleet.launch_id import LaunchFingerprint
 
-# More recipes than a machine has in a year of reloads; the one that was asked for longest ago goes.
+# More launch fingerprints than a machine has in a year of reloads; the one that was asked for
+# longest ago goes.
 _KEPT: Final = 256
 
 
 class ObservedMemory:
-    """The most that instances of each recipe were seen to take of main memory for themselves."""
+    """The most main memory of their own that instances of each launch fingerprint took."""
 
     def __init__(self, *, kept: int = _KEPT) -> None:
         self._kept = kept
@@ -32,7 +33,7 @@ class ObservedMemory:
             self._own_bytes.popitem(last=False)
 
     def own_bytes(self, fingerprint: LaunchFingerprint) -> int:
-        """Return the most that was seen; 0 for a recipe that never ran."""
+        """Return the most that was seen; 0 for a launch fingerprint that never ran."""
         key = _key(fingerprint)
         if key in self._own_bytes:
             self._own_bytes.move_to_end(key)

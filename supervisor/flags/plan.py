@@ -18,7 +18,7 @@ from supervisor.flags.draft_model import Draft
 from supervisor.flags.inputs import PlanInputs
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import OmittedFlag, Rendered, canonical, render
-from supervisor.flags.resolve import HOUSE, ModelEntry, is_auto, resolve
+from supervisor.flags.resolve import CORRAL_DEFAULTS, ModelEntry, is_auto, resolve
 from supervisor.flags.setting import CORRAL, Settings
 from supervisor.gguf.embedding import Embedding, embedding
 from supervisor.gguf.metadata import Gguf
@@ -245,7 +245,7 @@ def _omissions(
             reason=one.reason,
         )
         for one in left_out
-        if not (one.key in HOUSE and origins[one.key] == CORRAL)
+        if not (one.key in CORRAL_DEFAULTS and origins[one.key] == CORRAL)
     )
 
 

@@ -23,7 +23,7 @@ from supervisor.flags.speculation import kinds, longest
 
 # What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
 # without the option is not told.
-HOUSE: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
+CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
     {
         "metrics": (True, "status and liveness read its counters"),
         "slots": (True, "status shows what its slots do"),
@@ -92,7 +92,7 @@ def is_auto(key: str, value: FlagValue) -> bool:
 
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
     """Return every setting in today's vocabulary, the strongest last and so the winner."""
-    house = {key: Setting(value, CORRAL, reason) for key, (value, reason) in HOUSE.items()}
+    ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
     named = {
         key: Setting(value, f"profile {profile.origins[name]}")
         for name, set_value in profile.flags.items()
@@ -106,7 +106,7 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     if draft.gguf:
         path = str(draft.gguf.path)
         own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.reason)
-    settings = {**house, **named, **own}
+    settings = {**ours, **named, **own}
     if "spec-draft-model" in settings:
         reason = "a draft model drafts only when told to"
         return {

@@ -113,7 +113,7 @@ class TrafficAdapter:
 
 
 class DemandAdapter:
-    """What the steward needs of the proxy (supervisor.admission.controller.Clients)."""
+    """What admission needs of the proxy (`supervisor.admission.controller.DemandSource`)."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

@@ -2,8 +2,8 @@
 
 Compared is what a command line is made from (`LaunchFingerprint`), never the command line itself:
 that also follows from how many instances share the machine, so one more model would restart all the
-others for the sake of a thread each. A replica whose recipe stays runs on untouched, and its next
-run, for whatever reason, is planned anew with what is true then.
+others for the sake of a thread each. A replica whose fingerprint stays runs on untouched, and its
+next run, for whatever reason, is planned anew with what is true then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compare(
 
     Args:
         running: What each replica was made from; None where that is not known, which differs from
-            every recipe.
+            every fingerprint.
         wanted: What each shall be made from.
     """
     both = [place for place in wanted if place in running]

@@ -71,7 +71,7 @@ class SlotPersistence:
 
 
 def clean_up(keeping: SlotPersistence, emit: Emit) -> None:
-    """Put the shelf in order, as only the daemon that owns it may, before it runs an engine.
+    """Clean up the slot store, as only the daemon that owns it may, before it runs an engine.
 
     A disk that refuses is no reason not to serve; it is met again by whoever saves.
     """

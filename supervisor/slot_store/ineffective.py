@@ -1,4 +1,4 @@
-"""Remembers for which caches putting them back was in vain: a small file beside the shelf.
+"""Remembers for which caches putting them back was in vain: a small file beside the slot store.
 
 It is read whenever it is asked, so a command may drop what a daemon wrote. What cannot be read is
 as if it were not there: then it is found out once more.

@@ -1,8 +1,8 @@
 """Keeps the conversations of one replica: saves its idle slots, fills those of its next run.
 
-An engine writes and reads in a spool of its own and never sees the shelf. What it wrote is verified
-before it is kept, and verified again before it is handed back. Nothing here fails an instance: what
-cannot be saved or restored is told, and the request is served cold.
+An engine writes and reads in a spool of its own and never sees the slot store. What it wrote is
+verified before it is kept, and verified again before it is handed back. Nothing here fails an
+instance: what cannot be saved or restored is told, and the request is served cold.
 """
 
 from __future__ import annotations

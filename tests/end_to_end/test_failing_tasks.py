@@ -35,7 +35,7 @@ path = "{path}"
 flags = {{ parallel = 1 }}
 """
 FAILING = [
-    (AdmissionController, "_look"),
+    (AdmissionController, "_reconcile"),
     (ReloadTriggers, "_run"),
     (NodeMonitor, "_look"),
     (SlotReleaser, "_give_back"),

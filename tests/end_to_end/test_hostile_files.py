@@ -19,6 +19,10 @@ def evil(directory: Path, name: str) -> Path:
     return path
 
 
+def states(corral: Corral) -> dict[str, str]:
+    return {model["name"]: model["state"] for model in corral.data("status")["models"]}
+
+
 def test_a_wrong_model_file_is_that_models_error(
     corral: Corral, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -32,13 +36,12 @@ def test_a_wrong_model_file_is_that_models_error(
         f'[models.auto]\npath = "{beside}"\ndraft = "auto"\npreload = false\nreplicas = "auto"'
     )
     corral.serve(until_ready=False)
-    until(lambda: corral("start", "tiny").returncode == 0)
+    until((corral.home / "run" / "control.sock").exists)
+    corral.ok("start", "tiny")
     corral.ok("start", "auto")
     assert corral("start", "later").returncode == 78
-    status = corral.data("status")
-    states = {model["name"]: model["state"] for model in status["models"]}
-    assert states["tiny"] == "loaded"
-    assert {states[name] for name in ("wrong0", "wrong1", "wrong2", "pipe")} == {"failed"}
+    until(lambda: {states(corral)[name] for name in ("pipe", *wrong)} == {"failed"})
+    assert states(corral)["tiny"] == "loaded"
     for command in (
         ("model", "show", str(wrong["wrong0"])),
         ("plan", "wrong1"),

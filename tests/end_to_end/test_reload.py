@@ -73,7 +73,7 @@ def test_a_changed_flag_replaces_its_model_while_a_stream_on_the_old_one_ends_wh
     configure(tiny="", slow="flags = { ctx-size = 4096 }")
     corral.ok("start")
     tiny, slow = ready_pid(corral, "tiny"), ready_pid(corral, "slow")
-    stream = begin_stream(corral, 1500, model="slow")
+    stream = begin_stream(corral, 4000, model="slow")
 
     configure(tiny="", slow="flags = { ctx-size = 8192 }")
     report = corral.data("reload")

@@ -36,7 +36,7 @@ def _(place: Place) -> Seen:
 @PROCESS.add(2, "engine dies of SIGSEGV at every start")
 def _(place: Place) -> Seen:
     engine = place.stand_in("kill -SEGV $$")
-    impatient = "[supervisor.restart]\nbackoff_initial_s = 0.05\nbreaker = 3"
+    impatient = "[supervisor.restart]\nbackoff_initial_s = 0.05\nmax_failures = 3"
     place.configure({"m": place.models.tiny}, f'engine = "{engine}"\n{impatient}')
     daemon = place.corral.serve(until_ready=False)
     until((place.home / "run" / "control.sock").exists)

@@ -76,7 +76,7 @@ def _(place: Place) -> Seen:
 @SECURITY.add(43, "API keys: none, a wrong one, two; and one at its limits")
 def _(place: Place) -> Seen:
     place.configure(
-        {"m": place.models.tiny}, '[proxy]\nlisten = "127.0.0.1:0"\nkeys_file = "keys.toml"'
+        {"m": place.models.tiny}, '[proxy]\nlisten = "127.0.0.1:0"\napi_keys_file = "keys.toml"'
     )
     words = ("key", "add", "me", "--rpm", "2", "--model", "m")
     key = place.corral.data(*words)["key"]

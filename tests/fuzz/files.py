@@ -27,7 +27,7 @@ _SAMPLE: Final = 25
 _TESTS: Final = Path(__file__).parent.parent
 # Settings that name the file which each input of a part is written to.
 _SETTINGS: Final = {
-    "keyed.toml": '[proxy]\nkeys_file = "keys.toml"\n',
+    "keyed.toml": '[proxy]\napi_keys_file = "keys.toml"\n',
     "profiled.toml": '[models.m]\npath = "tiny.gguf"\nprofile = "fuzzed"\n',
     "model.toml": '[models.m]\npath = "fuzzed.gguf"\n[models.n]\npath = "tiny.gguf"\n',
     "draft.toml": '[models.m]\npath = "tiny.gguf"\ndraft = "fuzzed.gguf"\n',

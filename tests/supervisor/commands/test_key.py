@@ -53,7 +53,7 @@ def test_who_makes_the_first_key_is_told_what_is_still_to_do() -> None:
 
 
 def test_once_it_is_set_the_file_is_the_one_that_is_set(home: Path) -> None:
-    (home / "corral.toml").write_text('[proxy]\nkeys_file = "clients.toml"\n')
+    (home / "corral.toml").write_text('[proxy]\napi_keys_file = "clients.toml"\n')
     outcome = add(ME, None)
     assert (home / "clients.toml").exists()
     assert not any("api_keys_file = " in note for note in outcome.notes)
@@ -136,6 +136,6 @@ def test_a_file_that_others_may_read_is_not_added_to(home: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_named(home: Path) -> None:
     (home / "file").touch()
-    (home / "corral.toml").write_text('[proxy]\nkeys_file = "file/keys.toml"\n')
+    (home / "corral.toml").write_text('[proxy]\napi_keys_file = "file/keys.toml"\n')
     with pytest.raises(AccessDenied, match=r"file/keys\.toml"):
         add(ME, None)

@@ -73,7 +73,7 @@ def test_what_is_worked_out_follows_the_budget(make: Any) -> None:
     ample, tight = make(), make(budget="1 GiB")
     less, more = (int(value(one, 0, "--cache-ram") or 0) for one in (tight, ample))
     assert 0 < less < more
-    assert tight.room(tight.engine()).host == GIB
+    assert tight.capacity(tight.engine()).host == GIB
 
 
 def test_what_can_never_fit_is_no_run(make: Any) -> None:
