@@ -1,4 +1,4 @@
-"""Delete each row of the tables in lifecycle.py, one at a time; the laws must fail every time.
+"""Delete each row of the tables in states.py, one at a time; the laws must fail every time.
 
 Each deletion is tried in a process forked from this one, which has pytest loaded already and puts
 the mutated module in the place of the real one. Nothing is written to disk.
@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULE = "supervisor.instance.states"
-SOURCE = ROOT / "supervisor" / "life" / "lifecycle.py"
+SOURCE = ROOT / "supervisor" / "instance" / "states.py"
 LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
 NOTHING = "nothing deleted"
 # The laws need none of the project's fixtures and plugins, and the first failure settles it.
