@@ -1,7 +1,7 @@
 """Many instances, by the names of their models.
 
 The fleet turns a word about models (start, stop, restart) into words about instances, and knows
-when that is over. It decides nothing about one instance: that is life/lifecycle.py. Instances come
+when that is over. It decides nothing about one instance: that is `instance/states.py`. Instances come
 and go while it serves; when and why is reload.py's.
 """
 
