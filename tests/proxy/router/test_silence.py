@@ -255,6 +255,12 @@ def pair(engine: Engine, tiny_model: Path) -> Iterator[Mapping[str, Path]]:
         }
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether every thread stands still; they do so one after the other."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(stat.read_text().rpartition(") ")[2].startswith("T") for stat in stats)
+
+
 @asynccontextmanager
 async def stopped(socket: Path) -> AsyncIterator[None]:
     """Stop an engine by SIGSTOP for the length of the block."""
@@ -264,6 +270,7 @@ async def stopped(socket: Path) -> AsyncIterator[None]:
         if str(socket) in (process.info["cmdline"] or ())
     )
     os.kill(pid, signal.SIGSTOP)
+    await until(lambda: is_stopped(pid))
     try:
         yield
     finally:
