@@ -58,7 +58,7 @@ def build_app(
     """Build the application; `proxy.server.Server` runs it, in tests as in production.
 
     Args:
-        router: The instances; whoever runs them admits and withdraws them there.
+        router: The instances; the supervisor admits and withdraws them there.
         loader: The models, and how one is made ready.
         settings: The limits.
         tell: Hears how each request ended; see `proxy.access_log`.

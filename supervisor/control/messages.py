@@ -1,7 +1,7 @@
 """The shapes that the daemon and its commands exchange, as JSON.
 
 A stream of lines (start, stop, restart, reload, events and the rest) carries one object a line,
-each with one key: `event` (something happened), `keep_alive` (nothing did for a while), and last
+each with one key: `event` (something happened), `waiting` (nothing did for a while), and last
 `done`, `reloaded`, `slots`, `warmed` or `error`.
 """
 
@@ -83,7 +83,7 @@ class ModelStatus(TypedDict):
     """One model; slots and context are each instance's, known once it was planned.
 
     `state` is loaded, loading, unloaded (a request brings it up) or failed, for the `reason` given.
-    `keep_alive` is None where nothing waits for it to come into memory. `not_persisted_reason` says
+    `waiting` is None where nothing waits for it to come into memory. `not_persisted_reason` says
     why its conversations do not outlive their engine; None where they do, or before it was planned.
     """
 

@@ -1,8 +1,8 @@
 """Many instances, by the names of their models.
 
 The fleet turns a word about models (start, stop, restart) into words about instances, and knows
-when that is over. It decides nothing about one instance: that is `instance/states.py`. Instances come
-and go while it serves; when and why is reload.py's.
+when that is over. It decides nothing about one instance: `instance/states.py` does. Instances come
+and go while it serves; `reload/` decides when and why.
 """
 
 from __future__ import annotations

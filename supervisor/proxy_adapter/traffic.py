@@ -27,7 +27,7 @@ class TrafficAdapter:
     """What instances need of the proxy (supervisor.instance.traffic.Traffic).
 
     Attributes:
-        fleet: Set once the fleet is made, which needs the gate first.
+        fleet: Set once the fleet is made, which needs this adapter first.
     """
 
     fleet: Fleet
