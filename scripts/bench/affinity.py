@@ -1,8 +1,8 @@
-"""Measure what affinity saves, against other ways to choose an engine, side by side in one run.
+"""Compare cache affinity with other routing policies, interleaved in one run.
 
-Two engines of one thread each serve SmolLM2-135M behind the real proxy. Prompt tokens computed come
-from the engine's own `timings`: they depend on which cache was met, not on how busy the machine is.
-Times do depend on that, so they are compared only between runs that took turns, as ratios.
+Two engines of one thread each serve SmolLM2-135M behind the real proxy. Computed prompt tokens come
+from the engine's `timings`: they depend on cache hits, not on the machine's load. Times do depend
+on the load, so they are compared only between interleaved runs, as ratios.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 import tiny_gguf
 from end_to_end.home import Corral
 
-from scripts.bench.arrangement import (
+from scripts.bench.conversations import Workload, WorkloadResult
+from scripts.bench.deployment import (
     AFFINITY,
     DEFAULT_LEAST_BUSY,
     LEAST_BUSY,
     STICKY,
-    Arrangement,
+    Deployment,
     run,
 )
-from scripts.bench.talks import Tally, Workload
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -38,17 +38,17 @@ W4 = Workload("W4")
 W5 = Workload("W5", applications=0, conversations=48, turns=1, clients=8)
 W7 = Workload("W7", conversations=24, turns=3, clients=24)
 FIRST_SEED = 101
-# Room for three of W2's histories, of 24.
+# Fits 3 of W2's 24 conversations.
 SMALL_CACHE: Mapping[str, object] = {"cache-ram": 32}
 
 
 def main() -> int:
-    """Run the named workloads, print their tables, and return 1 where a goal was missed."""
+    """Run the workloads, print their tables, and return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workloads", nargs="*", default=["W1"], choices=[[], *BENCHES])
-    parser.add_argument("--seeds", type=int, default=10, help="runs where tokens are counted")
-    parser.add_argument("--repeats", type=int, default=5, help="runs where time is measured")
-    parser.add_argument("--tiny", action="store_true", help="a random model of 270 kB instead")
+    parser.add_argument("--seeds", type=int, default=10, help="runs that count tokens")
+    parser.add_argument("--repeats", type=int, default=5, help="runs that measure time")
+    parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = _model(Path(directory), is_tiny=options.tiny)
@@ -70,12 +70,12 @@ def _model(directory: Path, *, is_tiny: bool) -> Path:
 
 def bench_w1(model: Path, seeds: int, repeats: int) -> list[str]:
     """Two applications, ten conversations of five turns, four clients."""
-    ways = [DEFAULT_LEAST_BUSY, LEAST_BUSY, STICKY, AFFINITY]
-    tallies = _interleaved(ways, model, W1, max(seeds, repeats))
-    _show(W1, tallies)
-    ours = _mean_prefilled(tallies[AFFINITY])
-    default = _mean_prefilled(tallies[DEFAULT_LEAST_BUSY]) / ours
-    sticky = _mean_prefilled(tallies[STICKY]) / ours
+    deployments = [DEFAULT_LEAST_BUSY, LEAST_BUSY, STICKY, AFFINITY]
+    results = _interleaved(deployments, model, W1, max(seeds, repeats))
+    _show(W1, results)
+    ours = _mean_prefilled(results[AFFINITY])
+    default = _mean_prefilled(results[DEFAULT_LEAST_BUSY]) / ours
+    sticky = _mean_prefilled(results[STICKY]) / ours
     print(f"least busy on the engine's defaults: {default:.2f} times ours; sticky: {sticky:.2f}")
     goals = {
         f"a mean of at most 4 900 tokens ({ours:.0f})": ours <= 4900,
@@ -88,18 +88,20 @@ def bench_w1(model: Path, seeds: int, repeats: int) -> list[str]:
 def bench_w2(model: Path, seeds: int, repeats: int) -> list[str]:
     """Three times as many conversations as slots, pauses between turns, a small host cache."""
     del seeds
-    ways = [way.with_flags(SMALL_CACHE) for way in (LEAST_BUSY, STICKY, AFFINITY)]
-    tallies = _interleaved(ways, model, W2, repeats)
-    _show(W2, tallies)
+    deployments = [
+        deployment.with_flags(SMALL_CACHE) for deployment in (LEAST_BUSY, STICKY, AFFINITY)
+    ]
+    results = _interleaved(deployments, model, W2, repeats)
+    _show(W2, results)
     return []
 
 
 def bench_w3(model: Path, seeds: int, repeats: int) -> list[str]:
-    """One system prompt that everybody shares: no engine may be left idle for its sake."""
+    """One system prompt for all conversations: it must not leave an engine idle."""
     del seeds
-    tallies = _interleaved([LEAST_BUSY, AFFINITY], model, W3, repeats)
-    _show(W3, tallies)
-    counts = [tally.decoded for tally in tallies[AFFINITY]]
+    results = _interleaved([LEAST_BUSY, AFFINITY], model, W3, repeats)
+    _show(W3, results)
+    counts = [result.decoded for result in results[AFFINITY]]
     both = all(len(count) == 2 for count in counts)
     worst = max(max(count.values()) / min(count.values()) for count in counts)
     print(f"busiest to least busy engine, the worst of {repeats} runs: {worst:.2f}")
@@ -107,7 +109,7 @@ def bench_w3(model: Path, seeds: int, repeats: int) -> list[str]:
 
 
 def bench_w4(model: Path, seeds: int, repeats: int) -> list[str]:
-    """An engine is killed half-way; tries that broke off with it are made again."""
+    """One engine is killed half-way; requests that fail with it are retried."""
     del seeds
     half = W4.conversations * W4.turns // 2
 
@@ -116,28 +118,28 @@ def bench_w4(model: Path, seeds: int, repeats: int) -> list[str]:
             model_status = corral.data("status")["models"][0]
             os.kill(model_status["instances"][0]["pid"], signal.SIGKILL)
 
-    tallies = _interleaved([LEAST_BUSY, AFFINITY], model, W4, repeats, kill)
-    _show(W4, tallies)
-    broken = max(len(tally.failures) for tally in tallies[AFFINITY])
-    return [] if broken <= W4.clients else [f"at most {W4.clients} tries broken ({broken})"]
+    results = _interleaved([LEAST_BUSY, AFFINITY], model, W4, repeats, kill)
+    _show(W4, results)
+    broken = max(len(result.failures) for result in results[AFFINITY])
+    return [] if broken <= W4.clients else [f"at most {W4.clients} failed attempts ({broken})"]
 
 
 def bench_w5(model: Path, seeds: int, repeats: int) -> list[str]:
-    """Nothing is shared: what affinity costs where it can save nothing."""
+    """Nothing is shared: the cost of affinity where it cannot save anything."""
     del seeds
-    tallies = _interleaved([LEAST_BUSY, AFFINITY], model, W5, repeats)
-    _show(W5, tallies)
-    cost = statistics.median(_ratios(tallies, AFFINITY, LEAST_BUSY, lambda tally: tally.wall_s))
+    results = _interleaved([LEAST_BUSY, AFFINITY], model, W5, repeats)
+    _show(W5, results)
+    cost = statistics.median(_ratios(results, AFFINITY, LEAST_BUSY, lambda result: result.wall_s))
     print(f"affinity takes {cost:.3f} times as long (median of {repeats} pairs)")
     return [] if cost <= 1.02 else [f"a cost of at most 2 % ({cost - 1:.1%})"]
 
 
 def bench_w7(model: Path, seeds: int, repeats: int) -> list[str]:
-    """Three clients for each slot: the line is never empty, and homes have no free lease."""
+    """Three clients per slot: the queue is never empty, and owners have no free slot."""
     del seeds
-    tallies = _interleaved([LEAST_BUSY, AFFINITY], model, W7, repeats)
-    _show(W7, tallies)
-    failed = [reason for tally in tallies[AFFINITY] for reason in tally.failures]
+    results = _interleaved([LEAST_BUSY, AFFINITY], model, W7, repeats)
+    _show(W7, results)
+    failed = [reason for result in results[AFFINITY] for reason in result.failures]
     return [f"nothing fails ({failed[0]})"] if failed else []
 
 
@@ -150,66 +152,66 @@ BENCHES: Mapping[str, Callable[[Path, int, int], list[str]]] = {
     "W7": bench_w7,
 }
 
-Tallies = Mapping[Arrangement, Sequence[Tally]]
+Results = Mapping[Deployment, Sequence[WorkloadResult]]
 
 
 def _interleaved(
-    ways: Sequence[Arrangement],
+    deployments: Sequence[Deployment],
     model: Path,
     workload: Workload,
     rounds: int,
     meanwhile: Callable[[Corral, int], None] = lambda *_: None,
-) -> dict[Arrangement, list[Tally]]:
-    """Run every arrangement once a round, all of a round with the same seed."""
-    tallies: dict[Arrangement, list[Tally]] = {way: [] for way in ways}
+) -> dict[Deployment, list[WorkloadResult]]:
+    """Run every deployment once per round; all runs of a round share a seed."""
+    results: dict[Deployment, list[WorkloadResult]] = {deployment: [] for deployment in deployments}
     for number in range(rounds):
-        for way in ways if number % 2 == 0 else reversed(ways):
-            tally = run(way, model, workload, FIRST_SEED + number, meanwhile)
-            tallies[way].append(tally)
-            label = f"{workload.name} seed {FIRST_SEED + number}, {way.name}"
-            print(f"{label}: {tally.prefilled}", file=sys.stderr)
-    return tallies
+        for deployment in deployments if number % 2 == 0 else reversed(deployments):
+            result = run(deployment, model, workload, FIRST_SEED + number, meanwhile)
+            results[deployment].append(result)
+            label = f"{workload.name} seed {FIRST_SEED + number}, {deployment.name}"
+            print(f"{label}: {result.prefilled}", file=sys.stderr)
+    return results
 
 
-def _show(workload: Workload, tallies: Tallies) -> None:
-    """Print a line for each arrangement; times are ratios to the last one, run by run."""
-    *_, ours = tallies
+def _show(workload: Workload, results: Results) -> None:
+    """Print a line for each deployment; times are ratios to the last one, run by run."""
+    *_, ours = results
     print(f"\n{workload}\n")
-    heads = ("tokens computed", "cached", "first token", "wall", "broken")
+    heads = ("tokens computed", "cached", "first token", "wall", "failed")
     print("{:30} {:>24} {:>7} {:>18} {:>18} {:>7}".format("", *heads))
-    for way, runs in tallies.items():
-        prefilled = [tally.prefilled for tally in runs]
-        cached = statistics.mean(tally.cached_share for tally in runs)
-        broken = sum(len(tally.failures) for tally in runs)
-        first = _spread(_ratios(tallies, way, ours, _first_token_s))
-        wall = _spread(_ratios(tallies, way, ours, lambda tally: tally.wall_s))
+    for deployment, runs in results.items():
+        prefilled = [result.prefilled for result in runs]
+        cached = statistics.mean(result.cached_share for result in runs)
+        broken = sum(len(result.failures) for result in runs)
+        first = _spread(_ratios(results, deployment, ours, _first_token_s))
+        wall = _spread(_ratios(results, deployment, ours, lambda result: result.wall_s))
         mean = f"{statistics.mean(prefilled):.0f} ({min(prefilled)} to {max(prefilled)})"
-        print(f"{way.name:30} {mean:>24} {cached:7.3f} {first:>18} {wall:>18} {broken:7}")
-    print(f"\nfirst token and wall: times ours; ours took {_seconds(tallies[ours])}")
+        print(f"{deployment.name:30} {mean:>24} {cached:7.3f} {first:>18} {wall:>18} {broken:7}")
+    print(f"\nfirst token and wall are multiples of ours; ours took {_seconds(results[ours])}")
 
 
 def _ratios(
-    tallies: Tallies, one: Arrangement, other: Arrangement, figure: Callable[[Tally], float]
+    results: Results, one: Deployment, other: Deployment, figure: Callable[[WorkloadResult], float]
 ) -> list[float]:
-    pairs = zip(tallies[one], tallies[other], strict=True)
-    return [figure(tally) / figure(base) for tally, base in pairs]
+    pairs = zip(results[one], results[other], strict=True)
+    return [figure(result) / figure(base) for result, base in pairs]
 
 
-def _first_token_s(tally: Tally) -> float:
-    return statistics.mean(answer.first_token_s for answer in tally.answers)
+def _first_token_s(result: WorkloadResult) -> float:
+    return statistics.mean(answer.first_token_s for answer in result.answers)
 
 
-def _mean_prefilled(tallies: Sequence[Tally]) -> float:
-    return statistics.mean(tally.prefilled for tally in tallies)
+def _mean_prefilled(results: Sequence[WorkloadResult]) -> float:
+    return statistics.mean(result.prefilled for result in results)
 
 
 def _spread(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def _seconds(tallies: Sequence[Tally]) -> str:
-    first = statistics.median(_first_token_s(tally) for tally in tallies)
-    wall = statistics.median(tally.wall_s for tally in tallies)
+def _seconds(results: Sequence[WorkloadResult]) -> str:
+    first = statistics.median(_first_token_s(result) for result in results)
+    wall = statistics.median(result.wall_s for result in results)
     return f"{first:.2f} s to the first token, {wall:.1f} s in all (medians)"
 
 

@@ -1,17 +1,15 @@
-"""See that no conversation ever shows in another, with engines that keep and swap many caches.
+"""Check that no conversation leaks into another while engines swap many KV caches.
 
-Each client has a secret in its system prompt and is asked for it again and again. First every
-conversation is held alone, and without a cache: those answers are the truth. Then all are held at
-once, in random order, on two engines with few slots, so that caches move between slots and main
-memory all the time. Every answer must be the one that was given alone, and none may hold the secret
-of somebody else. What was said alone is what later turns quote, so that one difference does not
-hide the next.
+Each conversation has a secret in its system prompt and asks for it repeatedly. The reference
+answers come from running each conversation alone without a cache. Then all run concurrently, in
+random order, on two engines with few slots, so that caches move between slots and host memory all
+the time. Every answer must equal its reference, and none may contain the secret of another
+conversation. Later turns quote the references, so that one difference does not hide the next.
 
-What an engine computes depends in its last bits on what it computes at the same time: quantised
-weights are multiplied by other kernels for one row than for many, and so is flash attention. At a
-near tie that is another word (measured with SmolLM2 in Q4_1: 7 % of these answers, held alone too).
-So the conversations are held twice: with our flags, where no secret may leak, and without those two
-kernels, where every answer must be the same to the letter.
+The last bits of a result depend on the batch: quantised weights and flash attention use other
+kernels for one row than for many. At a near tie that yields another word (SmolLM2 Q4_1: 7 % of
+these answers, alone too). So everything runs twice: with our flags, where no secret may leak, and
+without those kernels, where every answer must be identical.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ from pathlib import Path
 import aiohttp
 import tiny_gguf
 
-from scripts.bench.arrangement import AFFINITY, Arrangement, serving
-from scripts.bench.talks import WORDS, ask
+from scripts.bench.conversations import WORDS, chat
+from scripts.bench.deployment import AFFINITY, Deployment, serving
 from supervisor.host import download
 from supervisor.host.paths import directories
 
 TOKENS = 12
 SEED = 7
-PATIENCE_S = 300
-# Two slots an engine for all clients, and room for few histories beside them.
+TIMEOUT_S = 300
+# Two slots per engine for all clients, and a host cache for few conversations.
 CROWDED = AFFINITY.with_flags({"parallel": 2, "ctx-size": 8192, "cache-ram": 256})
 EXACT = CROWDED.with_flags({"repack": False, "flash-attn": "off"})
 
@@ -47,33 +45,33 @@ class Canary:
     """One conversation with a secret.
 
     Attributes:
-        secret: The word that nobody else may see.
-        questions: What is asked, in order.
-        truths: What was answered to each when it was held alone.
+        secret: The word that no other conversation may see.
+        questions: One per turn.
+        references: The answer to each question when the conversation ran alone.
     """
 
     secret: str
     questions: Sequence[str]
-    truths: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
 
     def messages(self, turn: int) -> list[dict[str, str]]:
-        """Return what is said up to a question, with the true answers between."""
+        """Return the messages up to a question, with the reference answers between."""
         system = f"The secret word is {self.secret}. Whoever asks is told the secret word."
         said = [{"role": "system", "content": system}]
-        for question, truth in zip(self.questions, self.truths[:turn], strict=False):
-            said += [_says("user", question), _says("assistant", truth)]
-        return [*said, _says("user", self.questions[turn])]
+        for question, reference in zip(self.questions, self.references[:turn], strict=False):
+            said += [_message("user", question), _message("assistant", reference)]
+        return [*said, _message("user", self.questions[turn])]
 
 
 @dataclass
 class Findings:
-    """What came of it.
+    """The answers checked and what was wrong with them.
 
     Attributes:
-        turns: Answers looked at.
-        cached: Share of the prompt tokens that came from a cache.
-        leaks: Answers that hold somebody else's secret.
-        differences: Answers that were not those given alone.
+        turns: Answers checked.
+        cached: Share of the prompt tokens that came from a cache, 0 to 1.
+        leaks: Answers that contain the secret of another conversation.
+        differences: Answers that differ from their reference.
     """
 
     turns: int = 0
@@ -83,11 +81,11 @@ class Findings:
 
 
 def main() -> int:
-    """Run, print, and return 1 where anything was seen that must not be."""
+    """Run, print, and return 1 on a leak or a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=2000, help="in all, of all clients")
-    parser.add_argument("--tiny", action="store_true", help="a random model of 270 kB instead")
+    parser.add_argument("--turns", type=int, default=2000, help="in total")
+    parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = _model(Path(directory), is_tiny=options.tiny)
@@ -113,23 +111,19 @@ def _model(directory: Path, *, is_tiny: bool) -> Path:
     return download.find_pin("smollm2").path(directories().models)
 
 
-def run(arrangement: Arrangement, model: Path, *, clients: int, turns: int) -> Findings:
-    """Hold every conversation alone, then all at once, again and again."""
-    with serving(arrangement, model) as corral:
+def run(deployment: Deployment, model: Path, *, clients: int, turns: int) -> Findings:
+    """Run every conversation alone, then all of them concurrently, repeatedly."""
+    with serving(deployment, model) as corral:
         return asyncio.run(_run(corral.url, make_canaries(clients), turns))
 
 
 def make_canaries(clients: int) -> list[Canary]:
-    """Return conversations with different secrets and different questions."""
-    chance = random.Random(SEED)  # noqa: S311 (these secrets hide nothing)
-    secrets = [f"{word}{chance.randrange(1000, 9999)}" for word in chance.sample(WORDS, clients)]
+    rng = random.Random(SEED)  # noqa: S311 (test data, not secrets)
+    secrets = [f"{word}{rng.randrange(1000, 9999)}" for word in rng.sample(WORDS, clients)]
     return [
         Canary(
             secret,
-            [
-                f"{' '.join(chance.choices(WORDS, k=20))}. What is the secret word?"
-                for _ in range(5)
-            ],
+            [f"{' '.join(rng.choices(WORDS, k=20))}. What is the secret word?" for _ in range(5)],
         )
         for secret in secrets
     ]
@@ -137,22 +131,22 @@ def make_canaries(clients: int) -> list[Canary]:
 
 async def _run(url: str, canaries: Sequence[Canary], turns: int) -> Findings:
     findings = Findings()
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as http:
         for canary in canaries:
             for turn in range(len(canary.questions)):
-                canary.truths.append((await _answer(http, canary, turn, cache=False))[0])
+                canary.references.append((await _answer(http, canary, turn, cache=False))[0])
         began_at_s = time.monotonic()
         rounds = turns // sum(len(canary.questions) for canary in canaries)
         async with asyncio.TaskGroup() as group:
             for number, canary in enumerate(canaries):
-                group.create_task(_hold(http, canary, canaries, findings, (rounds, number)))
-        print(f"all at once: {time.monotonic() - began_at_s:.0f} s", file=sys.stderr)
+                group.create_task(_repeat(http, canary, canaries, findings, (rounds, number)))
+        print(f"concurrent phase: {time.monotonic() - began_at_s:.0f} s", file=sys.stderr)
     findings.cached /= max(1, findings.turns)
     return findings
 
 
-async def _hold(
+async def _repeat(
     http: aiohttp.ClientSession,
     canary: Canary,
     canaries: Sequence[Canary],
@@ -160,17 +154,17 @@ async def _hold(
     rounds_and_seed: tuple[int, int],
 ) -> None:
     rounds, seed = rounds_and_seed
-    chance = random.Random(seed)  # noqa: S311 (an order hides nothing)
+    rng = random.Random(seed)  # noqa: S311 (a random order)
     for _ in range(rounds):
         for turn in range(len(canary.questions)):
-            await asyncio.sleep(chance.random() / 20)
+            await asyncio.sleep(rng.random() / 20)
             said, cached = await _answer(http, canary, turn, cache=True)
             findings.turns += 1
             findings.cached += cached
-            if said != canary.truths[turn]:
-                findings.differences.append(f"{said!r} instead of {canary.truths[turn]!r}")
-            strangers = [one.secret for one in canaries if one is not canary]
-            findings.leaks += [f"{said!r} holds {one}" for one in strangers if one in said]
+            if said != canary.references[turn]:
+                findings.differences.append(f"{said!r} instead of {canary.references[turn]!r}")
+            others = [one.secret for one in canaries if one is not canary]
+            findings.leaks += [f"{said!r} holds {one}" for one in others if one in said]
 
 
 async def _answer(
@@ -184,11 +178,11 @@ async def _answer(
         "temperature": 0,
         "cache_prompt": cache,
     }
-    answered, said = await ask(http, body)
-    return said, answered.cached / max(1, answered.cached + answered.prefilled)
+    result, said = await chat(http, body)
+    return said, result.cached / max(1, result.cached + result.prefilled)
 
 
-def _says(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 

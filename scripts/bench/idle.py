@@ -1,6 +1,6 @@
-"""Measure what an idle daemon with four idle engines costs, the engines themselves not counted.
+"""Measure CPU time, wake-ups and memory of an idle daemon with four idle engines.
 
-Memory is given three ways. RSS is judged: it counts shared libraries in full, as `ps` and `top` do.
+The engines are not counted. RSS decides: it counts shared libraries in full, as `ps` and `top` do.
 PSS counts each shared page by its share, USS not at all.
 """
 
@@ -20,20 +20,18 @@ from end_to_end.home import Corral
 ENGINES = 4
 CPU_MAX = 0.5 / 100
 MEMORY_MAX_MB = 80
-# Warm-ups, first readings and the last imports are over by then.
+# Warm-up, first samples and late imports have ended by then.
 SETTLED_S = 5
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process costs.
+    """CPU and memory of a process.
 
     Attributes:
         cpu: Share of one core, 0 to 1.
-        wakeups_per_s: How often it left the processor and came back, by its own will, a second.
-        rss_mb: Resident memory, in millions of bytes.
-        pss_mb: The same with shared pages counted by their share.
-        uss_mb: The same without shared pages.
+        wakeups_per_s: Voluntary context switches per second.
+        rss_mb: Resident memory, in millions of bytes; the others likewise.
     """
 
     cpu: float
@@ -44,14 +42,13 @@ class Cost:
 
     @property
     def is_low(self) -> bool:
-        """Tell whether it is within what an idle daemon may cost."""
         return self.cpu <= CPU_MAX and self.rss_mb <= MEMORY_MAX_MB
 
 
 def main() -> int:
-    """Measure, print, and return 1 when it costs too much."""
+    """Measure, print, and return 1 above a limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60, help="how long to look")
+    parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement")
     seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory(prefix="c") as directory:
         corral = Corral(Path(directory))
@@ -67,12 +64,12 @@ def main() -> int:
         f"RSS {cost.rss_mb:.1f} MB (PSS {cost.pss_mb:.1f}, USS {cost.uss_mb:.1f})"
     )
     if not cost.is_low:
-        print(f"too much: {CPU_MAX:.1%} and {MEMORY_MAX_MB} MB of RSS are allowed")
+        print(f"above the limit of {CPU_MAX:.1%} of a core or {MEMORY_MAX_MB} MB of RSS")
     return 0 if cost.is_low else 1
 
 
 def measure(process: psutil.Process, seconds: float) -> Cost:
-    """Look at a process for a while."""
+    """Measure a process for some seconds."""
     before, switches = process.cpu_times(), process.num_ctx_switches().voluntary
     time.sleep(seconds)
     after, memory = process.cpu_times(), process.memory_full_info()

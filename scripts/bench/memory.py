@@ -1,6 +1,6 @@
-"""Compare the memory estimate with what the engine says it allocates, over a grid.
+"""Compare the memory estimate with the allocations that the engine logs, over a grid of flags.
 
-A model takes about 200 starts, of a quarter of a second each for SmolLM2.
+Each model takes about 200 engine starts, a quarter of a second each for SmolLM2.
 """
 
 from __future__ import annotations
@@ -28,23 +28,21 @@ SLOTS: Final = ((1, False), (2, False), (2, True), (4, False), (4, True))
 
 
 def main() -> int:
-    """Measure, print, and return 1 when the estimate is too far off."""
+    """Measure, print, and return 1 when the error is above a limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("models", nargs="*", type=Path, metavar="GGUF")
     parser.add_argument("--all", action="store_true", help="print every case")
-    words = parser.parse_args()
+    options = parser.parse_args()
     engine = load(None, cache_dir=directories().cache)
-    paths = words.models or [smollm2()]
-    return max(judge(engine, path, is_wordy=words.all) for path in paths)
+    paths = options.models or [smollm2()]
+    return max(judge(engine, path, is_verbose=options.all) for path in paths)
 
 
 def smollm2() -> Path:
-    """Return the demo model."""
     return download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
 
 
 def grid() -> Iterator[dict[str, FlagValue]]:
-    """Yield every case."""
     for ctx, (slots, unified), flash in product(CONTEXTS, SLOTS, ("on", "off", "auto")):
         yield case(ctx, slots, unified=unified) | {"flash-attn": flash}
     for ctx, (slots, unified), types in product(
@@ -61,17 +59,16 @@ def grid() -> Iterator[dict[str, FlagValue]]:
 
 
 def case(ctx: int, slots: int, *, unified: bool) -> dict[str, FlagValue]:
-    """Return what all cases say."""
     return {"ctx-size": ctx, "parallel": slots, "kv-unified": unified, "flash-attn": "on"}
 
 
-def judge(engine: Engine, path: Path, *, is_wordy: bool) -> int:
-    """Print what came of one model, and return 1 when it is too far off."""
+def judge(engine: Engine, path: Path, *, is_verbose: bool) -> int:
+    """Print the errors of one model, and return 1 when they are above a limit."""
     found = []
     for flags in grid():
         one = compare(engine, path, flags)
         found.append(one)
-        if is_wordy:
+        if is_verbose:
             print(row(one))
     errors = [abs(one.error) for one in found]
     worst = max(found, key=lambda one: abs(one.error))
@@ -79,14 +76,14 @@ def judge(engine: Engine, path: Path, *, is_wordy: bool) -> int:
     print(f"worst:   {row(worst)}")
     for part in PARTS:
         print(f"{part:8} {spread([one.part_error(part) for one in found])}")
-    is_near = statistics.median(errors) < MEDIAN_MAX and max(errors) < WORST_MAX
-    if not is_near:
-        print(f"too far off: {MEDIAN_MAX:.0%} in the median and {WORST_MAX:.0%} are allowed")
-    return 0 if is_near else 1
+    is_within = statistics.median(errors) < MEDIAN_MAX and max(errors) < WORST_MAX
+    if not is_within:
+        print(f"above the limit of {MEDIAN_MAX:.0%} (median) or {WORST_MAX:.0%} (worst)")
+    return 0 if is_within else 1
 
 
 def row(one: Comparison) -> str:
-    """Return a line of a case: what was said and foreseen, in MiB, and the error."""
+    """Return a line: the error, and logged/estimated MiB of each part."""
     sizes = "  ".join(
         f"{part} {one.told[part] / MIB:.2f}/{one.estimated[part] / MIB:.2f}" for part in PARTS
     )
@@ -95,7 +92,6 @@ def row(one: Comparison) -> str:
 
 
 def spread(errors: Sequence[float]) -> str:
-    """Return the median of errors, and how far they go either way."""
     return f"median {statistics.median(errors):+.2%}, {min(errors):+.2%} to {max(errors):+.2%}"
 
 

@@ -1,11 +1,10 @@
-"""See that a conversation finds its cache again, however its engine went away.
+"""Check that a conversation finds its KV cache after its engine was stopped and started.
 
-A conversation of 3 000 tokens is held with SmolLM2, whose engine then goes: for another model that
-needs its memory; with the daemon; and, after `corral slots save`, by kill -9 together with the
-daemon. The next turn must find what was said in its cache, by the engine's own `cache_n`, and its
-first token must come much sooner than cold. Cold is the same turn once more, right after it, on an
-engine that was started after `corral slots forget`. What a first token waited for the model to be
-loaded is told apart, and counts in neither.
+SmolLM2 holds a conversation of 3 000 tokens. Its engine then stops: evicted for another model; with
+the daemon; and, after `corral slots save`, by kill -9 together with the daemon. The next turn must
+find the conversation in its cache (the engine's `cache_n`), and its first token must come much
+sooner than cold. Cold is the same turn again, on an engine started after `corral slots forget`.
+The time to load the model is shown, and excluded from both.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ import psutil
 import tiny_gguf
 from end_to_end.home import Corral, until
 
-from scripts.bench.budget import serving
-from scripts.bench.mix import session
-from scripts.bench.talks import WORDS, Answered, ask
-from scripts.bench.told import told
+from scripts.bench.conversations import WORDS, TurnResult, chat
+from scripts.bench.event_log import read_event_log
+from scripts.bench.memory_budget import serving
+from scripts.bench.mixed_requests import session
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -44,10 +43,10 @@ class Turn:
     """One turn of the conversation.
 
     Attributes:
-        cached: Prompt tokens that the engine had.
-        prompt: Prompt tokens in all.
-        load_s: How long it waited for its turn.
-        first_token_s: From its turn to the first token.
+        cached: Prompt tokens from the cache.
+        prompt: All prompt tokens.
+        load_s: Queueing time, which is the time to load the model.
+        first_token_s: From the end of queueing to the first token.
     """
 
     cached: int
@@ -56,38 +55,38 @@ class Turn:
     first_token_s: float
 
 
-class Talk:
-    """The conversation, and whom it is held with.
+class Conversation:
+    """The conversation.
 
     Args:
-        corral: Serves it.
         words: Length of the first question.
-        seed: Decides its words.
+        seed: Determines its words.
     """
 
     def __init__(self, corral: Corral, words: int, seed: int) -> None:
         self._corral = corral
-        chance = random.Random(seed)  # noqa: S311 (a story hides nothing)
-        self._messages = [_says("user", " ".join(chance.choices(WORDS, k=words)))]
+        rng = random.Random(seed)  # noqa: S311 (a prompt, no secret)
+        self._messages = [_message("user", " ".join(rng.choices(WORDS, k=words)))]
         self._answer = ""
 
-    def go_on(self) -> Turn:
-        """Ask the next question."""
+    def next_turn(self) -> Turn:
         if self._answer:
-            self._messages += [_says("assistant", self._answer), _says("user", "And then?")]
-        return self.again()
+            self._messages += [_message("assistant", self._answer), _message("user", "And then?")]
+        return self.repeat()
 
-    def again(self) -> Turn:
-        """Ask the last question once more."""
-        before = len(told(self._corral).waits_s(CHAT))
-        answered, self._answer = asyncio.run(_ask(self._corral.url, CHAT, self._messages))
-        until(lambda: len(told(self._corral).waits_s(CHAT)) > before)
-        waited_s = told(self._corral).waits_s(CHAT)[-1]
-        prompt = answered.cached + answered.prefilled
-        return Turn(answered.cached, prompt, waited_s, answered.first_token_s - waited_s)
+    def repeat(self) -> Turn:
+        """Repeat the last question."""
+        before = len(read_event_log(self._corral).queued_s(CHAT))
+        result, self._answer = asyncio.run(_chat(self._corral.url, CHAT, self._messages))
+        until(lambda: len(read_event_log(self._corral).queued_s(CHAT)) > before)
+        queued_s = read_event_log(self._corral).queued_s(CHAT)[-1]
+        prompt = result.cached + result.prefilled
+        return Turn(result.cached, prompt, queued_s, result.first_token_s - queued_s)
 
 
-async def _ask(url: str, model: str, messages: Sequence[Mapping[str, str]]) -> tuple[Answered, str]:
+async def _chat(
+    url: str, model: str, messages: Sequence[Mapping[str, str]]
+) -> tuple[TurnResult, str]:
     body = {
         "model": model,
         "messages": messages,
@@ -96,32 +95,32 @@ async def _ask(url: str, model: str, messages: Sequence[Mapping[str, str]]) -> t
         "temperature": 0,
     }
     async with session(url) as http:
-        return await ask(http, body)
+        return await chat(http, body)
 
 
-def _says(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-# The ways in which an engine goes, and comes back.
+# How an engine is stopped and started.
 
 
 def swapped(corral: Corral) -> None:
-    """Have another model called, which needs the memory; the next turn calls this one back."""
-    asyncio.run(_ask(corral.url, OTHER, [_says("user", "Hello.")]))
+    """Evict the model by a request for another; the next turn reloads it."""
+    asyncio.run(_chat(corral.url, OTHER, [_message("user", "Hello.")]))
     (model,) = (one for one in corral.data("status")["models"] if one["name"] == CHAT)
     if model["state"] != "unloaded":
         raise RuntimeError(f"{CHAT} is {model['state']} beside {OTHER}")
 
 
 def restarted(corral: Corral) -> None:
-    """Stop the daemon, and start another."""
+    """Restart the daemon."""
     corral.ok("stop")
     corral.ok("start", CHAT)
 
 
 def killed(corral: Corral) -> None:
-    """Save, kill the daemon and its engines, and start another."""
+    """Save the slots, kill the daemon and its engines, and start again."""
     corral.ok("slots", "save")
     engines, daemon = corral.engines(), corral.daemon_pid
     os.kill(daemon, signal.SIGKILL)
@@ -133,13 +132,13 @@ def killed(corral: Corral) -> None:
 
 
 def forgotten(corral: Corral) -> None:
-    """Start the model anew, with nothing kept."""
+    """Restart the model without saved slots."""
     corral.ok("stop", CHAT)
     corral.ok("slots", "forget", "--all")
     corral.ok("start", CHAT)
 
 
-WAYS: Mapping[str, Callable[[Corral], None]] = {
+RESTARTS: Mapping[str, Callable[[Corral], None]] = {
     "swapped out and in": swapped,
     "daemon restarted": restarted,
     "killed after slots save": killed,
@@ -147,7 +146,7 @@ WAYS: Mapping[str, Callable[[Corral], None]] = {
 
 
 def main() -> int:
-    """Go each way, print a line for it, and return 1 where a goal was missed."""
+    """Restart in each way, print a line for it, and return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smollm2", type=Path, help="GGUF; else that of corral model get")
     parser.add_argument("--words", type=int, default=2900, help="of the first question")
@@ -157,24 +156,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         other = tiny_gguf.make(Path(directory) / "tiny.gguf", ctx=32768)
         paths = {CHAT: smollm2, OTHER: other}
-        with serving(paths, places=1, slots=SLOTS, residency_s=0) as corral:
-            missed = run(corral, Talk(corral, options.words, options.seed))
+        with serving(paths, models_max=1, slots=SLOTS, residency_s=0) as corral:
+            missed = run(corral, Conversation(corral, options.words, options.seed))
     for goal in missed:
         print(f"missed: {goal}")
     return 1 if missed else 0
 
 
-def run(corral: Corral, talk: Talk) -> list[str]:
-    """Go each way; return the goals that were missed."""
-    head = ("history", "cached", "of it", "load", "first token", "cold", "ratio")
+def run(corral: Corral, conversation: Conversation) -> list[str]:
+    """Restart in each way; return the missed goals."""
+    head = ("history", "cached", "share", "load", "first token", "cold", "ratio")
     print(("{:24}" + " {:>11}" * len(head)).format("", *head))
-    missed, last = [], talk.go_on()
-    for name, go in WAYS.items():
+    missed, last = [], conversation.next_turn()
+    for name, restart in RESTARTS.items():
         held = last.prompt + TOKENS
-        go(corral)
-        found = talk.go_on()
+        restart(corral)
+        found = conversation.next_turn()
         forgotten(corral)
-        last = cold = talk.again()
+        last = cold = conversation.repeat()
         share, ratio = found.cached / held, found.first_token_s / cold.first_token_s
         print(
             f"{name:24} {held:11} {found.cached:11} {share:11.1%} {found.load_s:9.2f} s "

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
 
-from scripts.bench import mix
+from scripts.bench import mixed_requests
 
 # Each takes about 41 MiB at its start: two fit, three do not.
 SETTINGS = """
@@ -91,9 +91,9 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
     corral: Corral, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
-    lists = mix.make_questions("abc", seed=7, clients=8, count=48)
-    answers = [*chain.from_iterable(asyncio.run(mix.ask_all(corral.url, lists)))]
-    assert [answer.flaw for answer in answers] == [None] * 48
+    lists = mixed_requests.make_requests("abc", seed=7, clients=8, count=48)
+    answers = [*chain.from_iterable(asyncio.run(mixed_requests.send_all(corral.url, lists)))]
+    assert [answer.problem for answer in answers] == [None] * 48
     runs = [one["run"] for model in corral.data("status")["models"] for one in model["instances"]]
     assert sum(runs) < len(answers) / 2
 
@@ -104,13 +104,13 @@ def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
     kept = SETTINGS.replace("min_residency_s = 0.1", "min_residency_s = 600")
     corral.configure(kept.format(path=tiny_model, more=""))
     corral.ok("start", "a", "b")
-    call = mix.Question("c", is_chat=True, is_stream=False, tokens=4, words="hello")
+    call = mixed_requests.ModelRequest("c", is_chat=True, is_stream=False, tokens=4, words="hello")
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(asyncio.run, mix.ask_all(corral.url, [[call]]))
+        asked = threads.submit(asyncio.run, mixed_requests.send_all(corral.url, [[call]]))
         until(lambda: "c: 1 waiting for memory" in corral.ok("status"))
         corral.ok("stop", "c")
         ((answer,),) = asked.result(PATIENCE_S)
-    assert "it is stopped (corral start c)" in str(answer.flaw)
+    assert "it is stopped (corral start c)" in str(answer.problem)
 
 
 def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(

@@ -1,4 +1,4 @@
-"""What a daemon in the background told of itself: its log, one event a line."""
+"""The events that a background daemon logged, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -12,50 +12,45 @@ from end_to_end.home import Corral
 
 
 @dataclass(frozen=True)
-class Told:
-    """The events of a daemon.
-
-    Attributes:
-        events: In their order: `event`, `timestamp`, and the fields of supervisor.events.
-    """
+class EventLog:
+    """The events of a daemon: `event`, `timestamp`, and the fields of supervisor.events."""
 
     events: list[dict[str, Any]]
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """Return the events of a name."""
         return [event for event in self.events if event["event"] == name]
 
     def loads(self) -> Counter[str]:
-        """Return how many times each model came into memory, or began to."""
+        """Return how often each model began to load."""
         changes = self.of("instance.state_changed")
         return Counter(one["model"] for one in changes if one["after"] == "starting")
 
     def load_s(self) -> dict[str, float]:
-        """Return how long each model's loads took, the longest."""
+        """Return the longest load of each model."""
         began_at: dict[str, datetime] = {}
-        took_s: dict[str, float] = defaultdict(float)
+        duration_s: dict[str, float] = defaultdict(float)
         for one in self.of("instance.state_changed"):
             at, model = datetime.fromisoformat(one["timestamp"]), one["model"]
             if one["after"] == "starting":
                 began_at[model] = at
             elif one["after"] == "ready":
-                took_s[model] = max(took_s[model], (at - began_at[model]).total_seconds())
-        return took_s
+                duration_s[model] = max(duration_s[model], (at - began_at[model]).total_seconds())
+        return duration_s
 
-    def waits_s(self, model: str = "") -> list[float]:
-        """Return how long each request of a model, or of all, waited for its turn."""
+    def queued_s(self, model: str = "") -> list[float]:
+        """Return the queueing time of each request of a model, or of all."""
         finished = self.of("request.finished")
         return [one["queued_ms"] / 1000 for one in finished if model in {"", one["model"]}]
 
     def answer_s(self) -> dict[str, float]:
-        """Return how long each answer took once its turn had come, by the request's name."""
+        """Return the duration of each request without its queueing time, by request id."""
         return {
             one["request"]: (one["duration_ms"] - one["queued_ms"]) / 1000
             for one in self.of("request.finished")
         }
 
 
-def told(corral: Corral) -> Told:
-    """Return what the daemon of a home told so far."""
+def read_event_log(corral: Corral) -> EventLog:
+    """Read the daemon's log so far."""
     log = (corral.home / "log" / "daemon.log").read_text("utf-8")
-    return Told([json.loads(line) for line in log.splitlines()])
+    return EventLog([json.loads(line) for line in log.splitlines()])

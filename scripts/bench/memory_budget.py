@@ -1,4 +1,4 @@
-"""Memory for fewer models than there are, and a daemon that serves them in it."""
+"""A daemon with a memory budget for fewer models than it serves."""
 
 from __future__ import annotations
 
@@ -17,32 +17,30 @@ min_residency_s = {residency_s}
 flags = {{ {flags} }}
 """
 SLOTS = 4
-# The plan must not follow from the budget, which follows from the plan: nothing here is `auto`.
-# Prompt caches grow little, and cells make a tiny model worth about as much memory as the others.
+# The budget follows from the plan, so the plan must not depend on the budget: nothing is `auto`.
+# Small prompt caches; a long context makes a tiny model need about as much memory as the others.
 FLAGS = (
     "parallel = {slots}, ctx-size = {ctx}, cache-ram = 8, "
     'cache-type-k = "f16", cache-type-v = "f16"'
 )
 CTX, CTX_TINY = 8192, 131072
-SHARE = 0.8  # of the smallest model: what those in memory may grow by
+GROWTH_SHARE = 0.8  # of the smallest model: room for loaded models to grow
 
 
 @contextmanager
 def serving(
     paths: Mapping[str, Path],
     *,
-    places: int,
+    models_max: int,
     slots: int = SLOTS,
     eviction_wait_s: float = 20,
     residency_s: float,
 ) -> Iterator[Corral]:
-    """Serve models for the length of the block, in memory that holds so many of them, and no more.
+    """Serve models within memory for exactly `models_max` of them.
 
     Args:
-        paths: The GGUF file of each model; small ones get a long context.
-        places: How many of them fit, whichever.
-        slots: Of each model.
-        eviction_wait_s: As in the settings.
+        paths: The GGUF file of each model; a file below 1 MiB gets a long context.
+        slots: Slots of each model.
         residency_s: `min_residency_s` of the settings.
     """
     text = "".join(
@@ -52,7 +50,7 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
         corral = Corral(Path(home))
         corral.configure(text)
-        budget_bytes = _budget_bytes(corral, list(paths), places)
+        budget_bytes = _budget_bytes(corral, list(paths), models_max)
         corral.configure(
             f"{text}\n[supervisor]\nmemory_budget = {budget_bytes}\n"
             f"eviction_wait_s = {eviction_wait_s}\n"
@@ -69,7 +67,7 @@ def _flags(path: Path, slots: int) -> str:
     return FLAGS.format(slots=slots, ctx=CTX_TINY if is_small else CTX)
 
 
-def _budget_bytes(corral: Corral, names: list[str], places: int) -> int:
-    """Return what any `places` of the models need and no more of them fit into."""
+def _budget_bytes(corral: Corral, names: list[str], models_max: int) -> int:
+    """Return memory that any `models_max` of the models fit into, and no further one."""
     needs = sorted(corral.data("plan", name)["memory"]["host"]["at_start"] for name in names)
-    return int(sum(needs[-places:]) + SHARE * needs[0])
+    return int(sum(needs[-models_max:]) + GROWTH_SHARE * needs[0])

@@ -1,0 +1,124 @@
+"""Deployments of one model on two engines, started afresh for each run."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from end_to_end.home import Corral
+
+from scripts.bench.conversations import Clients, Conversation, Workload, WorkloadResult
+
+Flags = Mapping[str, object]
+
+# llama-server's own defaults: -np auto, and a context of 8192.
+# Source: common/common.h and tools/server/README.md of llama.cpp, build 10434.
+ENGINE_DEFAULTS: Flags = {
+    "parallel": 4,
+    "kv-unified": True,
+    "slot-prompt-similarity": 0.1,
+    "ctx-size": 8192,
+    "cache-ram": 8192,
+    "batch-size": 2048,
+    "ubatch-size": 512,
+}
+OURS: Flags = {"parallel": 4, "ctx-size": 16384}
+ONE_THREAD: Flags = {"threads": 1, "threads-batch": 1}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How the model is served.
+
+    Attributes:
+        policy: A policy of the proxy, or `sticky`: a conversation stays with the engine of its
+            number, whatever it shares with others.
+        flags: Flags of each engine.
+    """
+
+    name: str
+    policy: str
+    flags: Flags = field(hash=False)
+
+    def with_flags(self, flags: Flags) -> Deployment:
+        return Deployment(self.name, self.policy, {**self.flags, **flags})
+
+
+DEFAULT_LEAST_BUSY = Deployment("least busy, engine's defaults", "least-busy", ENGINE_DEFAULTS)
+LEAST_BUSY = Deployment("least busy, our flags", "least-busy", OURS)
+STICKY = Deployment("sticky sessions, our flags", "sticky", OURS)
+AFFINITY = Deployment("affinity, our flags", "affinity", OURS)
+
+
+def route(deployment: Deployment) -> Callable[[Conversation], str]:
+    """Return the function from a conversation to its model; parity is the application."""
+    if deployment.policy == "sticky":
+        return lambda conversation: "ab"[conversation.number // 2 % 2]
+    return lambda _: "chat"
+
+
+@contextmanager
+def serving(deployment: Deployment, model: Path) -> Iterator[Corral]:
+    """Serve for the length of the block, starting with empty caches."""
+    with tempfile.TemporaryDirectory(prefix="corral-") as home:
+        corral = Corral(Path(home))
+        corral.configure(_settings(deployment, model))
+        corral.ok("start")
+        try:
+            yield corral
+        finally:
+            corral.end()
+
+
+def run(
+    deployment: Deployment,
+    model: Path,
+    workload: Workload,
+    seed: int,
+    meanwhile: Callable[[Corral, int], None] = lambda *_: None,
+) -> WorkloadResult:
+    """Start the deployment, run the conversations of a seed, and return the result.
+
+    Args:
+        model: GGUF file of a chat model.
+        seed: Determines the conversations and their order.
+        meanwhile: Called after each answer with the number of answers so far.
+    """
+    with serving(deployment, model) as corral:
+        clients = Clients(
+            corral.url, route(deployment), workload, seed, lambda count: meanwhile(corral, count)
+        )
+        result = asyncio.run(clients.run())
+        result.decoded = _decoded(corral.url)
+        return result
+
+
+def _decoded(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{url}/metrics") as response:  # noqa: S310 (loopback)
+        text = response.read().decode()
+    line = r'^corral_decoded_tokens_total\{instance="([^"]+)".*\} (\S+)$'
+    found = re.findall(line, text, re.MULTILINE)
+    return {name: float(tokens) for name, tokens in found}
+
+
+def _settings(deployment: Deployment, model: Path) -> str:
+    is_sticky = deployment.policy == "sticky"
+    policy = "least-busy" if is_sticky else deployment.policy
+    flags = {**deployment.flags, **ONE_THREAD}
+    rendered = "\n".join(f"{name} = {_toml(value)}" for name, value in flags.items())
+    replicas = 1 if is_sticky else 2
+    text = f'[proxy]\nlisten = "127.0.0.1:0"\npolicy = "{policy}"\n'
+    for name in "ab" if is_sticky else ["chat"]:
+        text += f'\n[models.{name}]\npath = "{model}"\nreplicas = {replicas}\n'
+        text += f"[models.{name}.flags]\n{rendered}\n"
+    return text
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
