@@ -1,1 +1,1 @@
-"""What GGUF files say of themselves."""
+"""Reads GGUF model files."""

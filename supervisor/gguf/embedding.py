@@ -1,4 +1,4 @@
-"""Whether a model makes embeddings or ranks texts, and what follows for its batches. Pure.
+"""How a model makes embeddings or ranks texts, and the batches this needs. Pure.
 
 Source: llama.cpp, tools/server/server-context.cpp: a slot that embeds takes its text in one micro
 batch, unless the pooling is `last` and the model has a KV cache (server_slot::can_split).
@@ -13,7 +13,7 @@ from typing import Final
 from supervisor.engines.help import FlagValue
 from supervisor.gguf.metadata import Gguf
 
-# What an engine itself takes where it is not told. Source: --help, --ubatch-size.
+# The engine's default. Source: --help, --ubatch-size.
 _SPLIT_TOKENS: Final = 512
 
 
@@ -23,8 +23,8 @@ class Embedding:
 
     Attributes:
         pooling: `none`, `mean`, `cls`, `last` or `rank`.
-        is_only: Whether it does nothing else: it generates no text.
-        can_split: Whether a text may be computed in several micro batches.
+        is_only: Whether it generates no text.
+        can_split: Whether one text may be computed in several micro batches.
     """
 
     pooling: str
@@ -32,12 +32,12 @@ class Embedding:
     can_split: bool
 
     def micro_batch(self, ctx: int) -> int:
-        """Return the tokens of a micro batch that inputs of up to `ctx` tokens need."""
+        """Tokens of a micro batch that inputs of up to `ctx` tokens need."""
         return min(ctx, _SPLIT_TOKENS) if self.can_split else ctx
 
 
 def embedding(gguf: Gguf, chosen: Mapping[str, FlagValue]) -> Embedding | None:
-    """Return how a model makes embeddings under its options; None where it does not."""
+    """Embedding properties of a model under its options; None if it makes no embeddings."""
     ranks = chosen.get("rerank") is True
     if not ranks and chosen.get("embedding") is not True:
         return None

@@ -1,10 +1,8 @@
-"""Walks the header of a GGUF file: its metadata and where its tensors lie.
+"""Reads a GGUF header: metadata and the positions of the tensors.
 
-The `gguf` package's own reader builds an array for every string of the vocabulary, which takes two
-seconds for 49 000 tokens, and raises a different numpy error at every place where a file may be
-cut. This one keeps scalars, strings and short arrays, counts the rest, and knows one error.
-`walker.py` reads the values, `hyperparameters.py` bounds what they say. What the numbers mean
-(block sizes, names of file types) still comes from that package.
+The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for
+49 000 tokens) and raises a different error at each place where a file may be cut. This reader keeps
+scalars, strings and short arrays, counts the rest, and raises one error.
 
 Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
 """
@@ -25,12 +23,12 @@ _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = frozenset({2, 3})
 _ALIGNMENT: Final = 32
 _ALIGNMENT_MAX: Final = 1 << 16
-# What a key with the smallest value takes, a tensor without dimensions, an empty string.
+# The least that a key with its value, a tensor and a string take.
 _PAIR_MIN_BYTES: Final = 8 + 4 + 1
 _TENSOR_MIN_BYTES: Final = 8 + 4 + 4 + 8
 _STRING_MIN_BYTES: Final = 8
-# More than any model has. Real ones have some 50 keys and 2 000 tensors; 50 000 tensors were seen
-# where each expert had its own. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
+# Real models have some 50 keys and 2 000 tensors; 50 000 tensors were seen in one whose experts had
+# tensors of their own. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
 _PAIRS_MAX: Final = 1 << 14
 _TENSORS_MAX: Final = 1 << 16
 _ARRAY_MAX: Final = 1 << 24
@@ -41,13 +39,13 @@ _DIMENSIONS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One array of weights.
+    """One tensor.
 
     Attributes:
         name: Such as `blk.0.ffn_up.weight`.
-        offset: In bytes from where the weights begin.
-        kind: Its ggml type.
-        shape: The length of a row first.
+        offset: Bytes from the start of the tensor data.
+        kind: ggml type, a key of `GGML_TYPES`.
+        shape: The row length first.
     """
 
     name: str
@@ -57,20 +55,19 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Return the number of its weights."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the weights.
+    """A GGUF header.
 
     Attributes:
-        metadata: By key. Arrays of more than 1024 elements, and arrays of strings, are not kept.
-        lengths: The number of elements of every array.
-        tensors: All there are, in the order of the file.
-        data_at: Where the weights begin, in bytes from the start of the file.
-        strings: The array of strings that was asked for; empty without it.
+        metadata: By key, without arrays of strings and arrays of more than 1024 elements.
+        lengths: The number of elements of every array, by key.
+        tensors: In file order.
+        data_at: Start of the tensor data, in bytes from the start of the file.
+        strings: The requested array of strings; empty if none was requested.
     """
 
     metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
@@ -79,38 +76,32 @@ class Header:
     data_at: int
     strings: tuple[bytes, ...]
 
-    @property
-    def elements(self) -> int:
-        """Return the number of weights."""
-        return sum(tensor.elements for tensor in self.tensors)
-
     def text(self, key: str) -> str:
-        """Return a string of the metadata; empty where there is none."""
+        """A string of the metadata; empty if missing."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else ""
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """Return an integer or an array of them; empty where there is none."""
+        """An integer or an array of them; empty if missing."""
         value = self.metadata.get(key, ())
         values = value if isinstance(value, tuple) else (value,)
         return tuple(one for one in values if isinstance(one, int))
 
-    def integer(self, key: str, otherwise: int = 0) -> int:
-        """Return an integer, the greatest of an array, or `otherwise` where there is none."""
-        return max(self.integers(key), default=otherwise)
+    def integer(self, key: str, default: int = 0) -> int:
+        """An integer, or the greatest of an array."""
+        return max(self.integers(key), default=default)
 
 
 def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
-    """Return the header of an open file.
+    """Read the header of an open file.
 
     Args:
-        file: Open for reading at its start.
-        name: What to call it in an error.
-        strings_of: The key of an array of strings to keep, or nothing.
+        file: Open for reading.
+        name: The file's name in errors.
+        strings_of: The key of an array of strings to keep, or an empty string.
 
     Raises:
-        ModelInvalid: It is empty, no GGUF, of a version that is not read, cut short, or says of
-            itself what no model can be.
+        ModelInvalid: Empty, not a GGUF file, of another version, truncated, damaged or implausible.
     """
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -122,10 +113,12 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
         _check_elements(found.tensors, size_bytes)
     except Damaged as error:
         raise ModelInvalid(
-            f"{name} is cut short or damaged: {error}", hint="download the file again"
+            f"{name} is truncated or damaged: {error}", hint="download the file again"
         ) from error
-    if wrong := hyperparameters.trouble(found.metadata, found.lengths):
-        raise ModelInvalid(f"{name} is no model: {wrong}", hint="download the file again")
+    if problem := hyperparameters.problem(found.metadata, found.lengths):
+        raise ModelInvalid(
+            f"{name} is not a valid model: {problem}", hint="download the file again"
+        )
     return found
 
 
@@ -134,7 +127,7 @@ def _check_magic(magic: bytes, name: str) -> None:
         raise ModelInvalid(f"{name} is empty", hint="download the file again")
     if magic != _MAGIC:
         raise ModelInvalid(
-            f"{name} is not a GGUF file: it begins with {magic!r}, not b'GGUF'",
+            f"{name} is not a GGUF file: its first bytes are {magic!r}, not b'GGUF'",
             hint="give the path of a .gguf file",
         )
 
@@ -142,8 +135,8 @@ def _check_magic(magic: bytes, name: str) -> None:
 def _check_version(version: int, name: str) -> None:
     if version not in _VERSIONS:
         raise ModelInvalid(
-            f"{name} is a GGUF of version {version}; 2 and 3 are read",
-            hint="convert the model anew with a current llama.cpp",
+            f"{name} has GGUF version {version}; supported are 2 and 3",
+            hint="convert the model again with a current llama.cpp",
         )
 
 
@@ -172,7 +165,7 @@ def _header(file: BinaryIO, walker: Walker, strings_of: str) -> Header:
 def _array(
     walker: Walker, *, keep: bool
 ) -> tuple[tuple[Scalar, ...] | None, int, tuple[bytes, ...]]:
-    """Return an array of numbers where it is short enough, its length, and strings to be kept."""
+    """The values if they are few enough to keep, the length, and the strings if requested."""
     kind = walker.u32()
     if kind == STRING:
         count = walker.count("strings", most=_ARRAY_MAX, each_bytes=_STRING_MIN_BYTES)
@@ -193,12 +186,12 @@ def _tensor(walker: Walker) -> Tensor:
 def _alignment(metadata: Mapping[str, object]) -> int:
     found = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(found, int) or not 0 < found <= _ALIGNMENT_MAX or found.bit_count() != 1:
-        raise Damaged(f"general.alignment is no power of two up to {_ALIGNMENT_MAX}")
+        raise Damaged(f"general.alignment is not a power of two up to {_ALIGNMENT_MAX}")
     return found
 
 
 def _check_elements(tensors: Iterable[Tensor], size_bytes: int) -> None:
-    """Refuse more weights than the file has bits; no type has less than one bit a weight."""
+    """Reject tensors larger than the file: no type has less than one bit per element."""
     for tensor in tensors:
         if tensor.elements > 8 * size_bytes:
-            raise Damaged(f"a tensor of {tensor.elements:,} weights does not fit into the file")
+            raise Damaged(f"a tensor of {tensor.elements:,} elements is larger than the file")

@@ -1,8 +1,8 @@
-"""The largest hyper-parameters that a model may have, and what is wrong with those of a file. Pure.
+"""Upper bounds of the hyperparameters in a GGUF file. Pure.
 
-Each of them becomes the bound of a loop or a factor of an amount of memory, so that one that makes
-no sense must not get further than here. The limits leave the largest known models a factor of
-eight and more; the engine has limits of its own, such as 512 layers (LLAMA_MAX_LAYERS).
+Each one bounds a loop or scales an amount of memory, so an implausible value is rejected here. The
+bounds are at least eight times the largest known models; the engine has bounds of its own, such as
+512 layers (LLAMA_MAX_LAYERS).
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _GENERAL: Final[Mapping[str, int]] = MappingProxyType(
     {"general.file_type": 1 << 16, "split.no": 99_999, "split.count": 99_999}
 )
 _BRIEF: Final = 40
-# Of these an array of yes and no is as good as numbers.
-_SWITCHES: Final = frozenset({"attention.sliding_window_pattern"})
+# Booleans are accepted for these.
+_BOOLEANS: Final = frozenset({"attention.sliding_window_pattern"})
 
 
-def trouble(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> str | None:
-    """Return the first thing that is wrong with the hyper-parameters of a file, or None.
+def problem(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> str | None:
+    """The first problem with the hyperparameters of a file, or None.
 
     Args:
         metadata: By key; arrays as tuples.
         lengths: The number of elements of every array.
     """
-    return next(_troubles(metadata, lengths), None)
+    return next(_problems(metadata, lengths), None)
 
 
-def _troubles(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> Iterator[str]:
+def _problems(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> Iterator[str]:
     architecture = metadata.get("general.architecture")
     own = f"{architecture if isinstance(architecture, str) else ''}."
     limits = {**_GENERAL, **{own + key: limit for key, limit in LIMITS.items()}}
@@ -67,10 +67,10 @@ def _troubles(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> Ite
         if count is not None and count > 1 and count != layers:
             yield f"{key} has {count:,} values for a block_count of {layers} (at most {ARRAY_KEPT})"
         for value in _values(metadata.get(key)):
-            if not _is_number(value, may_be_switch=key.removeprefix(own) in _SWITCHES):
-                yield f"{key} is {_brief(value)}, not a whole number"
+            if not _is_number(value, may_be_bool=key.removeprefix(own) in _BOOLEANS):
+                yield f"{key} is {_brief(value)}, not an integer"
             elif not 0 <= value <= limit:
-                yield f"{key} is {value}, and the limit is {limit}"
+                yield f"{key} is {value}, not between 0 and {limit}"
 
 
 def _values(found: object) -> tuple[object, ...]:
@@ -79,8 +79,8 @@ def _values(found: object) -> tuple[object, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def _is_number(value: object, *, may_be_switch: bool) -> TypeGuard[int]:
-    return isinstance(value, int) and (may_be_switch or not isinstance(value, bool))
+def _is_number(value: object, *, may_be_bool: bool) -> TypeGuard[int]:
+    return isinstance(value, int) and (may_be_bool or not isinstance(value, bool))
 
 
 def _brief(value: object) -> str:

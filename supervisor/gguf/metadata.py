@@ -1,7 +1,7 @@
-"""What a GGUF says of itself, checked against the size of its file.
+"""Metadata of a GGUF model, checked against the size of its file.
 
-Facts are kept in the cache directory by path, size and modification time: reading them costs a
-tenth of a second, and commands ask for them often.
+Cached by path, size and modification time: reading takes a tenth of a second, and commands need it
+often.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
-from supervisor.gguf import header, layers, weights
+from supervisor.gguf import header, tensors
 from supervisor.gguf.header import Header
 from supervisor.host import json_cache
 from supervisor.host.files import NotRegular, open_regular, stat_regular
 
-# Raise it whenever Gguf gets another field, or a field another meaning.
+# Raise it when Gguf gets another field, or a field another meaning.
 _CACHE_VERSION: Final = "gguf 3"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -31,43 +31,36 @@ _CHUNK_BYTES: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """A model file's own account of itself.
+    """Metadata of a model.
 
     Attributes:
         path: The file; of a split model, its first shard.
-        size_bytes: Of all shards together.
-        architecture: Such as `client`.
-        name: As its maker named it; an empty text when it has none.
+        size_bytes: All shards together.
         parameters: The number of weights.
-        layers: The number of blocks.
-        heads: Query heads a layer, the most of any layer.
-        kv_heads: Key and value heads, one number a layer; 0 where a layer keeps no such cache.
-        key_length: Size of one key head, in values.
-        value_length: Size of one value head, in values.
+        heads: Query heads per layer, the most of any layer.
+        kv_heads: Key and value heads, one number per layer; 0 for a layer without a KV cache.
+        key_length: Values in one key head.
+        value_length: Values in one value head.
         embedding_length: Width of the residual stream.
-        ctx_train: The context it was trained for, in tokens; 0 when it does not say.
-        vocab_size: The number of tokens.
+        ctx_train: Context the model was trained for, in tokens; 0 if unknown.
         tokenizer: The kind of tokenizer, such as `gpt2`.
         chat_template: The Jinja template, or None.
         quantisation: The name of the file type, such as `Q4_1`.
-        feed_forward: Values that a token has in the widest feed-forward layer; with experts, in all
-            of those that one token is given to together.
-        experts_used: Experts that a token is given to; 0 without experts.
+        feed_forward: Values per token in the widest feed-forward layer; with experts, in all those
+            that one token uses.
+        experts_used: Experts per token; 0 without experts.
         sliding_window: Tokens that sliding-window layers see, or None.
         sliding: For each layer, whether it has a sliding window.
-        recurrent: Whether parts of it keep a state instead of a cache (Mamba, RWKV and the like).
-        shards: The number of files.
-        state_values: Values that all recurrent layers together keep for a sequence.
-        tensor_bytes: Size of the weights in all shards.
+        recurrent: Whether parts of the model keep a state instead of a KV cache (Mamba, RWKV).
+        state_values: Values that all recurrent layers together keep for one sequence.
+        tensor_bytes: Weights in all shards.
         embedding_bytes: Of those, the table of token embeddings.
-        output_bytes: Of those, the output matrix; 0 where the embeddings serve as one.
-        matrix_bytes: Of those, the matrices that are multiplied with, by type and whether their
-            rows are a multiple of eight: (`Q4_K`, True, bytes).
+        output_bytes: Of those, the output matrix; 0 if the embeddings serve as one.
+        matrix_bytes: Of those, the matrices used in multiplications, by type and whether their rows
+            are a multiple of eight: (`Q4_K`, True, bytes).
         is_causal: Whether a token sees earlier ones only; such a model can generate text.
-        pooling: How its maker had vectors made of its tokens: `none`, `mean`, `cls`, `last` or
-            `rank`; None where the file says nothing of embeddings.
-        fingerprint: Differs for models that differ: a hash of the header, the size, and samples
-            of the weights.
+        pooling: `none`, `mean`, `cls`, `last` or `rank`; None if the file does not name one.
+        fingerprint: Hash of the header, the size and samples of the weights.
     """
 
     path: Path
@@ -103,25 +96,25 @@ class Gguf:
 
 
 def read(path: Path, *, cache_dir: Path) -> Gguf:
-    """Return the facts of a model.
+    """Read the metadata of a model.
 
     Args:
         path: A GGUF file; of a split model, the first shard.
-        cache_dir: Where facts are kept between calls; made when missing.
+        cache_dir: Created if missing.
 
     Raises:
-        ModelInvalid: It is missing, no regular file, no GGUF, cut short, a later shard, or says
-            of itself what no model can be.
+        ModelInvalid: Missing, not a valid GGUF file, truncated, or a later shard.
     """
     shards = _shards(path.absolute())
     try:
         key = json_cache.key_of(shards, _CACHE_VERSION)
     except OSError as error:
         raise _unreadable(path, error) from error
-    kept = json_cache.get(cache_dir / "models", key)
-    if kept and kept.keys() == {field.name for field in dataclasses.fields(Gguf)}:
+    cached = json_cache.get(cache_dir / "models", key)
+    if cached and cached.keys() == {field.name for field in dataclasses.fields(Gguf)}:
         return Gguf(
-            **{key: _frozen(value) for key, value in kept.items()} | {"path": Path(kept["path"])}
+            **{key: _frozen(value) for key, value in cached.items()}
+            | {"path": Path(cached["path"])}
         )
     found = _read(shards)
     json_cache.put(cache_dir / "models", key, dataclasses.asdict(found) | {"path": str(found.path)})
@@ -129,18 +122,16 @@ def read(path: Path, *, cache_dir: Path) -> Gguf:
 
 
 def is_later_shard(path: Path) -> bool:
-    """Return whether a file's name is that of a later shard of a split model."""
     split = _SHARD.fullmatch(path.name)
     return split is not None and int(split[2]) > 1
 
 
 def _frozen(value: Any) -> Any:
-    """Return what JSON made a list of as the tuple it was."""
+    """Convert JSON's lists back to tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _shards(path: Path) -> tuple[Path, ...]:
-    """Return the files of a model, by the name of its first."""
     split = _SHARD.fullmatch(path.name)
     if not split:
         return (_existing(path),)
@@ -156,16 +147,16 @@ def _existing(path: Path) -> Path:
         stat_regular(path)
     except FileNotFoundError as error:
         raise ModelInvalid(
-            f"there is no model file {path}", hint="corral model list shows those there are"
+            f"model file {path} not found", hint="corral model list shows the available models"
         ) from error
     except NotRegular as error:
-        raise _no_file(path, error) from error
+        raise _not_regular(path, error) from error
     except OSError as error:
         raise _unreadable(path, error) from error
     return path
 
 
-def _no_file(path: Path, error: NotRegular) -> ModelInvalid:
+def _not_regular(path: Path, error: NotRegular) -> ModelInvalid:
     return ModelInvalid(f"{path} {error.strerror}", hint="give the path of a .gguf file")
 
 
@@ -177,7 +168,7 @@ def _unreadable(path: Path, error: OSError) -> ModelInvalid:
 
 def _later_shard(path: Path, first: Path) -> ModelInvalid:
     return ModelInvalid(
-        f"{path} is a later shard of a split model", hint=f"give its first: {first}"
+        f"{path} is a later shard of a split model", hint=f"give the first shard: {first}"
     )
 
 
@@ -191,7 +182,7 @@ def _read(shards: Sequence[Path]) -> Gguf:
                 _check_size(path, found, os.fstat(file.fileno()).st_size)
                 _sample(file, found.data_at, digest)
         except NotRegular as error:
-            raise _no_file(path, error) from error
+            raise _not_regular(path, error) from error
         except OSError as error:
             raise _unreadable(path, error) from error
         headers.append(found)
@@ -200,18 +191,17 @@ def _read(shards: Sequence[Path]) -> Gguf:
 
 
 def _check_size(path: Path, found: Header, size_bytes: int) -> None:
-    """Refuse a file that ends before its weights do."""
-    ends = (found.data_at + one.offset + weights.tensor_bytes(one) for one in found.tensors)
+    ends = (found.data_at + one.offset + tensors.tensor_bytes(one) for one in found.tensors)
     expected = max(ends, default=0)
     if size_bytes < expected:
         raise ModelInvalid(
-            f"{path} is cut short: {size_bytes:,} of at least {expected:,} bytes are there",
+            f"{path} is truncated: it has {size_bytes:,} of at least {expected:,} bytes",
             hint="download the file again",
         )
 
 
 def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
-    """Feed the header and pieces of the weights to a hash."""
+    """Hash the header and samples of the weights."""
     size = file.seek(0, os.SEEK_END)
     digest.update(str(size).encode())
     file.seek(0)
@@ -223,7 +213,7 @@ def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
 
 
 def _check_split(shards: Sequence[Path], first: Header) -> None:
-    """Refuse shards whose names do not say what they are.
+    """Reject shards whose names contradict their metadata.
 
     Source: llama.cpp names the keys split.no (from 0) and split.count.
     """
@@ -233,27 +223,27 @@ def _check_split(shards: Sequence[Path], first: Header) -> None:
         raise _later_shard(path, path.with_name(f"…-00001-of-{count:05d}.gguf"))
     if count > 1 and count != len(shards):
         raise ModelInvalid(
-            f"{path} is one of {count} shards, and its name does not say so",
-            hint=f"name them …-00001-of-{count:05d}.gguf and so on, as they were made",
+            f"{path} is one of {count} shards, but not named as one",
+            hint=f"rename the shards to …-00001-of-{count:05d}.gguf and so on",
         )
 
 
 def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gguf:
     first = headers[0]
-    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    found = tuple(tensor for one in headers for tensor in one.tensors)
     architecture = first.text("general.architecture")
     own = f"{architecture}."
     count = first.integer(f"{own}block_count")
     heads = max(first.integers(f"{own}attention.head_count"), default=0)
     embedding = first.integer(f"{own}embedding_length")
     head_size = embedding // heads if heads else 0
-    kv_heads = layers.per_layer(first, f"{own}attention.head_count_kv", count, heads)
+    kv_heads = tensors.per_layer(first, f"{own}attention.head_count_kv", count, heads)
     return Gguf(
         path=shards[0],
         size_bytes=sum(path.stat().st_size for path in shards),
         architecture=architecture,
         name=first.text("general.name"),
-        parameters=sum(one.elements for one in tensors),
+        parameters=sum(one.elements for one in found),
         layers=count,
         heads=heads,
         kv_heads=kv_heads,
@@ -264,19 +254,19 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         vocab_size=first.integer(f"{own}vocab_size", first.lengths.get("tokenizer.ggml.tokens", 0)),
         tokenizer=first.text("tokenizer.ggml.model"),
         chat_template=first.text("tokenizer.chat_template") or None,
-        quantisation=weights.file_type(first.integer("general.file_type", -1)),
-        feed_forward=layers.feed_forward(first, architecture),
+        quantisation=tensors.file_type(first.integer("general.file_type", -1)),
+        feed_forward=tensors.feed_forward(first, architecture),
         experts_used=first.integer(f"{own}expert_used_count"),
         sliding_window=first.integer(f"{own}attention.sliding_window") or None,
-        sliding=layers.sliding(first, architecture, count),
+        sliding=tensors.sliding(first, architecture, count),
         recurrent=any(key.startswith((f"{own}ssm.", f"{own}wkv.")) for key in first.metadata),
-        state_values=layers.state_values(first, architecture, kv_heads),
+        state_values=tensors.state_values(first, architecture, kv_heads),
         shards=len(shards),
-        tensor_bytes=sum(map(weights.tensor_bytes, tensors)),
-        embedding_bytes=weights.embedding_bytes(tensors),
-        output_bytes=weights.output_bytes(tensors),
-        matrix_bytes=weights.matrix_bytes(tensors),
-        is_causal=layers.is_causal(first, architecture),
-        pooling=layers.pooling(first, architecture, tensors),
+        tensor_bytes=sum(map(tensors.tensor_bytes, found)),
+        embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),
+        output_bytes=tensors.bytes_of(tensors.OUTPUT, found),
+        matrix_bytes=tensors.matrix_bytes(found),
+        is_causal=tensors.is_causal(first, architecture),
+        pooling=tensors.pooling(first, architecture, found),
         fingerprint=digest,
     )

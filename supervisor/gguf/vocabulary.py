@@ -1,9 +1,9 @@
-"""Whether a draft model speaks the vocabulary of the model it drafts for.
+"""Whether a draft model's vocabulary fits a model's, decided without keeping either.
 
-A vocabulary is told by its kind, its size, what it begins and ends a text with, and digests of its
-first tokens: one for each of the last 129 lengths, because two that differ by up to 128 tokens fit
-as long as those they share are the same. The digests are kept in the cache directory, so that
-comparing two models reads neither of them again.
+A file's vocabulary is reduced to its tokenizer, its size, its BOS and EOS tokens, and digests of
+its first tokens: one for each of the last 129 lengths, because vocabularies whose sizes differ by
+up to 128 fit if the tokens they share are equal. The digests are cached, so that comparing two
+models reads neither of them again.
 
 Source: llama.cpp, common/speculative.cpp, common_speculative_are_compatible, and
 SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID there; docs/gguf.md for the keys.
@@ -27,22 +27,21 @@ from supervisor.host.files import open_regular
 _CACHE_VERSION: Final = "vocabulary 1"
 _TOKENS: Final = "tokenizer.ggml.tokens"
 _DIFFERENCE_MAX: Final = 128
-# Tokens before this one are control tokens, which may be named differently.
+# Earlier tokens are control tokens, which may be named differently.
 _FIRST_COMPARED: Final = 5
 _DIGEST_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What two models must share for one to draft for the other.
+    """A vocabulary, reduced to its compatibility with others.
 
     Attributes:
         kind: The kind of tokenizer, such as `gpt2`.
-        size: The number of tokens.
-        begin: The token that is put before a text, or None where none is.
-        end: The token that is put after a text, or None where none is.
-        digests: Of all tokens but the first five, cut to each of the last 129 lengths, the shortest
-            first; fewer where there are fewer tokens.
+        begin: The token added before a text, or None.
+        end: The token added after a text, or None.
+        digests: Of all tokens but the first five, cut to each of the last 129 lengths, the
+            shortest first.
     """
 
     kind: str
@@ -52,25 +51,25 @@ class Vocabulary:
     digests: tuple[str, ...]
 
     def digest(self, length: int) -> str:
-        """Return the digest of the first so many tokens; of the last 129 lengths only."""
+        """Digest of the first `length` tokens, one of the last 129 lengths."""
         return self.digests[length - self.size - 1]
 
 
 def read(path: Path, *, cache_dir: Path) -> Vocabulary:
-    """Return the vocabulary of a model.
+    """Read the vocabulary of a model.
 
     Args:
         path: A GGUF file; of a split model, its first shard.
-        cache_dir: Where vocabularies are kept between calls; made when missing.
+        cache_dir: Created if missing.
 
     Raises:
-        ModelInvalid: It is missing, no GGUF, or cut short.
+        ModelInvalid: Missing, not a GGUF, or truncated.
     """
     try:
         key = json_cache.key_of((path,), _CACHE_VERSION)
-        kept = json_cache.get(cache_dir / "vocabularies", key)
-        if kept and kept.keys() == {field.name for field in dataclasses.fields(Vocabulary)}:
-            return Vocabulary(**kept | {"digests": tuple(kept["digests"])})
+        cached = json_cache.get(cache_dir / "vocabularies", key)
+        if cached and cached.keys() == {field.name for field in dataclasses.fields(Vocabulary)}:
+            return Vocabulary(**cached | {"digests": tuple(cached["digests"])})
         with open_regular(path) as file:
             found = _vocabulary(header.read(file, str(path), strings_of=_TOKENS))
     except OSError as error:
@@ -82,16 +81,16 @@ def read(path: Path, *, cache_dir: Path) -> Vocabulary:
 
 
 def misfit(model: Vocabulary, draft: Vocabulary) -> str | None:
-    """Return why one cannot draft for the other, or None when it can."""
+    """Why `draft` cannot draft for `model`, or None."""
     if draft.kind != model.kind:
         return f"it has a {draft.kind} tokenizer, the model {model.kind}"
     if abs(draft.size - model.size) > _DIFFERENCE_MAX:
-        return f"it knows {draft.size} tokens, the model {model.size}"
+        return f"it has {draft.size} tokens, the model {model.size}"
     if (draft.begin, draft.end) != (model.begin, model.end):
-        return "texts begin or end with another token than the model's"
+        return "its BOS or EOS token differs from the model's"
     shared = min(model.size, draft.size)
     if draft.digest(shared) != model.digest(shared):
-        return f"its {shared} tokens are not those of the model"
+        return f"its first {shared} tokens differ from the model's"
     return None
 
 
@@ -106,17 +105,17 @@ def _vocabulary(found: Header) -> Vocabulary:
     )
 
 
-def _added(metadata: Mapping[str, object], name: str, otherwise: int | None) -> int | None:
-    """Return the token that is put at one end of a text, or None where none is.
+def _added(metadata: Mapping[str, object], name: str, default: int | None) -> int | None:
+    """The token added at one end of a text, or None.
 
     Args:
         metadata: Of the header.
         name: `bos` or `eos`.
-        otherwise: What its kind of tokenizer puts there where the header does not say.
+        default: The tokenizer's default if the header names none.
     """
-    if not metadata.get(f"tokenizer.ggml.add_{name}_token", otherwise is not None):
+    if not metadata.get(f"tokenizer.ggml.add_{name}_token", default is not None):
         return None
-    found = metadata.get(f"tokenizer.ggml.{name}_token_id", otherwise)
+    found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
     return found if isinstance(found, int) else None
 
 

@@ -1,8 +1,8 @@
-"""Reads the values of a GGUF header one after the other, and never more than the file can hold.
+"""Reads the values of a GGUF header, never more than the file can hold.
 
-A header is written by strangers. Every count in it is compared with the bytes that the file still
-has before anything is read or reserved for it, and all of them together with what the header of a
-real model needs at most, so that a file of any size costs about a second and some tens of MB.
+A header is untrusted. Every count is compared with the bytes left in the file before anything is
+read or allocated, and their totals with the needs of the largest real models, so that reading any
+file costs about a second and some tens of MB at most.
 
 Source: docs/gguf.md of ggml; ggml/src/gguf.cpp for the limits of names, dimensions and alignment.
 """
@@ -26,27 +26,27 @@ _U64: Final = struct.Struct("<Q")
 _MIB: Final = 1024**2
 # The vocabulary and merges of Gemma 3, 262 144 tokens, take 11 MiB.
 _HEADER_MAX_BYTES: Final = 64 * _MIB
-# Strings in arrays, all together: Gemma 3 has 777 000.
+# Strings in all arrays together: Gemma 3 has 777 000.
 _STRINGS_MAX: Final = 1 << 21
-# The longest text kept (a chat template has some 20 KiB), and all texts together.
+# The longest string kept (a chat template has some 20 KiB), and all strings together.
 _TEXT_KEPT_BYTES: Final = _MIB
 _TEXTS_MAX_BYTES: Final = 8 * _MIB
-# The longest array kept whole: one value a layer, for any model there is.
+# The longest array kept: one value per layer of any model.
 ARRAY_KEPT: Final = 1024
-# Values of kept arrays, all together.
+# Values of all kept arrays together.
 _KEPT_MAX: Final = 1 << 18
 
 
 class Damaged(Exception):
-    """The file ends inside its header, or its header makes no sense; the text says in what way."""
+    """The header is truncated or implausible; the text says how."""
 
 
 class Walker:
     """Reads from an open file.
 
     Args:
-        file: At the first byte to read.
-        size_bytes: What the file has from there.
+        file: Positioned at the first byte to read.
+        size_bytes: Bytes of the file from there.
     """
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
@@ -58,45 +58,42 @@ class Walker:
         self._kept_left = _KEPT_MAX
 
     def u32(self) -> int:
-        """Return a number of 32 bits."""
         value: int = _U32.unpack(self._bytes(4))[0]
         return value
 
     def u64(self) -> int:
-        """Return a number of 64 bits."""
         value: int = _U64.unpack(self._bytes(8))[0]
         return value
 
     def numbers(self, count: int) -> tuple[int, ...]:
-        """Return numbers of 64 bits."""
+        """Read 64-bit numbers."""
         return struct.unpack(f"<{count}Q", self._bytes(8 * count))
 
     def count(self, what: str, *, most: int, each_bytes: int) -> int:
-        """Return a count of things that follow.
+        """Read the count of the items that follow.
 
         Args:
-            what: They are, in the plural.
-            most: A real model has at most.
-            each_bytes: One takes at least.
+            what: The items' name, in the plural.
+            most: More than any real model has.
+            each_bytes: Least bytes that one takes.
 
         Raises:
-            Damaged: The file cannot hold them, or no model has so many.
+            Damaged: The file cannot hold them, or they are too many.
         """
         found = self.u64()
         self._claim(found * each_bytes, f"{found:,} {what}")
         if found > most:
-            raise Damaged(f"it has {found:,} {what}, more than the {most:,} of any model")
+            raise Damaged(f"it has {found:,} {what}, more than the limit of {most:,}")
         return found
 
     def name(self, what: str, most_bytes: int) -> str:
-        """Return the name of something, which is short."""
         size = self._length()
         if size > most_bytes:
             raise Damaged(f"{what} of {size:,} bytes is longer than {most_bytes:,}")
         return self._text(size)
 
     def value(self, kind: int) -> Scalar | None:
-        """Return one value; None for a text that is too long to be kept."""
+        """Read one value; None for a string too long to keep."""
         if kind != STRING:
             return self.scalars(kind, 1)[0]
         size = self._length()
@@ -106,7 +103,7 @@ class Walker:
         return None
 
     def scalars(self, kind: int, count: int) -> tuple[int | float | bool, ...]:
-        """Return values of a kind that has a fixed size; empty where they are too many to keep."""
+        """Read values of a fixed-size type; empty if they are too many to keep."""
         code = self._format(kind)
         size = struct.calcsize(code) * count
         if count > ARRAY_KEPT:
@@ -118,7 +115,7 @@ class Walker:
         return struct.unpack(f"<{count}{code}", self._bytes(size))
 
     def strings(self, count: int, *, keep: bool) -> tuple[bytes, ...]:
-        """Return an array of strings, empty unless they are kept; each call counts here."""
+        """Read an array of strings; empty unless `keep`."""
         self._strings_left -= count
         if self._strings_left < 0:
             raise Damaged(f"its arrays have more than {_STRINGS_MAX:,} strings")
@@ -148,24 +145,23 @@ class Walker:
     @staticmethod
     def _format(kind: int) -> str:
         if kind not in _FORMATS:
-            raise Damaged(f"its header does not end: there is no type {kind} of values")
+            raise Damaged(f"its header has a value of the unknown type {kind}")
         return _FORMATS[kind]
 
     def _claim(self, size: int, what: str) -> None:
-        """Refuse what does not fit into the rest of the file."""
         if size > self._left_bytes:
             raise self._ends(what)
 
     def _ends(self, what: str) -> Damaged:
         if not self._is_whole:
             return Damaged(f"its header has more than {_HEADER_MAX_BYTES // _MIB} MiB ({what})")
-        return Damaged(f"its header does not end: {what} do not fit into what the file has")
+        return Damaged(f"its header does not end: {what} do not fit into the rest of the file")
 
     def _bytes(self, size: int) -> bytes:
         self._claim(size, f"{size:,} bytes")
         self._left_bytes -= size
         found = self._read(size)
-        if len(found) < size:  # cut while it is read
+        if len(found) < size:  # truncated while it is read
             raise self._ends(f"{size:,} bytes")
         return found
 

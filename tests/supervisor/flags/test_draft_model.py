@@ -94,7 +94,7 @@ def test_a_draft_that_was_named_is_taken(chat: Gguf, tiny_model: Path, cache: Pa
 
 def test_a_draft_of_another_vocabulary_is_refused(chat: Gguf, tmp_path: Path, cache: Path) -> None:
     other = tiny_gguf.make(tmp_path / "other.gguf", extra_tokens=200)
-    with pytest.raises(SettingsInvalid, match=r"cannot draft for .*chat.gguf: it knows 604 tokens"):
+    with pytest.raises(SettingsInvalid, match=r"cannot draft for .*chat.gguf: it has 604 tokens"):
         choose(other, chat, cache_dir=cache)
 
 

@@ -98,7 +98,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         loop: "cannot be read",
         Path("/" + "x" * 5000): "cannot be read",
         Path("a\0b"): "cannot be read",
-        tmp_path / "none": "there is no model file",
+        tmp_path / "none": "not found",
     }
     for path, expected in said.items():
         with pytest.raises(ModelInvalid, match=expected):
@@ -116,7 +116,7 @@ def test_a_wrong_file_beside_a_model_is_no_draft_and_no_obstacle(tmp_path: Path)
     assert found.gguf
     assert found.gguf.path == small
     said = "\n".join(found.skipped)
-    assert "evil.gguf is no model: llama.block_count is 100000000" in said
+    assert "evil.gguf is not a valid model: llama.block_count is 100000000" in said
     assert "pipe.gguf is a pipe" in said
     assert "loop.gguf" in said
 

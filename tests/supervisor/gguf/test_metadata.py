@@ -8,6 +8,7 @@ import pytest
 import tiny_gguf
 
 from supervisor.errors import ModelInvalid
+from supervisor.gguf.ggml_types import FILE_TYPES, GGML_TYPES
 from supervisor.gguf.metadata import Gguf, read
 
 
@@ -89,11 +90,11 @@ def test_two_models_of_one_shape_have_two_fingerprints(tmp_path: Path, cache: Pa
         (b"", "is empty"),
         (b"hello, I am a text", "is not a GGUF file"),
         (b"GGUF", "its header does not end"),
-        (b"GGUF" + struct.pack("<I", 9), "of version 9"),
+        (b"GGUF" + struct.pack("<I", 9), "GGUF version 9"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "its header does not end"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "its header does not end"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 50), "its header does not end"),
-        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "its header does not end"),
+        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "unknown type 77"),
     ],
 )
 def test_a_file_that_is_no_model_says_so_in_one_line(
@@ -118,12 +119,12 @@ def test_a_file_cut_anywhere_is_told_from_a_whole_one(
 
 def test_weights_cut_short_are_counted(tiny: Path, tmp_path: Path, cache: Path) -> None:
     path = broken(tmp_path / "cut.gguf", tiny.read_bytes()[:-1000])
-    with pytest.raises(ModelInvalid, match=r"is cut short: [\d,]+ of at least [\d,]+ bytes"):
+    with pytest.raises(ModelInvalid, match=r"is truncated: it has [\d,]+ of at least [\d,]+ bytes"):
         read(path, cache_dir=cache)
 
 
 def test_a_missing_file_and_a_directory_say_so(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(ModelInvalid, match="there is no model file"):
+    with pytest.raises(ModelInvalid, match=r"model file .* not found"):
         read(tmp_path / "none.gguf", cache_dir=cache)
     with pytest.raises(ModelInvalid, match="is a directory"):
         read(tmp_path, cache_dir=cache)
@@ -152,7 +153,7 @@ def test_a_later_shard_names_the_first(tiny: Path, tmp_path: Path, cache: Path) 
 def test_a_missing_shard_is_named(tiny: Path, tmp_path: Path, cache: Path) -> None:
     first, second = sharded(tmp_path, tiny, 2)
     second.unlink()
-    with pytest.raises(ModelInvalid, match=r"there is no model file .*00002-of-00002"):
+    with pytest.raises(ModelInvalid, match=r"model file .*00002-of-00002.gguf not found"):
         read(first, cache_dir=cache)
 
 
@@ -184,3 +185,13 @@ def test_state_and_windows_are_seen(tmp_path: Path, cache: Path) -> None:
     found: Gguf = read(tmp_path / "hybrid.gguf", cache_dir=cache)
     assert (found.kv_heads, found.sliding_window, found.recurrent) == ((0, 2, 0), 512, True)
     assert found.quantisation == "unknown"
+
+
+def test_the_type_tables_match_the_gguf_package() -> None:
+    sizes = {
+        kind.value: (kind.name, *package.GGML_QUANT_SIZES[kind])
+        for kind in package.GGMLQuantizationType
+    }
+    assert dict(GGML_TYPES) == sizes
+    names = {kind.value: kind.name.split("_", 1)[-1] for kind in package.LlamaFileType}
+    assert dict(FILE_TYPES) == names

@@ -1,0 +1,125 @@
+"""Sizes of tensors, and properties of layers, from a GGUF header. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.gguf.ggml_types import FILE_TYPES, GGML_TYPES, UNKNOWN
+from supervisor.gguf.header import Header, Tensor
+
+EMBEDDING: Final = "token_embd.weight"
+OUTPUT: Final = "output.weight"
+_CLASSIFIER: Final = "cls.output.weight"
+# Repacked layouts interleave rows in groups of eight. Source: ggml-cpu/repack.cpp.
+_ROWS: Final = 8
+
+# Where the file does not list the layers with a sliding window, llama.cpp derives them from the
+# architecture: of every N layers, all but the last have one. Source: llama-model.cpp, load_hparams;
+# llama-hparams.cpp, set_swa_pattern. An architecture that is missing here is taken to have no such
+# layers, so its KV cache is overestimated.
+_PERIODS: Final[Mapping[str, int]] = MappingProxyType(
+    {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "olmo2": 4}
+)
+# Bidirectional models, which generate no text. Source: llama-arch.cpp and the builders of
+# llama-model.cpp that make no KV cache.
+_ENCODERS: Final = frozenset(
+    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"}
+    | {"jina-bert-v3", "eurobert", "gemma-embedding", "t5encoder", "llama-embed"}
+)
+# Source: llama.h, llama_pooling_type.
+_POOLINGS: Final = ("none", "mean", "cls", "last", "rank")
+
+MatrixBytes = tuple[tuple[str, bool, int], ...]
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Size of a tensor; 0 for an unknown type."""
+    kind = GGML_TYPES.get(tensor.kind, UNKNOWN)
+    return tensor.elements // kind.block_elements * kind.block_bytes
+
+
+def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
+    return sum(tensor_bytes(one) for one in tensors if one.name == name)
+
+
+def matrix_bytes(tensors: Iterable[Tensor]) -> MatrixBytes:
+    """Sizes of the matrices used in multiplications.
+
+    Returns:
+        Triples of the type's name, whether the number of rows is a multiple of eight, and bytes.
+    """
+    sizes: Counter[tuple[str, bool]] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1 and tensor.name != EMBEDDING:
+            kind = GGML_TYPES.get(tensor.kind, UNKNOWN).name
+            sizes[kind, tensor.shape[1] % _ROWS == 0] += tensor_bytes(tensor)
+    return tuple((kind, is_whole, size) for (kind, is_whole), size in sorted(sizes.items()))
+
+
+def file_type(number: int) -> str:
+    return FILE_TYPES.get(number, UNKNOWN.name)
+
+
+def is_causal(header: Header, architecture: str) -> bool:
+    declared = header.metadata.get(f"{architecture}.attention.causal", True)
+    return declared is not False and architecture not in _ENCODERS
+
+
+def pooling(header: Header, architecture: str, tensors: Iterable[Tensor]) -> str | None:
+    """How token vectors become one vector; `rank` for a file that has only a classifier head."""
+    number = header.integer(f"{architecture}.pooling_type", -1)
+    if 0 <= number < len(_POOLINGS):
+        return _POOLINGS[number]
+    return "rank" if any(one.name == _CLASSIFIER for one in tensors) else None
+
+
+def per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
+    """Expand a key that has either one number for all layers or one for each."""
+    given = header.integers(key)
+    if len(given) > 1:
+        return given
+    return (given[0] if given else default,) * layers
+
+
+def sliding(header: Header, architecture: str, layers: int) -> tuple[bool, ...]:
+    """Whether each layer sees a sliding window only."""
+    own = f"{architecture}.attention.sliding_window"
+    if not header.integer(own):
+        return (False,) * layers
+    pattern = header.integers(f"{own}_pattern")
+    if len(pattern) == layers > 1:
+        return tuple(map(bool, pattern))
+    period = pattern[0] if pattern else _PERIODS.get(architecture, 1)
+    if not period:  # all of them
+        return (True,) * layers
+    return tuple(layer % period < period - 1 for layer in range(layers))
+
+
+def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -> int:
+    """Values that all recurrent layers keep for one sequence.
+
+    A Mamba layer keeps its state and the last inputs of its convolution. Where the file marks
+    layers that have a KV cache, those have no recurrent state.
+
+    Source: llama-hparams.cpp, n_embd_r and n_embd_s.
+    """
+    inner, state, kernel, groups = (
+        header.integer(f"{architecture}.ssm.{name}")
+        for name in ("inner_size", "state_size", "conv_kernel", "group_count")
+    )
+    if not inner:
+        return 0
+    count = kv_heads.count(0) or len(kv_heads)
+    return count * (max(0, kernel - 1) * (inner + 2 * groups * state) + inner * state)
+
+
+def feed_forward(header: Header, architecture: str) -> int:
+    """Values per token in the widest feed-forward layer."""
+    own = f"{architecture}."
+    of_experts = header.integer(f"{own}expert_feed_forward_length") * header.integer(
+        f"{own}expert_used_count"
+    )
+    return max(header.integer(f"{own}feed_forward_length"), of_experts)
