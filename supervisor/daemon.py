@@ -83,8 +83,13 @@ class Daemon:
         self._traffic = TrafficAdapter(self._router)
         self._planner = LaunchPlanner(loaded.settings, directories)
         limits = _limits(loaded.settings.supervisor)
-        self._traffic.fleet = self._fleet = Fleet(self._planner, self._traffic, events.emit, limits)
-        self._fleet.fingerprints = self._traffic.conversation_fingerprints
+        self._traffic.fleet = self._fleet = Fleet(
+            self._planner,
+            self._traffic,
+            events.emit,
+            limits,
+            on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
+        )
         callers = DemandAdapter(self._router)
         self._admission = AdmissionController(
             self._fleet, callers, events.emit, MemoryUsage(self._fleet)

@@ -90,7 +90,6 @@ class AdmissionController:
         self._began_at_s: dict[str, float] = {}
         self._took_s: dict[str, float] = {}
         self._stirred = asyncio.Event()
-        fleet.changed = self.wake
 
     def wake(self) -> None:
         """Look again soon: something changed that may change what is to be done."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final, Literal
 
 from proxy.auth.keys_file import Key, parse_keys, render_keys
 from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.host.files import write_atomic
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, table
 from supervisor.proxy_adapter.settings import api_keys, explained
@@ -145,16 +145,11 @@ def _write(path: Path, keys: Iterable[Key]) -> None:
         SettingsInvalid: A key has a name or a model that the file cannot hold.
         AccessDenied: The directory cannot be written.
     """
-    text = render_keys(keys).encode()
+    text = render_keys(keys)
     with explained():
-        parse_keys(text, path)
+        parse_keys(text.encode(), path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(draft).replace(path)
+        write_atomic(path, text)
     except OSError as error:
         raise AccessDenied(f"cannot write {path}: {error.strerror}") from error

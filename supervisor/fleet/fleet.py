@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from supervisor.engine_client.slots import Slot
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
@@ -33,27 +33,43 @@ _DOWN: Final = frozenset({State.STOPPED})
 Result = TypeVar("Result")
 
 
+class FleetTraffic(Traffic, Protocol):
+    """The proxy, as a fleet uses it."""
+
+    def conversation_fingerprints(self, name: str, slots: Sequence[Slot], /) -> Mapping[int, str]:
+        """Return the proxy's fingerprints of the conversations in an instance's idle slots."""
+
+
 class Fleet:
     """Every instance of every model.
+
+    Args:
+        planner: Plans what is started from now on.
+        traffic: The proxy.
+        emit: Emits events.
+        limits: How long each state of an instance may last.
+        on_change: Called after each change of an instance's state.
 
     Attributes:
         models: By name, in the order of the settings; those that are being removed come last.
         planner: Makes what is started from now on.
-        changed: Called after each change of an instance's state.
-        fingerprints: What the proxy calls the conversations in the idle slots of an instance.
     """
 
     def __init__(
-        self, planner: LaunchPlanner, traffic: Traffic, emit: Emit, limits: InstanceLimits
+        self,
+        planner: LaunchPlanner,
+        traffic: FleetTraffic,
+        emit: Emit,
+        limits: InstanceLimits,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._traffic = traffic
         self._emit = emit
         self._limits = limits
         self.planner = planner
-        self.changed: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._lives: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[Any]] = set()
-        self.fingerprints: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
             self.models[entry.name] = Model(entry, planner.residency_policy(entry.name))
@@ -234,14 +250,14 @@ class Fleet:
     def _tell(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
         if name == "instance.state_changed":
-            self.changed()
+            self._on_change()
 
     def _keeper(self, replica: Replica) -> SlotManager:
         charge = SlotManagerContext(
             owner=lambda: cache_commands.replica_ref(self.models[replica.place.model], replica),
             plan=lambda: replica.plan,
             keeping=lambda: replica.planner.keeping,
-            fingerprints=lambda slots: self.fingerprints(replica.name, slots),
+            fingerprints=lambda slots: self._traffic.conversation_fingerprints(replica.name, slots),
             elders=lambda: cache_commands.save_predecessors(
                 self.models[replica.place.model], replica
             ),

@@ -1,9 +1,10 @@
-"""Opens files that people name: regular ones only, never a pipe or a device that would block."""
+"""Reads files that users name (regular ones only: a pipe would block), and writes atomically."""
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
@@ -78,6 +79,46 @@ def stat_regular(path: Path) -> os.stat_result:
         raise OSError(None, str(error)) from error
     _check(found)
     return found
+
+
+def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a file, mode 0600, that appears whole under its name.
+
+    Args:
+        path: Its directory must exist.
+        text: The content.
+        durable: Whether the file is on the disk when this returns; else a crash of the machine may
+            lose it.
+
+    Raises:
+        OSError: Nothing was written; a file of that name is unchanged.
+    """
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check(found: os.stat_result) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from supervisor.errors import AccessDenied
+from supervisor.host.files import write_atomic
 from supervisor.host.paths import is_ours, make_ours, make_private
 
 
@@ -48,11 +47,4 @@ def put(directory: Path, key: str, value: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError, AccessDenied):
         make_ours(directory.parent)
         make_private(directory)
-        handle, name = tempfile.mkstemp(dir=directory)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(value, file)
-            Path(name).replace(directory / f"{key}.json")
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_atomic(directory / f"{key}.json", json.dumps(value), durable=False)

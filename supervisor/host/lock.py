@@ -19,6 +19,7 @@ import filelock
 import psutil
 
 from supervisor.errors import AccessDenied, DaemonBusy
+from supervisor.host.files import write_atomic
 from supervisor.host.paths import Directories, make_private
 
 # psutil derives creation times from clock ticks and the boot time; both are steady to 10 ms.
@@ -88,13 +89,7 @@ def _held(directories: Directories) -> DaemonBusy:
 
 
 def write_owner(path: Path, owner: DaemonInfo) -> None:
-    """Write the state file whole or not at all; only its owner can read it."""
-    temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(asdict(owner), file)
-    temporary.replace(path)
+    write_atomic(path, json.dumps(asdict(owner)), durable=False)
 
 
 def read_owner(path: Path) -> DaemonInfo | None:

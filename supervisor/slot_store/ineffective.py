@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from supervisor.host.atomic_write import write_whole
+from supervisor.host.files import write_atomic
 from supervisor.host.paths import make_private
 from supervisor.slot_store.manifest import CacheKey
 
@@ -73,7 +73,7 @@ class IneffectiveRestores:
 
     def _write(self, known: dict[str, str]) -> None:
         make_private(self._path.parent)
-        write_whole(self._path, json.dumps(dict(list(known.items())[-_MOST:]), indent=1))
+        write_atomic(self._path, json.dumps(dict(list(known.items())[-_MOST:]), indent=1))
 
 
 def _digest(identity: CacheKey) -> str:

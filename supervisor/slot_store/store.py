@@ -22,7 +22,7 @@ from typing import Final
 
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.engines.pins import sha256_of
-from supervisor.host.atomic_write import settle, write_whole
+from supervisor.host.files import sync, write_atomic
 from supervisor.host.paths import is_ours, make_private
 from supervisor.slot_store import slot_file
 from supervisor.slot_store.file_check import (
@@ -220,9 +220,9 @@ class SlotStore:
         target = make_private(self._kept / manifest.model) / f"{manifest.name}{_DATA}"
         try:
             spooled.chmod(0o600)
-            settle(spooled)
+            sync(spooled)
             spooled.replace(target)
-            write_whole(target.with_suffix(_MANIFEST), dump(manifest))
+            write_atomic(target.with_suffix(_MANIFEST), dump(manifest))
         except OSError:
             target.unlink(missing_ok=True)
             raise

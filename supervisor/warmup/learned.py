@@ -23,7 +23,7 @@ import orjson
 
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.events import Emit
-from supervisor.host.atomic_write import write_whole
+from supervisor.host.files import write_atomic
 from supervisor.host.paths import is_ours, make_private
 from supervisor.warmup import prompts
 from supervisor.warmup.prompts import WarmPrompt
@@ -56,7 +56,7 @@ class LearnedPrompts:
         with self._turn:
             make_private(self._root)
             directory = make_private(self._root / model)
-            write_whole(directory / name, text)
+            write_atomic(directory / name, text)
             self._bound(directory)
         return name
 

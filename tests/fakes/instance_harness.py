@@ -6,13 +6,14 @@ import asyncio
 import os
 import select
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 
 from supervisor.engine_client.endpoint import Endpoint
+from supervisor.engine_client.slots import Slot
 from supervisor.events import EventStream
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
@@ -45,6 +46,10 @@ class RecordingTraffic:
         self.ends: list[bool] = []
         self.busy = asyncio.Event()
         self.busy.set()
+        self.fingerprints: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
+
+    def conversation_fingerprints(self, name: str, slots: Sequence[Slot], /) -> Mapping[int, str]:
+        return self.fingerprints(name, slots)
 
     def admit(self, facts: InstanceSnapshot, /) -> None:
         assert facts.pid is not None

@@ -26,7 +26,7 @@ class Proxy:
         self.router = Router()
         traffic = TrafficAdapter(self.router)
         traffic.fleet = harness.fleet
-        harness.fleet.fingerprints = traffic.conversation_fingerprints
+        harness.traffic.fingerprints = traffic.conversation_fingerprints
         self._harness = harness
         traffic.admit(harness.replica.instance.snapshot())
 

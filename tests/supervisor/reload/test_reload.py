@@ -111,6 +111,9 @@ class FakeTraffic:
 
     async def close(self, _: str, /) -> None: ...
 
+    def conversation_fingerprints(self, _: str, __: object, /) -> dict[int, str]:
+        return {}
+
 
 class Yard:
     """A fleet of the model `chat`, ready, and what reloads it."""

@@ -194,7 +194,7 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("supervisor.slot_store.store.write_whole", full)
+    monkeypatch.setattr("supervisor.slot_store.store.write_atomic", full)
     async with harness.up():
         await harness.converse()
         await harness.save()
@@ -361,7 +361,7 @@ async def test_what_the_proxy_calls_a_conversation_is_kept_with_it(
     tiny_model: Path, runtime: Path
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
-    harness.fleet.fingerprints = lambda _, slots: {
+    harness.traffic.fingerprints = lambda _, slots: {
         slot.id_slot: f"{slot.tokens}" for slot in slots if slot.tokens > 256
     }
     _, kept = await harness.saved_one()
