@@ -1,109 +1,121 @@
-"""Every error a client can meet, and the status it is answered with.
+"""Every error that a client can get, by HTTP status.
 
     ProxyError                       500
-    ├── BadRequest                   400  the body or the query cannot be understood
-    │   ├── LimitExceeded            400  the request asks too much of an engine
-    │   └── BodyTooComplex           400  the body holds too many values, or lies too deep
-    ├── Unauthorized                 401  no API key, or one that is not known
-    ├── Forbidden                    403  the Host, the Origin or the key may not ask this
+    ├── BadRequest                   400  the body or the query is invalid
+    │   ├── LimitExceeded            400  a member exceeds a limit of `[proxy.limits]`
+    │   └── BodyTooComplex           400  the body has too many values or levels
+    ├── Unauthorized                 401  no API key, or an unknown one
+    ├── Forbidden                    403  the Host, the Origin or the key does not allow it
     ├── NotFound                     404  no such path
-    ├── UnknownModel                 404  no such model; the known ones are named
-    ├── MethodNotAllowed             405  the path is there, the method is not
+    ├── UnknownModel                 404  no such model; the message lists the known ones
+    ├── MethodNotAllowed             405  the path exists, but not for this method
     ├── RequestTimeout               408  the client did not send its request in time
     ├── BodyTooLarge                 413  more bytes than the limit
-    ├── BodyExpands                  413  decompressed, the body becomes too many times larger
-    ├── UnknownCoding                415  the body is compressed in a way that is not known here
-    ├── ExpectationFailed            417  the client expects what nobody here can do
-    ├── TooManyRequests              429  not now; Retry-After says when
-    │   ├── QueueFull                429  too many wait for the model
-    │   └── RateLimited              429  the key has used up what it may
-    ├── CrashesEngine                422  engines crashed twice while they computed this request
+    ├── BodyExpands                  413  the decompressed body is too many times larger
+    ├── UnknownCoding                415  unsupported Content-Encoding
+    ├── ExpectationFailed            417  an Expect other than 100-continue
+    ├── CrashesEngine                422  engines crashed twice while computing this request
+    ├── TooManyRequests              429  the key is over its rate limit
+    │   └── QueueFull                429  too many requests wait for the model
     ├── HeaderTooLarge               431  the header has too many fields, or too long ones
-    ├── InternalError                500  a fault of the proxy itself
-    ├── UpstreamFailed               502  an instance broke while it answered
+    ├── InternalError                500  a fault of the proxy
+    ├── UpstreamFailed               502  an instance failed while it answered
     │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
-    │   ├── UpstreamConnectFailed    502  it did not begin to answer: one more try is safe
-    │   │   ├── UpstreamSilent       502  it is not there to be asked: others are asked instead
-    │   │   ├── UpstreamUnconnected  502  it takes no connection: nothing was sent
-    │   │   ├── UpstreamLoading      503  its model is not loaded yet
-    │   │   └── UpstreamUnavailable  503  another machine cannot take the request now
-    │   └── UpstreamShutDown         502  it was stopped: one more try is safe before a first byte
+    │   ├── UpstreamShutDown         502  we stopped it; one retry is safe before the first byte
+    │   └── UpstreamConnectFailed    502  it sent no byte of a response; one retry is safe
+    │       ├── UpstreamSilent       502  it does not answer /health either; others are tried
+    │       ├── UpstreamUnconnected  502  it accepts no connection; nothing was sent
+    │       ├── UpstreamLoading      503  its model is not loaded yet
+    │       └── UpstreamUnavailable  503  a node unloaded the model or is about to stop
     ├── Unavailable                  503  no instance can take the request now
-    │   ├── ModelLoading             503  one is on its way
-    │   ├── NotLoaded                503  the model is not loaded, and looking does not load it
-    │   ├── QueueTimeout             503  the request's patience ended before its turn came
-    │   ├── BodyMemoryFull           503  the bodies of all requests take too much memory
-    │   └── Draining                 503  the proxy is about to end
-    └── UpstreamTimeout              504  an instance said nothing for too long
+    │   ├── ModelLoading             503  one is loading
+    │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
+    │   ├── QueueTimeout             503  the request waited too long for a slot
+    │   ├── BodyMemoryFull           503  the bodies of all requests use too much memory
+    │   └── Draining                 503  the proxy is stopping
+    └── UpstreamTimeout              504  an instance sent nothing for too long
 
-    ListenFailed                            the address cannot be listened on (no client sees it)
-    ConfigError                           a setting or the keys file is wrong (no client sees it)
+    ConfigError, ListenFailed        the proxy cannot start; no client sees them
 
-Clients of `/v1/messages` get Anthropic's shape, all others OpenAI's.
+`/v1/messages` gets Anthropic's error shape, all other endpoints get OpenAI's. The `type` of both
+follows from the status.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 _QUOTED_MAX_CHARACTERS: Final = 80
+_ANTHROPIC_TYPES: Final = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+)
+
+
+def openai_type(status: int) -> str:
+    """The `type` that OpenAI's client libraries expect for a status."""
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def anthropic_type(status: int) -> str:
+    """The `type` that Anthropic's client libraries expect for a status."""
+    default = "invalid_request_error" if status < 500 else "api_error"
+    return _ANTHROPIC_TYPES.get(status, default)
 
 
 class ProxyError(Exception):
-    """A request was not served, and this says why and what to do next.
+    """A request failed; the message says what happened, to what, and the fix.
 
     Attributes:
-        status: HTTP status of the answer.
         code: Stable name in snake case, for programs.
-        openai_type: The `type` that OpenAI's clients know for this kind of error.
-        anthropic_type: The `type` that Anthropic's clients know for this kind of error.
-        ends_connection: Whether the connection is of no more use after the answer.
-        message: What happened, to what, and what to do next.
+        retry_after_s: Whole seconds after which a retry can succeed, at least 1; None: no hint.
+        extra_headers: Header fields of every response with this error.
+        ends_connection: Whether the connection is closed after the response.
     """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "failed"
-    openai_type: ClassVar[str] = "server_error"
-    anthropic_type: ClassVar[str] = "api_error"
+    retry_after_s: int | None = None
+    extra_headers: Mapping[str, str] = MappingProxyType({})
     ends_connection: ClassVar[bool] = False
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.message = message
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers that this error adds to its answer."""
-        return {}
+        if self.retry_after_s is None:
+            return self.extra_headers
+        return {**self.extra_headers, "Retry-After": str(self.retry_after_s)}
 
 
 class BadRequest(ProxyError):
-    """The body or the query cannot be understood."""
-
     status = 400
     code = "invalid_request"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
 
 
 class LimitExceeded(BadRequest):
-    """A member of the body holds more than a limit of `[proxy.limits]`.
-
-    Args:
-        member: The member.
-        what: What is counted, as a phrase behind a number; empty where the number is its value.
-        amount: How much there is.
-        limit: How much there may be.
-        setting: The limit's name under `[proxy.limits]`.
-    """
+    # `unit` is what `amount` counts; empty where `amount` is the member's own value.
 
     code = "limit_exceeded"
 
-    def __init__(self, member: str, what: str, amount: float, limit: int, setting: str) -> None:
+    def __init__(self, member: str, unit: str, amount: float, limit: int, setting: str) -> None:
         # A number may have a thousand digits.
         shown = f"{amount:d}" if isinstance(amount, int) and amount < 10**18 else f"{amount:.3g}"
-        counted = f"has {shown} {what}" if what else f"is {shown}"
+        counted = f"has {shown} {unit}" if unit else f"is {shown}"
         super().__init__(
             f"{member} {counted}, more than {limit}; "
             f"send less, or raise {setting} under [proxy.limits]"
@@ -111,57 +123,31 @@ class LimitExceeded(BadRequest):
 
 
 class BodyTooComplex(BadRequest):
-    """The body holds more values than the limit, or its lists and objects lie too deep.
-
-    Args:
-        what: Which limit was met.
-        setting: What the setting is called behind `max_body_`.
-    """
-
     code = "body_too_complex"
 
-    def __init__(self, what: str, setting: str) -> None:
-        super().__init__(f"the body is too complex: {what}; raise max_body_{setting} under [proxy]")
+    def __init__(self, reason: str, setting: str) -> None:
+        super().__init__(f"the body is too complex: {reason}; raise {setting} under [proxy]")
 
 
 class Unauthorized(ProxyError):
-    """No API key came with the request, or one that is not known."""
-
     status = 401
     code = "invalid_api_key"
-    openai_type = "invalid_request_error"
-    anthropic_type = "authentication_error"
-
-    def headers(self) -> Mapping[str, str]:
-        """Return what RFC 9110 section 15.5.2 asks for: how to prove who one is."""
-        return {"WWW-Authenticate": "Bearer"}
+    extra_headers = MappingProxyType({"WWW-Authenticate": "Bearer"})  # RFC 9110 section 15.5.2
 
 
 class Forbidden(ProxyError):
-    """The Host, the Origin or the API key is not one that may ask this."""
-
     status = 403
     code = "forbidden"
-    openai_type = "invalid_request_error"
-    anthropic_type = "permission_error"
 
 
 class NotFound(ProxyError):
-    """Nothing is served at this path."""
-
     status = 404
     code = "not_found"
-    openai_type = "invalid_request_error"
-    anthropic_type = "not_found_error"
 
 
 class UnknownModel(ProxyError):
-    """No model of that name is configured."""
-
     status = 404
     code = "model_not_found"
-    openai_type = "invalid_request_error"
-    anthropic_type = "not_found_error"
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         near = difflib.get_close_matches(name[:_QUOTED_MAX_CHARACTERS], known, n=1)
@@ -170,40 +156,25 @@ class UnknownModel(ProxyError):
 
 
 class MethodNotAllowed(ProxyError):
-    """The path is served, but not for this method."""
-
     status = 405
     code = "method_not_allowed"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
 
     def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
-        self._allowed = ", ".join(sorted(allowed))
-        super().__init__(f"{path} does not take {method}, only {self._allowed}")
-
-    def headers(self) -> Mapping[str, str]:
-        """Return what RFC 9110 section 15.5.6 asks for: the methods that are taken."""
-        return {"Allow": self._allowed}
+        methods = ", ".join(sorted(allowed))
+        self.extra_headers = {"Allow": methods}  # RFC 9110 section 15.5.6
+        super().__init__(f"{path} does not allow {method}, only {methods}")
 
 
 class RequestTimeout(ProxyError):
-    """The client did not send its request in time."""
-
     status = 408
     code = "request_timeout"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
     ends_connection = True
 
 
 class BodyTooLarge(ProxyError):
-    """The body has more bytes than the limit."""
-
     status = 413
     code = "body_too_large"
-    openai_type = "invalid_request_error"
-    anthropic_type = "request_too_large"
-    ends_connection = True  # the rest of the body is not wanted
+    ends_connection = True  # the rest of the body is not read
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
@@ -213,320 +184,136 @@ class BodyTooLarge(ProxyError):
 
 
 class BodyExpands(ProxyError):
-    """Decompressed, the body becomes too many times larger."""
-
     status = 413
     code = "body_expands"
-    openai_type = "invalid_request_error"
-    anthropic_type = "request_too_large"
     ends_connection = True
-
-    def __init__(self, max_ratio: float) -> None:
-        super().__init__(
-            f"the body becomes more than {max_ratio:g} times larger when decompressed; "
-            "send it as it is, or raise max_body_ratio under [proxy]"
-        )
 
 
 class UnknownCoding(ProxyError):
-    """The body is compressed in a way that is not known here."""
-
     status = 415
     code = "unknown_content_encoding"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
+    extra_headers = MappingProxyType({"Accept-Encoding": "gzip, deflate"})  # RFC 9110, 15.5.16
     ends_connection = True
-
-    def __init__(self, coding: str) -> None:
-        super().__init__(
-            f"the Content-Encoding {quoted(coding)} is not known here; send gzip, deflate or none"
-        )
-
-    def headers(self) -> Mapping[str, str]:
-        """Return what RFC 9110 section 15.5.16 asks for: the codings that are taken."""
-        return {"Accept-Encoding": "gzip, deflate"}
 
 
 class ExpectationFailed(ProxyError):
-    """The client expects what nobody here can do."""
-
     status = 417
     code = "expectation_failed"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
     ends_connection = True
 
     def __init__(self) -> None:
-        super().__init__("the one expectation met here is 100-continue")
-
-
-class HeaderTooLarge(ProxyError):
-    """The header has too many fields, or one that is too long."""
-
-    status = 431
-    code = "header_too_large"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
-    ends_connection = True
+        super().__init__("the only supported expectation is 100-continue; send no other Expect")
 
 
 class CrashesEngine(ProxyError):
-    """Engines crashed twice while they computed this request; clients' libraries do not repeat it.
-
-    Args:
-        model: The model's id.
-        crashes: How many engines crashed.
-        rest_s: Whole seconds for which it is still refused.
-    """
-
+    # 422: client libraries do not retry it.
     status = 422
     code = "crashes_engine"
-    openai_type = "invalid_request_error"
-    anthropic_type = "invalid_request_error"
-
-    def __init__(self, model: str, crashes: int, rest_s: int) -> None:
-        super().__init__(
-            f"{crashes} engines of {model} crashed while they computed this request; "
-            f"it is refused for {rest_s} s more: change it, or ask again later"
-        )
 
 
 class TooManyRequests(ProxyError):
-    """Not now, but later.
-
-    Attributes:
-        retry_after_s: Whole seconds after which it is worth to ask again, at least 1.
-    """
-
     status = 429
     code = "rate_limit_exceeded"
-    openai_type = "rate_limit_error"
-    anthropic_type = "rate_limit_error"
-
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-    def headers(self) -> Mapping[str, str]:
-        """Return when to ask again."""
-        return {"Retry-After": str(self.retry_after_s)}
+    retry_after_s = 1
 
 
 class QueueFull(TooManyRequests):
-    """Too many requests wait for the model already."""
-
     code = "queue_full"
 
 
-class RateLimited(TooManyRequests):
-    """The API key has used up what it may."""
+class HeaderTooLarge(ProxyError):
+    status = 431
+    code = "header_too_large"
+    ends_connection = True
 
 
 class InternalError(ProxyError):
-    """A fault of the proxy itself."""
-
     code = "internal_error"
 
-    def __init__(
-        self, message: str = "the proxy met a fault of its own; its log has the details"
-    ) -> None:
-        super().__init__(message)
+    def __init__(self) -> None:
+        super().__init__("internal error of the proxy; its log has the details")
 
 
 class UpstreamFailed(ProxyError):
-    """An instance broke while it answered."""
-
     status = 502
     code = "upstream_failed"
 
 
 class UpstreamCrashed(UpstreamFailed):
-    """An instance was ended by a signal while it computed the request: it is not repeated."""
-
     code = "upstream_crashed"
+    # Keeps client libraries from retrying. Source: `_should_retry` of openai-python and
+    # anthropic-python.
+    extra_headers = MappingProxyType({"X-Should-Retry": "false"})
 
+
+class UpstreamShutDown(UpstreamFailed):
     def __init__(self, instance: str) -> None:
-        super().__init__(
-            f"{instance} crashed while it computed this request, which is not tried again; "
-            "its log tells more (`corral logs`)"
-        )
-
-    def headers(self) -> Mapping[str, str]:
-        """Return what keeps clients' libraries from trying again by themselves.
-
-        Source: `_should_retry` of openai-python and anthropic-python.
-        """
-        return {"X-Should-Retry": "false"}
+        super().__init__(f"{instance} was stopped before the response was complete")
+        self.instance = instance
 
 
 class UpstreamConnectFailed(UpstreamFailed):
-    """An instance did not begin to answer: asking once more repeats nothing that was seen.
-
-    Attributes:
-        instance: The instance's name.
-    """
-
-    def __init__(self, instance: str, what: str) -> None:
-        super().__init__(f"{instance} {what}")
+    def __init__(self, instance: str, reason: str) -> None:
+        super().__init__(f"{instance} {reason}")
         self.instance = instance
 
 
 class UpstreamSilent(UpstreamConnectFailed):
-    """An instance sent no first byte, and did not answer `/health` beside it."""
-
-    def __init__(self, instance: str) -> None:
-        super().__init__(instance, "sent no first byte and does not answer /health")
+    pass
 
 
 class UpstreamUnconnected(UpstreamConnectFailed):
-    """An instance takes no connection: nothing of the request was sent."""
+    pass
 
 
 class UpstreamLoading(UpstreamConnectFailed):
-    """An instance that was thought to be ready has not loaded its model yet."""
-
     status = 503
     code = "loading"
-    anthropic_type = "overloaded_error"
-
-    def __init__(self, instance: str) -> None:
-        super().__init__(instance, "is still loading its model; ask again")
-
-    def headers(self) -> Mapping[str, str]:
-        """Return when to ask again."""
-        return {"Retry-After": "1"}
+    retry_after_s = 1
 
 
 class UpstreamUnavailable(UpstreamConnectFailed):
-    """Another machine cannot take the request now: its model left, or it is about to stop."""
-
     status = 503
     code = "unavailable"
-    anthropic_type = "overloaded_error"
-
-    def __init__(self, instance: str) -> None:
-        super().__init__(instance, "cannot take the request now; ask again")
-
-    def headers(self) -> Mapping[str, str]:
-        """Return when to ask again."""
-        return {"Retry-After": "1"}
-
-
-class UpstreamShutDown(UpstreamFailed):
-    """An instance was stopped, by us, before its answer was complete.
-
-    Attributes:
-        instance: The instance's name.
-    """
-
-    def __init__(self, instance: str) -> None:
-        super().__init__(f"{instance} was stopped before the answer was complete")
-        self.instance = instance
+    retry_after_s = 1
 
 
 class Unavailable(ProxyError):
-    """No instance can take the request now.
-
-    Attributes:
-        retry_after_s: Whole seconds after which it is worth to ask again, at least 1.
-    """
-
     status = 503
     code = "unavailable"
-    anthropic_type = "overloaded_error"
-
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-    def headers(self) -> Mapping[str, str]:
-        """Return when to ask again."""
-        return {"Retry-After": str(self.retry_after_s)}
+    retry_after_s: int | None = 1
 
 
 class ModelLoading(Unavailable):
-    """An instance is being loaded."""
-
     code = "loading"
 
 
 class NotLoaded(Unavailable):
-    """The model is not loaded, and the request is not one that loads it."""
-
     code = "not_loaded"
-
-    def __init__(self, model: str) -> None:
-        super().__init__(
-            f"{model} is not loaded, and a GET does not load it; a request for an answer does, "
-            f"as does corral load {model}"
-        )
-
-    def headers(self) -> Mapping[str, str]:
-        """Return nothing: to ask again changes nothing."""
-        return {}
+    retry_after_s = None  # a retry changes nothing
 
 
 class QueueTimeout(Unavailable):
-    """The request's patience ended before its turn came."""
-
     code = "queue_timeout"
 
 
 class BodyMemoryFull(Unavailable):
-    """The bodies of all requests, or of one client's, take as much memory as they may."""
-
     code = "body_memory_full"
-    ends_connection = True  # the rest of the body is not wanted
-
-    def __init__(self, limit_bytes: int, whose: str) -> None:
-        super().__init__(
-            f"the bodies of {whose} take {limit_bytes} bytes of memory, as much as they may; "
-            "retry later, or raise body_memory_bytes under [proxy]"
-        )
+    ends_connection = True  # the rest of the body is not read
 
 
 class Draining(Unavailable):
-    """The proxy finishes what it holds, takes no more, and ends."""
-
     code = "draining"
     ends_connection = True
 
-    def __init__(self, message: str = "the server is stopping; ask again") -> None:
-        super().__init__(message)
-
 
 class UpstreamTimeout(ProxyError):
-    """An instance said nothing for too long."""
-
     status = 504
     code = "upstream_timeout"
 
 
-class ListenFailed(Exception):
-    """The address cannot be listened on.
-
-    Attributes:
-        host: The address that was asked for.
-        port: The TCP port that was asked for.
-        message: What happened, to what.
-        hint: What to do next.
-    """
-
-    def __init__(self, host: str, port: int, reason: str, hint: str) -> None:
-        self.host = host
-        self.port = port
-        self.message = f"cannot listen on {host}:{port}: {reason}"
-        self.hint = hint
-        super().__init__(self.message)
-
-
 class ConfigError(Exception):
-    """A setting, or the file of API keys, is not one that the proxy can work with.
-
-    Attributes:
-        message: What is wrong, where.
-        hint: What to do next.
-    """
+    """A setting or a file with keys is unusable."""
 
     def __init__(self, message: str, hint: str) -> None:
         self.message = message
@@ -534,12 +321,15 @@ class ConfigError(Exception):
         super().__init__(message)
 
 
+class ListenFailed(ConfigError):
+    """The proxy cannot listen on the address in its settings."""
+
+
 def known_models(names: Sequence[str]) -> str:
-    """Return the part of a sentence that names the models, or says that there is none."""
-    return f"the models are: {', '.join(names)}" if names else "no model is configured"
+    return f"available models: {', '.join(names)}" if names else "no model is configured"
 
 
 def quoted(text: str) -> str:
-    """Return a client's own words fit to be repeated: short, printable, in quotes."""
+    """A client's text, shortened, escaped and in quotes, for a message."""
     shown = text[:_QUOTED_MAX_CHARACTERS]
     return ascii(shown) + ("…" if shown != text else "")

@@ -116,7 +116,7 @@ class RequestMiddleware:
         if is_preflight(request):
             return preflight_response(request)
         if self._server_state.is_draining:
-            raise Draining
+            raise Draining("the server is stopping; retry later")
         with self._entered(request):
             return await _handled(request, handler)
 

@@ -69,7 +69,8 @@ class Server:
             )
         except OSError as error:
             await self._runner.cleanup()
-            raise ListenFailed(host, port, *_explain(error)) from error
+            reason, hint = _explain(error)
+            raise ListenFailed(f"cannot listen on {host}:{port}: {reason}", hint) from error
         for listening in self._listener.sockets:
             _let_dead_clients_go(listening, self._settings.client_write_timeout_s)
         self.port = int(self._listener.sockets[0].getsockname()[1])

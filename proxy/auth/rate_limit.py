@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.auth.keys_file import Key
-from proxy.errors import RateLimited
+from proxy.errors import TooManyRequests
 
 _MINUTE_S: Final = 60.0
 # When one of a key's own requests ends is not known; its clients may well ask again soon.
@@ -48,7 +48,7 @@ class RateLimiter:
         """Count a request of a key for the length of the block.
 
         Raises:
-            RateLimited: The key has as many under way as it may, or has sent too many.
+            TooManyRequests: The key has as many under way as it may, or has sent too many.
         """
         usage = self._usage.setdefault(key.name, _Usage())
         _take(usage, key, self._clock())
@@ -70,7 +70,7 @@ def next_full_at_s(full_at_s: float, per_minute: int, now_s: float) -> float:
 def _take(usage: _Usage, key: Key, now_s: float) -> None:
     """Take a place for one request, or nothing at all."""
     if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
-        raise RateLimited(
+        raise TooManyRequests(
             f"the API key {key.name!r} has {usage.in_flight} requests under way, "
             "which is as many as it may (max_in_flight); let one end first",
             _TRY_AGAIN_S,
@@ -80,7 +80,7 @@ def _take(usage: _Usage, key: Key, now_s: float) -> None:
         wait_s = full_at_s - now_s - _MINUTE_S
         # What rounding leaves is not worth a second.
         if wait_s > 1e-6:
-            raise RateLimited(
+            raise TooManyRequests(
                 f"the API key {key.name!r} may send {key.requests_per_minute} requests a minute "
                 f"(requests_per_minute); the next in {math.ceil(wait_s)} s",
                 math.ceil(wait_s),

@@ -110,7 +110,10 @@ class Bodies:
             (of_client, limit_bytes // 2, "one client's requests"),
         ):
             if held + size_bytes > limit and held != share.held_bytes:
-                raise BodyMemoryFull(limit, whose)
+                raise BodyMemoryFull(
+                    f"the bodies of {whose} use all of their {limit} bytes of memory; "
+                    "retry later, or raise body_memory_bytes under [proxy]"
+                )
         self._by_client[share.client] = of_client + size_bytes
 
     def _give_back(self, share: Share) -> None:

@@ -53,9 +53,10 @@ def _count_outside_strings(body: bytes, max_values: int, max_depth: int) -> int:
         depth += sum(steps)
         values += _values(text, steps.count(1))
         if deepest > max_depth:
-            raise BodyTooComplex(f"lists and objects lie more than {max_depth} deep", "depth")
+            reason = f"it has more than {max_depth} levels"
+            raise BodyTooComplex(reason, "max_body_depth")
         if values > max_values:
-            raise BodyTooComplex(f"it holds more than {max_values} values", "values")
+            raise BodyTooComplex(f"it has more than {max_values} values", "max_body_values")
     return values
 
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from proxy.errors import BadRequest, BodyExpands, UnknownCoding
+from proxy.errors import BadRequest, BodyExpands, UnknownCoding, quoted
 
 _PIECE_BYTES: Final = 128 * 1024
 # So much may come of any few bytes: a ratio says little about a small body.
@@ -33,7 +33,9 @@ class Inflater:
     def __init__(self, coding: str, max_ratio: float) -> None:
         self._coding = coding.strip().lower()
         if self._coding not in _WINDOWS:
-            raise UnknownCoding(coding)
+            raise UnknownCoding(
+                f"Content-Encoding {quoted(coding)} is not supported; use gzip, deflate or none"
+            )
         self._max_ratio = max_ratio
         self._stream = zlib.decompressobj(_WINDOWS[self._coding])
         self._taken_bytes = 0
@@ -80,4 +82,7 @@ class Inflater:
         self._given_bytes += size_bytes
         limit_bytes = max(_FREE_BYTES, self._max_ratio * self._taken_bytes)
         if self._given_bytes > limit_bytes:
-            raise BodyExpands(self._max_ratio)
+            raise BodyExpands(
+                f"the decompressed body is more than {self._max_ratio:g} times larger; "
+                "send it uncompressed, or raise max_body_ratio under [proxy]"
+            )

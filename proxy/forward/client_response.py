@@ -21,7 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.access_log import AccessRecord
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, anthropic_type, openai_type
 from proxy.headers import EVENT_STREAM, for_client, is_event_stream
 from proxy.router.lease import Lease
 
@@ -214,12 +214,12 @@ def _event(path: str, body: bytes) -> bytes:
 def error_body(path: str, error: ProxyError) -> dict[str, object]:
     """Return what an error says, in the shape that the clients of this path understand."""
     if path.startswith(_ANTHROPIC_PATH):
-        details = {"type": error.anthropic_type, "message": error.message}
+        details = {"type": anthropic_type(error.status), "message": error.message}
         return {"type": "error", "error": details}
     return {
         "error": {
             "message": error.message,
-            "type": error.openai_type,
+            "type": openai_type(error.status),
             "param": None,
             "code": error.code,
         }

@@ -232,9 +232,9 @@ class ResponseRelay:
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         if is_loading(status, body):
-            raise UpstreamLoading(self._name)
+            raise UpstreamLoading(self._name, "is still loading its model; retry")
         if status == HTTPStatus.SERVICE_UNAVAILABLE and self._lease.upstream.node:
-            raise UpstreamUnavailable(self._name)
+            raise UpstreamUnavailable(self._name, "is temporarily unavailable; retry")
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
         self._lease.complete()

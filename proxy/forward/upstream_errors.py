@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.endpoints import EndpointKind
+from proxy.errors import anthropic_type, openai_type
 
 _OPENAI: Final = frozenset(
     {
@@ -29,13 +30,6 @@ _OPENAI: Final = frozenset(
     }
 )
 _CODES: Final = {"exceed_context_size_error": "context_length_exceeded"}
-_ANTHROPIC_TYPES: Final = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 _SHOWN_BYTES: Final = 200
 # How its message begins where it takes a client's mistake for a fault of its own (500).
 _CLIENT_MISTAKES: Final = re.compile(
@@ -109,8 +103,7 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: said for name, said in error.items() if name != "code"}
-        otherwise = "invalid_request_error" if status < 500 else "api_error"
-        named = {**kept, "type": _ANTHROPIC_TYPES.get(status, otherwise)}
+        named = {**kept, "type": anthropic_type(status)}
         return orjson.dumps({"type": "error", "error": named})
     if kind in _OPENAI:
         code = _CODES.get(str(error.get("type")), error.get("type"))
@@ -127,7 +120,7 @@ def _unexplained(status: int, body: bytes) -> dict[str, Any]:
     return {
         "code": status,
         "message": f"the instance refused the request with status {status}: {said or 'no reason'}",
-        "type": "invalid_request_error" if status < 500 else "server_error",
+        "type": openai_type(status),
     }
 
 

@@ -97,7 +97,10 @@ class Computation:
     ) -> None:
         try:
             if isinstance(error, UpstreamFailed) and await self._is_crash(error):
-                raise UpstreamCrashed(self._lease.upstream.name) from error
+                raise UpstreamCrashed(
+                    f"{self._lease.upstream.name} crashed while computing this request, which is "
+                    "not retried; see its log (`corral logs`)"
+                ) from error
         finally:
             self._lease.instance.computed.remove(self._lease)
         if error is None:

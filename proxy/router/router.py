@@ -309,7 +309,10 @@ class Router:
         if request.may_load:
             await ensure_serving(queue, request, self.loader)
         elif not queue.serves(request):
-            raise NotLoaded(request.model)
+            raise NotLoaded(
+                f"{request.model} is not loaded, and a GET does not load it; send a completion "
+                f"request, or run `corral load {request.model}`"
+            )
         instances = [
             instance
             for instance in self._instances.answering(request.model)

@@ -119,7 +119,8 @@ class Silence:
             if others and needed <= free:
                 free -= needed
                 self.forget(lease)
-                lease.cut(UpstreamSilent(instance.upstream.name))
+                reason = "sent no first byte and does not answer /health"
+                lease.cut(UpstreamSilent(instance.upstream.name, reason))
 
     def _others(self, instance: Instance) -> list[Instance]:
         """Return the other instances of the same model that answer, as far as known."""

@@ -76,7 +76,10 @@ class Suspects:
         suspect = self._suspects.get(fingerprint(request))
         if suspect and suspect.crashes >= _REFUSED_FROM:
             rest_s = math.ceil(suspect.at_s + self._memory_s - self._clock())
-            raise CrashesEngine(request.model, suspect.crashes, rest_s)
+            raise CrashesEngine(
+                f"{suspect.crashes} engines of {request.model} crashed while computing this "
+                f"request; it is refused for {rest_s} s more: change it, or retry later"
+            )
 
     def crashed(self, asks: Iterable[ProxyRequest]) -> None:
         """Note that an engine crashed while it computed requests; equal ones count once."""

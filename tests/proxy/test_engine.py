@@ -107,7 +107,7 @@ async def test_the_models_are_listed_and_found_by_name(client: openai.AsyncOpenA
 async def test_a_wrong_model_name_is_answered_with_the_known_ones(
     client: openai.AsyncOpenAI,
 ) -> None:
-    with pytest.raises(openai.NotFoundError, match="the models are: chat") as failure:
+    with pytest.raises(openai.NotFoundError, match="available models: chat") as failure:
         await client.chat.completions.create(model="gpt-9", messages=HELLO)
     assert failure.value.code == "model_not_found"
     assert failure.value.request_id

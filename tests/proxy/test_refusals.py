@@ -145,4 +145,4 @@ async def test_a_fault_of_our_own_is_told_in_json_wherever_it_is(
         assert response.content_type == "application/json"
         assert response.headers["Server"] == "llama-corral"
         error = (await response.json())["error"]
-    assert "the proxy met a fault of its own" in error["message"]
+    assert "internal error of the proxy" in error["message"]

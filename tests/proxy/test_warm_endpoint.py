@@ -51,7 +51,7 @@ async def test_a_model_that_is_not_there_or_on_another_machine_only_is_not_found
         async with ask(proxy, name) as response:
             error = (await response.json())["error"]
         assert (response.status, error["code"]) == (404, "model_not_found")
-        assert "the models are: chat)" in error["message"]
+        assert "available models: chat)" in error["message"]
     assert not proxy.reader.asked
 
 

@@ -154,7 +154,7 @@ async def test_for_a_key_there_are_only_the_models_it_may_use(locked: ProxyHarne
     asked = {**CHAT, "model": "secret"}
     async with locked.http.post("/tokenize", json=asked, headers=bearer(TOOLS)) as response:
         assert response.status == 404
-        assert "the models are: chat)" in (await response.json())["error"]["message"]
+        assert "available models: chat)" in (await response.json())["error"]["message"]
     async with locked.http.get("/v1/models", headers=bearer(ME)) as response:
         assert len((await response.json())["data"]) == 2
 

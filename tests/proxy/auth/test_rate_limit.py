@@ -6,7 +6,7 @@ import pytest
 
 from proxy.auth.keys_file import Key
 from proxy.auth.rate_limit import RateLimiter, next_full_at_s
-from proxy.errors import RateLimited
+from proxy.errors import TooManyRequests
 
 
 class Clock:
@@ -39,7 +39,10 @@ def test_a_key_without_limits_has_none() -> None:
 def test_one_more_at_once_is_refused_until_one_is_over() -> None:
     limits = RateLimiter(Clock())
     with limits.holding(key(in_flight=2)):
-        with limits.holding(key(in_flight=2)), pytest.raises(RateLimited, match="max_in_flight"):
+        with (
+            limits.holding(key(in_flight=2)),
+            pytest.raises(TooManyRequests, match="max_in_flight"),
+        ):
             take(limits, key(in_flight=2))
         take(limits, key(in_flight=2))
 
@@ -62,12 +65,12 @@ def test_a_minutes_worth_may_come_at_once_then_one_at_a_time() -> None:
     limits = RateLimiter(clock)
     for _ in range(60):
         take(limits, key(per_minute=60))
-    with pytest.raises(RateLimited) as refused:
+    with pytest.raises(TooManyRequests) as refused:
         take(limits, key(per_minute=60))
     assert refused.value.headers() == {"Retry-After": "1"}
     clock.now_s += 1
     take(limits, key(per_minute=60))
-    with pytest.raises(RateLimited):
+    with pytest.raises(TooManyRequests):
         take(limits, key(per_minute=60))
 
 
@@ -78,7 +81,7 @@ def test_after_the_time_that_is_told_it_may_ask_again(per_minute: int, wait_s: i
     one = key(per_minute=per_minute)
     for _ in range(per_minute):
         take(limits, one)
-    with pytest.raises(RateLimited) as refused:
+    with pytest.raises(TooManyRequests) as refused:
         take(limits, one)
     assert refused.value.retry_after_s == wait_s
     clock.now_s += wait_s
@@ -90,7 +93,7 @@ def test_what_is_refused_costs_nothing() -> None:
     limits = RateLimiter(clock)
     take(limits, key(per_minute=1))
     for _ in range(100):
-        with pytest.raises(RateLimited):
+        with pytest.raises(TooManyRequests):
             take(limits, key(per_minute=1))
     clock.now_s += 60
     take(limits, key(per_minute=1))
@@ -103,7 +106,7 @@ def test_a_key_that_was_silent_has_no_more_than_a_minutes_worth() -> None:
     clock.now_s += 86_400
     take(limits, key(per_minute=2))
     take(limits, key(per_minute=2))
-    with pytest.raises(RateLimited):
+    with pytest.raises(TooManyRequests):
         take(limits, key(per_minute=2))
 
 
