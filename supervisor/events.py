@@ -1,25 +1,29 @@
-"""What happens, as one typed stream: to the log, to `corral events`, to whoever listens.
+"""The daemon's events: their table, and the stream to the log and to `corral events`.
 
-The table below is the whole list of events; emitting any other name is an error, and a test holds
-the table to the code. Names are `noun.past_verb`; fields carry units. No prompt and no secret is
-ever a field. A listener that falls behind loses the oldest events, never blocks anybody, and is
-told how many it lost by an event `events.dropped`.
+A test compares the table with the code. Names are `noun.past_verb`; fields carry units. No field
+holds a prompt or a secret.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TextIO
 
 from supervisor.failures import Throttle
+from supervisor.output import colored
 
 Level = Literal["info", "warning", "error"]
+
+LOAD_PROGRESS: Final = "instance.load_progress"
+DAEMON_STOPPED: Final = "daemon.stopped"
 
 _SLOTS: Final = ("instance", "model", "run", "slots", "tokens", "size_bytes", "duration_ms")
 
@@ -102,24 +106,19 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
     }
 )
 
-_BACKLOG_MAX: Final = 1024
-# What a client can cause at will, and the field that tells causes apart, which holds no text of a
-# client. So many of each are told in a minute, and the rest is counted.
-_CAUSED: Final[Mapping[str, str]] = MappingProxyType(
+_LISTENER_QUEUE_MAX: Final = 1024
+# Events that clients can cause at will, and the field that names the cause (never a client's text).
+# Each cause is logged 30 times a minute; the rest is counted.
+_CLIENT_CAUSED: Final[Mapping[str, str]] = MappingProxyType(
     {"request.rejected": "code", "upstream.failed": "phase"}
 )
-_CAUSED_MAX: Final = 30
+_CLIENT_CAUSED_MAX: Final = 30
+_STYLES: Final = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened.
-
-    Attributes:
-        name: A key of EVENTS.
-        at: When, wall clock in UTC.
-        fields: The fields that EVENTS lists for the name.
-    """
+    """An event: a name of EVENTS, the time in UTC, and the fields that EVENTS lists."""
 
     name: str
     at: datetime
@@ -127,7 +126,6 @@ class Event:
 
     @property
     def level(self) -> Level:
-        """Return how much this matters: a fault, or a draft that is in the way, is a warning."""
         match self.name:
             case "instance.exited" if self.fields["fault"]:
                 return "warning"
@@ -137,37 +135,32 @@ class Event:
 
 
 class Emit(Protocol):
-    """What tells the stream that something happened."""
+    """Emits an event; `fields` must be those that EVENTS lists for `name`."""
 
-    def __call__(self, name: str, /, **fields: object) -> None:
-        """Tell it. `fields` must be those that EVENTS lists for `name`."""
+    def __call__(self, name: str, /, **fields: object) -> None: ...
 
 
 class Listener:
-    """One bounded queue of events; iterate it with `next()`."""
+    """A bounded queue of events. It drops the oldest when full and reports how many it dropped."""
 
-    def __init__(self, backlog: int = _BACKLOG_MAX) -> None:
+    def __init__(self, queue_max: int = _LISTENER_QUEUE_MAX) -> None:
         self._events: deque[Event] = deque()
-        self._backlog = backlog
+        self._queue_max = queue_max
         self._dropped = 0
         self._arrived = asyncio.Event()
 
     def push(self, event: Event) -> None:
-        """Add an event; drop the oldest when the backlog is full."""
-        if len(self._events) >= self._backlog:
+        if len(self._events) >= self._queue_max:
             self._events.popleft()
             self._dropped += 1
         self._events.append(event)
         self._arrived.set()
 
     async def next(self) -> Event:
-        """Return the next event, waiting without limit: an idle daemon emits nothing for days."""
+        """Wait for the next event, without a limit: an idle daemon emits nothing for days."""
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
-        return self._take()
-
-    def _take(self) -> Event:
         if self._dropped:
             count, self._dropped = self._dropped, 0
             return Event("events.dropped", _now(), {"count": count})
@@ -175,17 +168,15 @@ class Listener:
 
 
 class EventStream:
-    """Fans events out: at once to sinks (the log), by bounded queues to listeners."""
+    """Passes each event to sinks (the log) at once, and to listeners through bounded queues."""
 
     def __init__(self, *sinks: Callable[[Event], None]) -> None:
         self._sinks = sinks
         self._listeners: set[Listener] = set()
-        self._throttle = Throttle(_CAUSED_MAX, self._withheld)
+        self._throttle = Throttle(_CLIENT_CAUSED_MAX, self._report_withheld)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Tell everybody. Never blocks and never fails for a listener's or a sink's sake.
-
-        Of what clients cause, so many are told in a minute; then how many there were.
+        """Pass on an event; never blocks, and no sink or listener makes it fail.
 
         Raises:
             KeyError: `name` is not in EVENTS.
@@ -193,28 +184,49 @@ class EventStream:
         """
         if fields.keys() != set(EVENTS[name][1]):
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
-        if name in _CAUSED and not self._throttle.admit((name, str(fields[_CAUSED[name]]))):
+        cause = _CLIENT_CAUSED.get(name)
+        if cause and not self._throttle.admit((name, str(fields[cause]))):
             return
         event = Event(name, _now(), MappingProxyType(dict(fields)))
         for sink in self._sinks:
-            with suppress(OSError, ValueError):  # a disk that is full, a stream that is closed
+            with suppress(OSError, ValueError):  # a full disk, a closed stream
                 sink(event)
         for listener in self._listeners:
             listener.push(event)
 
-    def _withheld(self, cause: Hashable, count: int) -> None:
+    def _report_withheld(self, cause: Hashable, count: int) -> None:
         event, reason = cause if isinstance(cause, tuple) else (str(cause), "")
         self.emit("events.withheld", event=event, cause=reason, count=count)
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:
-        """Hear every event from now on, until the block ends."""
+        """Receive every event until the block ends."""
         listener = Listener()
         self._listeners.add(listener)
         try:
             yield listener
         finally:
             self._listeners.discard(listener)
+
+
+def describe(
+    name: str, level: str, at: datetime, fields: Mapping[str, object], stream: TextIO = sys.stdout
+) -> str:
+    """Format an event for people, in local time; for `output.write` to this stream."""
+    time = f"{at.astimezone():%H:%M:%S}.{at.microsecond // 1000:03}"
+    shown = colored(f"{name:19}", _STYLES[level], stream)
+    return f"{time} {shown} {key_values(fields)}".rstrip()
+
+
+def key_values(fields: Mapping[str, object]) -> str:
+    """Format the fields that are not None as `key=value`, quoted where the value is not a word."""
+    return " ".join(f"{key}={_word(value)}" for key, value in fields.items() if value is not None)
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    is_plain = text and text.isprintable() and not set(text) & {" ", '"'}
+    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _now() -> datetime:

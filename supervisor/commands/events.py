@@ -1,37 +1,24 @@
-"""`corral events`: what happens, as it happens."""
+"""`corral events`: the daemon's events as they happen."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
 
 from supervisor.control.client import Client
-from supervisor.control.messages import EventLine
+from supervisor.events import describe
 from supervisor.host.paths import directories
-from supervisor.log import words
-from supervisor.output import CommandResult, colored, to_json, write
-
-_STYLES: Final = {"info": "dim", "warning": "yellow", "error": "red"}
+from supervisor.output import CommandResult, to_json, write
 
 
 def events(*, as_json: bool) -> CommandResult:
-    """Print each event of the daemon until Ctrl-C, or until the daemon has ended.
-
-    Args:
-        as_json: Print each event as one line of JSON: `name`, `level`, `at`, `fields`.
+    """Print each event until Ctrl-C, or until the daemon stops; as JSON, one object a line.
 
     Raises:
-        NotRunning, DaemonBusy: There is no daemon to listen to.
+        NotRunning, DaemonBusy: No daemon answers.
     """
-    render = to_json if as_json else describe
-    for line in Client(directories().control_socket).events():
-        if "event" in line:
-            write(render(line["event"]))
+    for message in Client(directories().control_socket).events():
+        if event := message.get("event"):
+            at = datetime.fromisoformat(event["at"])
+            text = describe(event["name"], event["level"], at, event["fields"])
+            write(to_json(event) if as_json else text)
     return CommandResult(None)
-
-
-def describe(event: EventLine) -> str:
-    """Return an event as a person reads it: local time, name, and the fields that are known."""
-    at = datetime.fromisoformat(event["at"]).astimezone()
-    name = colored(f"{event['name']:19}", _STYLES[event["level"]])
-    return f"{at:%H:%M:%S}.{at.microsecond // 1000:03} {name} {words(event['fields'])}".rstrip()

@@ -76,11 +76,11 @@ def _run(
 @contextmanager
 def _sink(where: Directories, *, is_background: bool) -> Iterator[log.Sink]:
     if not is_background:
-        yield log.to_stream(sys.stderr)
+        yield log.stream_sink(sys.stderr)
         return
     make_private(where.log)
     with LogFile(where.daemon_log, streams=(1, 2)) as file:
-        yield log.to_json(lambda line: file.write(line.encode()))
+        yield log.json_sink(lambda line: file.write(f"{line}\n".encode()))
 
 
 @contextmanager

@@ -1,9 +1,12 @@
+import io
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from supervisor.events import EVENTS, Event, EventStream, Listener
+from supervisor.events import EVENTS, Event, EventStream, Listener, describe
+from supervisor.output import write
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -23,7 +26,7 @@ async def test_a_listener_hears_what_is_emitted_while_it_listens() -> None:
 
 
 async def test_a_slow_listener_loses_the_oldest_and_is_told_how_many() -> None:
-    listener = Listener(backlog=2)
+    listener = Listener(queue_max=2)
     stream = EventStream(listener.push)
     for reason in "abcd":
         stream.emit("daemon.stopping", **stopping(reason))
@@ -88,3 +91,37 @@ def test_a_sink_that_fails_fails_nobody() -> None:
     seen: list[Event] = []
     EventStream(full, seen.append).emit("daemon.stopping", **stopping())
     assert len(seen) == 1
+
+
+AT = datetime(2026, 11, 21, 9, 0, 1, 250_000).astimezone()
+
+
+def described(level: str = "info", **fields: object) -> str:
+    stream = io.StringIO()
+    write(describe("daemon.stopping", level, AT, fields, stream), stream, end="")
+    return stream.getvalue()
+
+
+def test_an_event_is_one_line_of_time_name_and_fields() -> None:
+    assert described(reason="test", run=1) == "09:00:01.250 daemon.stopping     reason=test run=1"
+
+
+def test_a_field_that_is_none_is_left_out() -> None:
+    assert described(reason=None) == "09:00:01.250 daemon.stopping"
+
+
+@pytest.mark.parametrize("text", ["two words", "two\nlines", "\x1b[31mred", ""])
+def test_a_field_that_is_not_a_plain_word_is_quoted(text: str) -> None:
+    line = described(reason=text)
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert 'reason="' in line
+
+
+@pytest.mark.parametrize(("level", "colour"), [("warning", "33"), ("error", "31")])
+def test_warnings_and_errors_are_coloured(
+    monkeypatch: pytest.MonkeyPatch, level: str, colour: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert f"\x1b[{colour}m" in described(level)

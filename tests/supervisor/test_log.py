@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -8,11 +9,13 @@ from typing import TextIO
 
 import pytest
 
-from supervisor.events import Event
-from supervisor.log import Sink, is_journal, to_journal, to_json, to_stream, to_terminal
+from supervisor.events import Event, EventStream
+from supervisor.failures import FAILURES, FailureHandler
+from supervisor.log import Sink, console_sink, is_journal, journal_sink, json_sink, stream_sink
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 STOPPING = Event("daemon.stopping", AT, {"reason": "SIGTERM received"})
+EVIL = "\x1b[2J\x9b1m\x7f\u202e\nforged"
 PROGRESSED = Event("instance.load_progress", AT, {"instance": "a.0"})
 
 
@@ -40,7 +43,7 @@ def journal_of(file: TextIO) -> dict[str, str]:
 
 
 def test_json_has_time_level_name_and_the_fields_that_are_known() -> None:
-    (line,) = said(to_json, exited(None))
+    (line,) = said(json_sink, exited(None))
     assert json.loads(line) == {
         "timestamp": "2026-11-21T09:00:00.000+00:00",
         "level": "info",
@@ -51,29 +54,29 @@ def test_json_has_time_level_name_and_the_fields_that_are_known() -> None:
 
 
 def test_json_takes_a_path_that_is_no_text() -> None:
-    (line,) = said(to_json, Event("settings.rejected", AT, {"reason": Path("caf\udce9")}))
+    (line,) = said(json_sink, Event("settings.rejected", AT, {"reason": Path("caf\udce9")}))
     assert json.loads(line)["reason"] == "caf\udce9"
 
 
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (STOPPING, '<6>daemon.stopping reason="SIGTERM received"\n'),
-        (exited(1), "<4>instance.exited instance=a.0 code=1 fault=True\n"),
-        (Event("instance.failed", AT, {"failures": 5}), "<3>instance.failed failures=5\n"),
-        (Event("daemon.stopped", AT, {}), "<6>daemon.stopped\n"),
+        (STOPPING, '<6>daemon.stopping reason="SIGTERM received"'),
+        (exited(1), "<4>instance.exited instance=a.0 code=1 fault=True"),
+        (Event("instance.failed", AT, {"failures": 5}), "<3>instance.failed failures=5"),
+        (Event("daemon.stopped", AT, {}), "<6>daemon.stopped"),
     ],
 )
 def test_the_journal_gets_a_priority_and_no_time(event: Event, line: str) -> None:
-    assert said(to_journal, event) == [line]
+    assert said(journal_sink, event) == [line]
 
 
 def test_a_field_of_two_lines_stays_one_line_in_the_journal() -> None:
-    (line,) = said(to_journal, Event("daemon.stopping", AT, {"reason": "one\n<0>two"}))
-    assert line.count("\n") == 1
+    (line,) = said(journal_sink, Event("daemon.stopping", AT, {"reason": "one\n<0>two"}))
+    assert "\n" not in line
 
 
-@pytest.mark.parametrize("make", [to_json, to_journal])
+@pytest.mark.parametrize("make", [json_sink, journal_sink])
 def test_load_progress_is_not_logged(make: Callable[[Callable[[str], None]], Sink]) -> None:
     assert said(make, PROGRESSED) == []
 
@@ -88,22 +91,54 @@ def test_a_stream_is_the_journal_only_if_it_is_the_very_file(tmp_path: Path) -> 
 
 def test_who_reads_the_stream_decides_its_form(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+", encoding="utf-8") as file:
-        to_stream(file, journal_of(file))(STOPPING)
-        to_stream(file, {})(STOPPING)
+        stream_sink(file, journal_of(file))(STOPPING)
+        stream_sink(file, {})(STOPPING)
         file.seek(0)
         journal, plain = file.readlines()
     terminal = Terminal()
-    to_stream(terminal, {})(STOPPING)
+    stream_sink(terminal, {})(STOPPING)
     assert journal.startswith("<6>daemon.stopping")
     assert json.loads(plain)["event"] == "daemon.stopping"
     assert "daemon.stopping" in terminal.getvalue()
     assert "{" not in terminal.getvalue()
 
 
-def test_no_sink_lets_words_of_a_client_command_a_terminal() -> None:
-    evil = "\x1b[2J\x9b1m\x7f\u202e\nforged"
-    refused = Event("request.rejected", AT, {"model": evil})
-    makers = (to_json, to_journal, lambda write: to_terminal(write, colours=False))
-    for make in makers:
-        (line,) = said(make, refused)
-        assert line.removesuffix("\n").isprintable()
+@pytest.mark.parametrize("make", [json_sink, journal_sink])
+def test_no_format_passes_control_characters_of_a_client(
+    make: Callable[[Callable[[str], None]], Sink],
+) -> None:
+    (line,) = said(make, Event("request.rejected", AT, {"model": EVIL}))
+    assert line.isprintable()
+
+
+def test_a_terminal_gets_the_line_of_corral_events_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    console_sink(terminal)(Event("request.rejected", AT, {"model": EVIL}))
+    line = terminal.getvalue().removesuffix("\n")
+    assert line.isprintable()
+    assert "request.rejected" in line
+
+
+def test_a_field_named_like_a_key_of_the_log_does_not_replace_it() -> None:
+    fields = {"event": "request.rejected", "cause": "no_key", "count": 7}
+    (line,) = said(json_sink, Event("events.withheld", AT, fields))
+    entry = json.loads(line)
+    assert (entry["event"], entry["field_event"]) == ("events.withheld", "request.rejected")
+
+
+def test_a_record_of_a_library_is_logged_as_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(FAILURES, "tell", EventStream(json_sink(lines.append)).emit)
+    record = logging.makeLogRecord(
+        {"name": "aiohttp.server", "levelno": logging.WARNING, "msg": "odd %s", "args": ("peer",)}
+    )
+    FailureHandler().emit(record)
+    entry = json.loads(lines[0])
+    assert (entry["event"], entry["task"], entry["error"]) == (
+        "task.failed",
+        "aiohttp.server",
+        "odd peer",
+    )
