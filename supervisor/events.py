@@ -57,20 +57,6 @@ EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
         "prompt.stored": ("info", ("model", "prompt", "tokens")),
         "prompt.store_failed": ("warning", ("model", "reason")),
         "prompt.rejected": ("warning", ("instance", "model", "run", "prompt", "reason")),
-        "speculation.measured": (
-            "info",
-            (
-                "instance",
-                "model",
-                "run",
-                "tokens",
-                "acceptance",
-                "with_tps",
-                "without_tps",
-                "estimate",
-                "slower",
-            ),
-        ),
         "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
         "settings.rejected": ("warning", ("reason",)),
         "engine.orphan_killed": ("warning", ("instance", "pid", "since")),
@@ -128,8 +114,6 @@ class Event:
     def level(self) -> Level:
         match self.name:
             case "instance.exited" if self.fields["fault"]:
-                return "warning"
-            case "speculation.measured" if self.fields["slower"]:
                 return "warning"
         return EVENTS[self.name][0]
 

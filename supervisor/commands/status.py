@@ -80,19 +80,11 @@ def not_persisted_reason(models: Iterable[ModelStatus]) -> list[str]:
 
 
 def _draft(instance: InstanceStatus) -> str | None:
-    """Return the line on what guessing tokens ahead brings; None where that is not known."""
     draft = instance["draft"]
     if draft is None or draft["acceptance"] is None:
         return None
-    text = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
-    if draft["trouble"]:
-        return (
-            f"\n{instance['name']}: {colored(draft['trouble'], 'yellow')}\n  hint: {draft['cure']}"
-        )
-    if draft["with_tps"] and draft["without_tps"]:
-        about = "about " if draft["estimate"] else ""
-        text += f": {draft['with_tps']:.0f} tokens/s, {about}{draft['without_tps']:.0f} without"
-    return f"\n{instance['name']}: {text}"
+    accepted = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
+    return f"\n{instance['name']}: {accepted}"
 
 
 def _nodes(nodes: list[NodeStatus]) -> list[str]:

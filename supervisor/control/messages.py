@@ -20,21 +20,11 @@ class ErrorFields(TypedDict):
 
 
 class DraftStatus(TypedDict):
-    """What guessing tokens ahead has brought in the latest run; see supervisor.speculation.benefit.
-
-    `acceptance` is 0 to 1. Rates are tokens per second of one sequence alone, with and without; the
-    latter is an `estimate` with a draft model. `trouble` and `cure` are there where it makes things
-    slower. None is unknown.
-    """
+    """Tokens drafted and accepted in the latest run; `acceptance` is 0 to 1."""
 
     drafted: int
     accepted: int
     acceptance: float | None
-    with_tps: float | None
-    without_tps: float | None
-    estimate: bool
-    trouble: str | None
-    cure: str | None
 
 
 class InstanceStatus(TypedDict):
@@ -42,7 +32,7 @@ class InstanceStatus(TypedDict):
 
     `leaving` is whether it only finishes what it holds, for settings that are no more.
     `progress` is 0 to 1 while loading; rates are tokens per second while decoding; None is unknown.
-    `draft` is None where nothing is guessed.
+    `draft` is None without speculative decoding.
     """
 
     name: str

@@ -13,17 +13,16 @@ from supervisor.control.messages import (
     WaitStatus,
     WarmedInstance,
 )
+from supervisor.engines.spec_types import spec_types
 from supervisor.flags.plan import Plan
 from supervisor.fleet.availability import availability
 from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.fleet.model import Model
-from supervisor.fleet.stats import InstanceStats
+from supervisor.fleet.stats import EngineStats
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.process.exit_cause import FailureCause
 from supervisor.reload.reload import ReloadFailure, ReloadResult
 from supervisor.slot_store.manifest import Manifest
-from supervisor.speculation.benefit import SpeculationStats
-from supervisor.speculation.config import advice
 
 
 def model_status(
@@ -60,7 +59,7 @@ def _wait(waiting: Waiting) -> WaitStatus:
 def instance_status(
     facts: InstanceSnapshot,
     plan: Plan | None,
-    stats: InstanceStats,
+    stats: EngineStats,
     slots_busy: int,
     *,
     is_leaving: bool,
@@ -87,22 +86,15 @@ def instance_status(
         # Why one that is meant to be down once fell is no trouble any more.
         "error": _error(facts, facts.cause) if facts.cause and facts.wanted else None,
         "warnings": [f"{warning.sentence}: {warning.hint}" for warning in facts.warnings],
-        "draft": _draft(plan, facts.drafts) if plan and facts.drafts else None,
+        "draft": _draft(stats) if plan and spec_types(plan.memory_inputs.chosen) else None,
     }
 
 
-def _draft(plan: Plan, drafts: SpeculationStats) -> DraftStatus:
-    verdict = drafts.verdict
-    trouble, cure = (verdict and advice(plan, verdict)) or (None, None)
+def _draft(stats: EngineStats) -> DraftStatus:
     return {
-        "drafted": drafts.tokens.drafted,
-        "accepted": drafts.tokens.accepted,
-        "acceptance": drafts.tokens.acceptance,
-        "with_tps": verdict.with_tps if verdict else None,
-        "without_tps": verdict.without_tps if verdict else None,
-        "estimate": verdict.is_estimate if verdict else False,
-        "trouble": trouble,
-        "cure": cure,
+        "drafted": stats.drafted_tokens,
+        "accepted": stats.accepted_tokens,
+        "acceptance": stats.acceptance,
     }
 
 

@@ -20,7 +20,7 @@ from supervisor.doctor.host import (
     check_leftovers,
     check_memlock,
 )
-from supervisor.doctor.models import Need, check_drafts, check_memory, check_models
+from supervisor.doctor.models import Need, check_memory, check_models
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
 from supervisor.fleet.planner import LaunchPlanner
@@ -118,8 +118,6 @@ def _models(context: Context, planner: LaunchPlanner) -> Iterator[Finding]:
             needs.append(one)
         else:
             yield one
-    if context.status:
-        yield from check_drafts(context.status["models"])
     devices = context.engine.devices if context.engine else ()
     device_bytes = sum(device.total_mib for device in devices) << 20
     up = _up(context.status)

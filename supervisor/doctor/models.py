@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.control.messages import ModelStatus
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import CorralError
 from supervisor.flags.plan import Plan
@@ -73,15 +71,6 @@ def check_plan(plan: Plan) -> Iterator[Finding]:
     for line in plan.omitted:
         wanted = f"{line.flag} {line.value or ''}".rstrip()
         yield Finding(name, "ok", f"goes without {wanted} ({line.origin}): {line.reason}")
-
-
-def check_drafts(models: Iterable[ModelStatus]) -> Iterator[Finding]:
-    """Yield which of the models that run answer more slowly for what they draft."""
-    for model in models:
-        drafts = [one["draft"] for one in model["instances"]]
-        slow = (draft for draft in drafts if draft and draft["trouble"])
-        for draft in itertools.islice(slow, 1):
-            yield Finding(f"model {model['name']}", "warn", draft["trouble"] or "", draft["cure"])
 
 
 def need(plan: Plan, replicas: int) -> Need:

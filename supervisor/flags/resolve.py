@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from supervisor.engines.help import Flags, FlagValue
+from supervisor.engines.spec_types import draft_limits
 from supervisor.flags.auto import AUTO, DERIVED, cache_count, ctx_slot, positive, slots
 from supervisor.flags.draft_model import Draft, Wanted
 from supervisor.flags.embedding_settings import batched, purposed, shaped
@@ -19,7 +20,6 @@ from supervisor.flags.inputs import PlanInputs
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import canonical
 from supervisor.flags.setting import CORRAL, Setting, Settings
-from supervisor.flags.speculation import kinds, longest
 
 # What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
 # without the option is not told.
@@ -154,8 +154,9 @@ def _raise_batch(settings: Settings) -> Settings:
     """
     batch = settings.get("batch-size")
     chosen = {key: one.value for key, one in settings.items()}
-    needed = slots(chosen) * (1 + longest(chosen))
-    if batch is None or not kinds(chosen) or positive("batch-size", batch.value) >= needed:
+    drafted = [positive(key, chosen.get(key, default)) for key, default in draft_limits(chosen)]
+    needed = slots(chosen) * (1 + max(drafted, default=0))
+    if batch is None or not drafted or positive("batch-size", batch.value) >= needed:
         return settings
     reason = f"{batch.value} ({batch.origin}) do not hold what {slots(chosen)} slots draft at once"
     return {**settings, "batch-size": Setting(needed, CORRAL, reason)}

@@ -33,7 +33,6 @@ from supervisor.process.launch import Launch, ProcessTag, clean_environment
 from supervisor.settings.model import ModelTable, VariantTable
 from supervisor.settings.root import Settings
 from supervisor.slot_store.config import slot_persistence
-from supervisor.speculation.config import speculation_config
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import LearnedPrompts
 from supervisor.warmup.prompts import WarmPrompt
@@ -244,7 +243,6 @@ class LaunchPlanner:
             log_path=make_private(where.log) / f"{instance}.log",
             prompts=self._prompts(plan.model),
             has_ram=plan.has_prompt_cache,
-            drafting=speculation_config(plan),
         )
 
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:

@@ -10,7 +10,6 @@ from supervisor.instance.states import Lifecycle, State
 from supervisor.process.child import Exit
 from supervisor.process.exit_cause import FailureCause
 from supervisor.process.load_progress import Progress
-from supervisor.speculation.benefit import SpeculationBenefit
 from supervisor.warmup.prefill import Prefilled
 from supervisor.warmup.prompts import WarmPrompt
 
@@ -112,22 +111,6 @@ class InstanceEvents:
             prompt=prompt.name,
             tokens=found.tokens,
             cached=found.cached_tokens,
-        )
-
-    def weighed(self, run: int, verdict: SpeculationBenefit) -> None:
-        """Tell what guessing tokens ahead does to its speed."""
-        acceptance = verdict.tokens.acceptance
-        self._emit(
-            "speculation.measured",
-            instance=self._name,
-            model=self._model,
-            run=run,
-            tokens=verdict.tokens.decoded,
-            acceptance=None if acceptance is None else round(acceptance, 3),
-            with_tps=round(verdict.with_tps, 1),
-            without_tps=round(verdict.without_tps, 1),
-            estimate=verdict.is_estimate,
-            slower=verdict.is_slower,
         )
 
     def exited(self, run: int, how: Exit, up_s: float, *, is_fault: bool) -> None:

@@ -31,7 +31,6 @@ from supervisor.process import exit_cause
 from supervisor.process.child import Exit
 from supervisor.process.launch import Launch
 from supervisor.process.run import ProcessRun
-from supervisor.speculation.measurement import SpeculationMeasurement
 from supervisor.warmup.queue import PrefillQueue
 
 # Enough for a failed start with its help text, or for an abort with its backtrace.
@@ -99,7 +98,6 @@ class Instance:
 
         self._run: ProcessRun | None = None
         self._reading = PrefillQueue((), lambda _prompt, _found: None)
-        self._weighing = SpeculationMeasurement(None, lambda _verdict: None)
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -162,7 +160,6 @@ class Instance:
             endpoint=run.endpoint if run else Endpoint(),
             api_key=run.launch.api_key if run else "",
             log_path=run.launch.log_path if run else None,
-            drafts=self._weighing.drafts,
         )
 
     async def wait(self, states: frozenset[State]) -> InstanceSnapshot:
@@ -286,7 +283,6 @@ class Instance:
             self._events,
             self._keeper,
             self._reading,
-            self._weighing,
             self._is_well,
             self._life.leaving is StopReason.OVERDUE,
         )
@@ -338,9 +334,6 @@ class Instance:
             return
         told = functools.partial(self._events.warmed, number)
         self._reading = PrefillQueue(launch.prompts, told, has_ram=launch.has_ram)
-        self._weighing = SpeculationMeasurement(
-            launch.drafting, functools.partial(self._events.weighed, number)
-        )
         self._run = run = ProcessRun(
             number, launch, clock=self._clock, on_progress=self._events.progressed
         )

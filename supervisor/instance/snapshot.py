@@ -9,7 +9,6 @@ from supervisor.engine_client.endpoint import Endpoint
 from supervisor.instance.health import HealthSettings
 from supervisor.instance.states import State
 from supervisor.process.exit_cause import FailureCause, StartWarning
-from supervisor.speculation.benefit import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class InstanceSnapshot:
         endpoint: Where it listens, as far as known.
         api_key: What it wants to be shown.
         log_path: Where its output goes; None before the first run.
-        drafts: What guessing tokens ahead has brought in its latest run; None where it does not.
     """
 
     name: str
@@ -78,4 +76,3 @@ class InstanceSnapshot:
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path | None
-    drafts: SpeculationStats | None = None

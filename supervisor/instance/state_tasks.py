@@ -21,7 +21,6 @@ from supervisor.instance.snapshot import InstanceLimits
 from supervisor.instance.states import Event, State
 from supervisor.instance.traffic import Traffic
 from supervisor.process.run import ProcessRun
-from supervisor.speculation.measurement import SpeculationMeasurement
 from supervisor.warmup.prefill import Warmup, warm
 from supervisor.warmup.queue import PrefillQueue
 
@@ -43,7 +42,6 @@ class StateContext:
         events: Who tells what is done.
         keeper: Who keeps its conversations while it is away.
         reading: The prompts that are to be read ahead in this run.
-        weighing: What guessing tokens ahead brings in this run.
         is_well: Whether it was well when it was last in service.
         is_overdue: Whether it is to leave because it computes for a client that left.
     """
@@ -55,7 +53,6 @@ class StateContext:
     events: InstanceEvents
     keeper: SlotPersister
     reading: PrefillQueue
-    weighing: SpeculationMeasurement
     is_well: bool = True
     is_overdue: bool = False
 
@@ -182,11 +179,8 @@ async def _told_within(run: ProcessRun, pause_s: float) -> bool:
 
 
 async def _use_idle_times(context: StateContext) -> None:
-    """Read what prompts are left, then weigh what guessing brings."""
     async with context.client() as client:
         await context.reading.resume(client, context.traffic, context.name)
-        every_s = context.limits.liveness.interval_s
-        await context.weighing.go_on(client, context.traffic, context.name, every_s)
 
 
 async def _can_answer(run: ProcessRun) -> bool:

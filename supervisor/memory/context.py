@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from supervisor.engines.discover import Engine
 from supervisor.engines.help import FlagValue
+from supervisor.engines.spec_types import draft_limits
 from supervisor.gguf.embedding import embedding
 from supervisor.gguf.metadata import Gguf
 from supervisor.memory.kv_cache import Cache
@@ -33,20 +33,6 @@ _CHECKPOINTS_OF_PROMPT: Final = 2
 # Before this build a whole micro batch was given rows of logits. Source: llama.cpp, pull request
 # 23861, of 2026-06-01; the build is near, not exact.
 _FEW_OUTPUTS_BUILD: Final = 9480
-
-# Which option says how many tokens one guess has at most, and what stands where it is not given.
-_GUESSED: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
-    {
-        "draft-simple": ("spec-draft-n-max", 3),
-        "draft-eagle3": ("spec-draft-n-max", 3),
-        "draft-mtp": ("spec-draft-n-max", 3),
-        "ngram-mod": ("spec-ngram-mod-n-max", 64),
-        "ngram-simple": ("spec-ngram-simple-size-m", 48),
-        "ngram-map-k": ("spec-ngram-map-k-size-m", 48),
-        "ngram-map-k4v": ("spec-ngram-map-k4v-size-m", 48),
-        "ngram-cache": ("", 8),
-    }
-)
 
 Chosen = Mapping[str, FlagValue]
 
@@ -82,7 +68,7 @@ def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
     batch = min(ctx, number(chosen, "batch-size", _BATCH))
     ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
     has_few_outputs = engine.build is None or engine.build >= _FEW_OUTPUTS_BUILD
-    few = min(batch, slots * (1 + _guessed(chosen))) if has_few_outputs else ubatch
+    few = min(batch, slots * (1 + _drafted(chosen))) if has_few_outputs else ubatch
     cache = Cache(
         ctx=-(-ctx // streams),
         streams=streams,
@@ -142,11 +128,8 @@ def number(chosen: Chosen, key: str, otherwise: int) -> int:
     return found if 0 <= found <= _NUMBER_MAX else otherwise
 
 
-def _guessed(chosen: Chosen) -> int:
-    """Return the tokens that are guessed ahead at most."""
-    kinds = str(chosen.get("spec-type", "none")).split(",")
-    found = (_GUESSED[kind] for kind in kinds if kind in _GUESSED)
-    return max((number(chosen, key, otherwise) for key, otherwise in found), default=0)
+def _drafted(chosen: Chosen) -> int:
+    return max((number(chosen, key, default) for key, default in draft_limits(chosen)), default=0)
 
 
 def _prompt_cache_bytes(chosen: Chosen, engine: Engine) -> int:

@@ -9,7 +9,6 @@ from typing import Final
 
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.process.load_progress import ROUTER_ENV
-from supervisor.speculation.benefit import SpeculationConfig
 from supervisor.warmup.prompts import WarmPrompt
 
 PROCESS_TAG_ENV: Final = "LLAMA_CORRAL_ENGINE"
@@ -69,7 +68,6 @@ class Launch:
         log_path: Where its output goes.
         prompts: What it reads ahead, in this order.
         has_ram: Whether what a slot held is still known when it is taken for something else.
-        drafting: How it guesses tokens ahead; None where it does not.
     """
 
     argv: tuple[str, ...]
@@ -80,7 +78,6 @@ class Launch:
     log_path: Path
     prompts: tuple[WarmPrompt, ...] = ()
     has_ram: bool = False
-    drafting: SpeculationConfig | None = None
 
 
 def clean_environment(

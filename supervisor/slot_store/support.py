@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from supervisor.engines.spec_types import has_draft_cache, spec_types
 from supervisor.flags.plan import Plan
 
 # What an engine takes for enough where it is not told. Source: --help of build 10434.
 _SIMILARITY: Final = 0.1
-# Ways of drafting that need no cache: they look words up. Source: --spec-type of build 11434.
-_DRAFTS_ALONE: Final = frozenset(
-    {"", "none", "ngram-cache", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"}
-)
 
 
 def unsupported_reason(plan: Plan) -> str | None:
@@ -51,13 +48,8 @@ def _of_the_options(plan: Plan) -> str | None:
     if "mmproj" in chosen:
         return "prompts with pictures are not saved"
     # Not only in vain: with its draft model's cache empty the engine answers 500 (build 10434).
-    if "spec-draft-model" in chosen or not _DRAFTS_ALONE.issuperset(_drafts(plan)):
+    if "spec-draft-model" in chosen or any(map(has_draft_cache, spec_types(chosen))):
         return "the cache of its draft model is not saved"
     if plan.slots > 1 and not uses_prompt_similarity(plan) and chosen.get("cache-ram") == 0:
         return "with several slots and cache-ram = 0 a conversation does not find its slot again"
     return None
-
-
-def _drafts(plan: Plan) -> list[str]:
-    """Return the ways in which it drafts."""
-    return str(plan.memory_inputs.chosen.get("spec-type", "")).split(",")

@@ -1,1 +1,0 @@
-"""What speculative decoding brings."""
