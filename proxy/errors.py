@@ -108,18 +108,7 @@ class BadRequest(ProxyError):
 
 
 class LimitExceeded(BadRequest):
-    # `unit` is what `amount` counts; empty where `amount` is the member's own value.
-
     code = "limit_exceeded"
-
-    def __init__(self, member: str, unit: str, amount: float, limit: int, setting: str) -> None:
-        # A number may have a thousand digits.
-        shown = f"{amount:d}" if isinstance(amount, int) and amount < 10**18 else f"{amount:.3g}"
-        counted = f"has {shown} {unit}" if unit else f"is {shown}"
-        super().__init__(
-            f"{member} {counted}, more than {limit}; "
-            f"send less, or raise {setting} under [proxy.limits]"
-        )
 
 
 class BodyTooComplex(BadRequest):

@@ -1,1 +1,1 @@
-"""How much work one request may ask of an engine, beyond the size of its body."""
+"""Limits on how much work one request can cause in an engine."""

@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.errors import LimitExceeded
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
@@ -86,3 +88,25 @@ class RequestLimits:
     prompts: int = 2048
     answers: int = 64
     n_probs: int = 1000
+
+    def enforce(self, member: str, unit: str, amount: float, setting: str) -> None:
+        """Check one limit.
+
+        Args:
+            member: The member of the body.
+            unit: What `amount` counts; empty where `amount` is the member's own value.
+            setting: The limit's name.
+
+        Raises:
+            LimitExceeded: `amount` is larger.
+        """
+        limit: int = getattr(self, setting)
+        if amount > limit:
+            # A number may have a thousand digits.
+            is_short = isinstance(amount, int) and amount < 10**18
+            shown = f"{amount:d}" if is_short else f"{amount:.3g}"
+            counted = f"has {shown} {unit}" if unit else f"is {shown}"
+            raise LimitExceeded(
+                f"{member} {counted}, more than {limit}; "
+                f"send less, or raise {setting} under [proxy.limits]"
+            )

@@ -1,4 +1,4 @@
-"""What asks too much of an engine is refused by name; honest requests are not."""
+"""Requests that would crash or stall an engine are rejected; realistic ones pass."""
 
 import time
 from dataclasses import fields, replace
@@ -32,7 +32,7 @@ def chained(count: int) -> str:
 
 
 def doubled(count: int, text: str, last: str) -> str:
-    """Return rules of which each holds the next one twice."""
+    """Rules each of which references the next one twice."""
     rules = "\n".join(f"r{i} ::= " + text.format(f"r{i + 1}") for i in range(count))
     return f'root ::= "b" r0\n{rules}\nr{count} ::= {last}'
 
@@ -57,7 +57,7 @@ def trigger(value: str, kind: float = 2) -> list[object]:
 PARENTHESES = "(" * 100_000 + "a" + ")" * 100_000
 PATTERN = {"type": "string", "pattern": f"^{'(' * 8000}a{')' * 8000}$"}
 
-# What crashed build 10434 or kept it busy, and much more of everything than anybody needs.
+# What crashed build 10434 or kept it busy, and much more of everything than realistic requests.
 TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "parentheses": ({"grammar": f"root ::= {PARENTHESES}"}, "grammar_bytes"),
     "some parentheses": ({"grammar": f"root ::= {'(' * 200}a{')' * 200}"}, "grammar_depth"),
@@ -164,7 +164,7 @@ FINE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_what_is_too_much_is_refused_and_the_limit_named(name: str) -> None:
+def test_excess_is_rejected_and_the_message_names_the_limit(name: str) -> None:
     members, setting = TOO_MUCH[name]
     with pytest.raises(LimitExceeded) as refused:
         check(EndpointKind.LLAMA_COMPLETION, members, LIMITS)
@@ -174,11 +174,11 @@ def test_what_is_too_much_is_refused_and_the_limit_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_what_is_honest_passes(name: str) -> None:
+def test_realistic_requests_pass(name: str) -> None:
     check(EndpointKind.LLAMA_COMPLETION, FINE[name], LIMITS)
 
 
-def test_levels_that_are_not_counted_are_too_many_ways() -> None:
+def test_parentheses_too_deep_to_parse_exceed_grammar_ways() -> None:
     some = replace(LIMITS, grammar_depth=10_000)
     with pytest.raises(LimitExceeded, match="grammar_ways"):
         check(
@@ -188,7 +188,7 @@ def test_levels_that_are_not_counted_are_too_many_ways() -> None:
         )
 
 
-def test_many_inputs_are_counted_where_each_is_computed() -> None:
+def test_inputs_are_limited_where_each_is_computed() -> None:
     many = {"input": ["a"] * 3000}
     with pytest.raises(LimitExceeded):
         check(EndpointKind.EMBED_OR_RERANK, many, LIMITS)
@@ -196,12 +196,12 @@ def test_many_inputs_are_counted_where_each_is_computed() -> None:
 
 
 @pytest.mark.parametrize("kind", [4, 9, -1, 2**40, 9.5])
-def test_a_kind_of_trigger_that_aborts_an_engine_is_refused(kind: float) -> None:
+def test_a_trigger_type_that_aborts_an_engine_is_rejected(kind: float) -> None:
     with pytest.raises(BadRequest, match="type"):
         check(EndpointKind.LLAMA_COMPLETION, {"grammar_triggers": trigger("a", kind)}, LIMITS)
 
 
-def test_expressions_that_are_allowed_are_still_bounded() -> None:
+def test_allowed_expressions_are_still_bounded() -> None:
     some = replace(LIMITS, trigger_patterns=2)
     check(EndpointKind.LLAMA_COMPLETION, {"grammar_triggers": trigger("a") * 2}, some)
     for value, setting in (("(" * 200, "grammar_depth"), ("a" * 20_000, "pattern_bytes")):
@@ -212,7 +212,7 @@ def test_expressions_that_are_allowed_are_still_bounded() -> None:
 NAMES = [field.name for field in fields(RequestLimits)]
 
 
-def test_every_limit_is_held() -> None:
+def test_every_limit_is_tested() -> None:
     assert {setting for _, setting in TOO_MUCH.values()} == set(NAMES)
 
 
@@ -231,7 +231,7 @@ def test_every_limit_is_held() -> None:
     ],
     ids=lambda members: next(iter(members)),
 )
-def test_time_grows_with_the_size_and_no_faster(members: dict[str, Any]) -> None:
+def test_time_is_linear_in_the_size(members: dict[str, Any]) -> None:
     lifted = replace(LIMITS, **dict.fromkeys(NAMES, 2**63))
     began_at_s = time.monotonic()
     check(EndpointKind.LLAMA_COMPLETION, members, lifted)
@@ -239,7 +239,7 @@ def test_time_grows_with_the_size_and_no_faster(members: dict[str, Any]) -> None
     assert time.monotonic() - began_at_s < 10
 
 
-async def test_a_client_is_told_and_no_engine_sees_it(proxy: ProxyHarness) -> None:
+async def test_the_client_gets_400_and_no_engine_gets_the_request(proxy: ProxyHarness) -> None:
     fake = await proxy.fake()
     async with proxy.ask(grammar=f"root ::= {'(' * 10_000}") as response:
         assert response.status == 400
@@ -247,13 +247,13 @@ async def test_a_client_is_told_and_no_engine_sees_it(proxy: ProxyHarness) -> No
     assert error["code"] == "limit_exceeded"
     assert error["type"] == "invalid_request_error"
     assert error["message"] == (
-        "grammar has 129 parentheses inside one another, more than 128; "
+        "grammar has 129 levels of parentheses, more than 128; "
         "send less, or raise grammar_depth under [proxy.limits]"
     )
     assert fake.calls.empty()
 
 
-async def test_the_prompt_of_a_warm_up_is_held_to_them_too(proxy: ProxyHarness) -> None:
+async def test_limits_apply_to_the_prompt_of_a_warm_up(proxy: ProxyHarness) -> None:
     path, body = "/corral/v1/models/chat/warm", {"messages": [], "grammar": "(" * 10_000}
     async with proxy.http.post(path, json=body) as response:
         assert response.status == 400
