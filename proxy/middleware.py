@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.access_log import CLIENT_GONE, AccessRecord, Emit
-from proxy.auth.api_keys import KEY, OPEN_PAGES, ApiKeys
+from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
 from proxy.auth.keys_file import read_keys
 from proxy.auth.origin import OriginPolicy, is_preflight, preflight_response
 from proxy.auth.rate_limit import RateLimiter
@@ -122,7 +122,7 @@ class RequestMiddleware:
 
     def _entered(self, request: web.Request) -> AbstractContextManager[None]:
         """Find out who asks, and count it for as long as it is served."""
-        is_open = request.path in OPEN_PAGES
+        is_open = request.path in OPEN_PATHS
         try:
             key = self._keyring.key_of(request)
         except Unauthorized:

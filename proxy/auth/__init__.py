@@ -1,1 +1,1 @@
-"""Who may send requests: API keys, rate limits, Host and Origin."""
+"""Which requests are accepted: API keys, rate limits, Host and Origin."""

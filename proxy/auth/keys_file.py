@@ -1,4 +1,14 @@
-"""The file of API keys: who may read it, and what it may say."""
+"""The TOML file of API keys.
+
+    [keys.NAME]
+    sha256 = "64 hexadecimal digits"     or  key = "the key itself"
+    max_in_flight = 4                    concurrent requests
+    requests_per_minute = 60
+    models = ["qwen3"]                   ids or aliases; unset: all
+    priority = "batch"                   its requests queue behind all others
+
+Its permissions are checked as ssh does: owned by us or root, without access for others.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +29,30 @@ from proxy.auth.secret_file import read_private
 from proxy.errors import ConfigError
 from proxy.toml_text import parse_toml
 
-# Some thousand keys; more would be looked through for each request.
+# Some thousand keys; each request is compared with all of them.
 _FILE_MAX_BYTES: Final = 1024**2
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
-_SEE: Final = "corral key add NAME writes entries that are right"
+_HINT: Final = "corral key add NAME writes valid entries"
 
-_HEAD: Final = """\
-# The API keys that llama-corral takes, each by its SHA-256; the keys themselves are not kept.
-# corral key add, list and remove read and write this file; other comments are lost with that.
+_HEADER: Final = """\
+# API keys of llama-corral, each by its SHA-256; the keys themselves are not stored.
+# corral key add, list and remove read and write this file; they drop other comments.
 """
 
-# What changes when a file does: inode, time of its last change in nanoseconds, size in bytes.
+# Changes with the file: inode, ctime in nanoseconds, size in bytes.
 FileVersion = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One API key and what it may.
+    """One API key and its limits.
 
     Attributes:
-        name: What it is called in logs and limits.
         digest: SHA-256 of the key, 32 bytes.
-        max_in_flight: Requests it may have at once, at least 1, or None: no limit.
-        requests_per_minute: Requests it may send, at least 1, or None: no limit.
-        models: Ids or aliases of the models it may use, or None: all.
-        priority: `batch`: its requests let all others go first, whatever they say. `interactive`:
-            they go first unless they say otherwise.
+        max_in_flight: At least 1; None: no limit.
+        requests_per_minute: At least 1; None: no limit.
+        models: Ids or aliases of the models it can use; None: all.
+        priority: With `batch`, a request cannot raise its own priority.
     """
 
     name: str
@@ -55,16 +63,17 @@ class Key:
     priority: Literal["interactive", "batch"] = "interactive"
 
 
-class _Entry(BaseModel):
-    """`[keys.NAME]`."""
+_ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 
+
+class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     key: Annotated[str, Field(pattern=r"^[!-~]{8,512}$")] | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")] | None = None
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    models: list[Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]] | None = None
+    models: Annotated[frozenset[_ModelName], Field(strict=False)] | None = None
     priority: Literal["interactive", "batch"] = "interactive"
 
     @model_validator(mode="after")
@@ -74,98 +83,90 @@ class _Entry(BaseModel):
         return self
 
     def named(self, name: str) -> Key:
-        digest = (
-            bytes.fromhex(self.sha256)
-            if self.sha256
-            else hashlib.sha256((self.key or "").encode()).digest()
-        )
-        models = None if self.models is None else frozenset(self.models)
-        return Key(
-            name, digest, self.max_in_flight, self.requests_per_minute, models, self.priority
-        )
+        digest = self.sha256 or hashlib.sha256((self.key or "").encode()).hexdigest()
+        fields = self.model_dump(exclude={"key", "sha256"})
+        return Key(name, bytes.fromhex(digest), **fields)
 
 
 def read_keys(path: Path) -> tuple[tuple[Key, ...], FileVersion]:
-    """Read a file of keys.
-
-    Returns:
-        The keys in the file's order, and the mark of the file as it was read.
+    """The keys in the file's order, and the version of the file that was read.
 
     Raises:
-        ConfigError: It is not there, others may read it, or something in it is wrong.
+        ConfigError: The file is missing, readable by others, or invalid.
     """
-    missing = "corral key add NAME makes it; or unset api_keys_file under [proxy]"
-    text, found = read_private(path, "the keys file", _FILE_MAX_BYTES, missing=missing, wrong=_SEE)
-    return parse_keys(text, path), _mark(found)
+    missing = "corral key add NAME creates it; or unset api_keys_file under [proxy]"
+    text, found = read_private(path, "the keys file", _FILE_MAX_BYTES, missing=missing, wrong=_HINT)
+    return parse_keys(text, path), _version(found)
 
 
 def parse_keys(text: bytes, path: Path) -> tuple[Key, ...]:
-    """Return the keys that the text of a file says.
+    """The keys in the text of a file.
 
     Raises:
-        ConfigError: It is no TOML, or an entry is wrong; `path` is named, no key is.
+        ConfigError: It is not TOML, or an entry is invalid; the message contains no key.
     """
     try:
         table = parse_toml(text)
     except ValueError as error:
-        raise ConfigError(f"the keys file {path} is not TOML: {error}", _SEE) from error
+        raise ConfigError(f"the keys file {path} is not TOML: {error}", _HINT) from error
     unknown = [name for name in table if name != "keys"]
+    if unknown:
+        reason = f"unexpected key {unknown[0]!r}; expected tables named [keys.NAME]"
+        raise ConfigError(f"{path}: {reason}", _HINT)
     entries = table.get("keys", {})
-    if unknown or not isinstance(entries, Mapping):
-        wrong = unknown[0] if unknown else "keys"
-        raise ConfigError(f"{path}: {wrong} is not [keys.NAME]", _SEE)
+    if not isinstance(entries, Mapping):
+        raise ConfigError(f"{path}: 'keys' must be tables named [keys.NAME]", _HINT)
     keys = tuple(_key(name, entry, path) for name, entry in entries.items())
     _check_distinct(keys, path)
     return keys
 
 
 def render_keys(keys: Iterable[Key]) -> str:
-    """Return the text of a file that says these keys, each by its SHA-256 alone."""
-    return "\n".join((_HEAD, *(_render(key) for key in keys)))
+    """The text of a file with these keys, each by its SHA-256 only."""
+    return "\n".join((_HEADER, *(_render(key) for key in keys)))
 
 
 def file_version(path: Path) -> FileVersion | None:
-    """Return the mark of a file, None where there is none."""
+    """None if the file does not exist."""
     try:
-        return _mark(path.stat())
+        return _version(path.stat())
     except OSError:
         return None
 
 
 def _render(key: Key) -> str:
-    models = sorted(key.models) if key.models is not None else None
-    said = {
+    members = {
         "sha256": key.digest.hex(),
         "max_in_flight": key.max_in_flight,
         "requests_per_minute": key.requests_per_minute,
-        "models": models,
+        "models": None if key.models is None else sorted(key.models),
         "priority": None if key.priority == "interactive" else key.priority,
     }
-    # JSON's strings, numbers and lists are TOML's too, as long as no character is beyond U+FFFF.
-    lines = [f"{name} = {json.dumps(value)}" for name, value in said.items() if value is not None]
+    # JSON strings, numbers and lists are also TOML, as long as no character is beyond U+FFFF.
+    lines = [f"{name} = {json.dumps(one)}" for name, one in members.items() if one is not None]
     return "\n".join((f"[keys.{json.dumps(key.name)}]", *lines, ""))
 
 
-def _mark(found: os.stat_result) -> FileVersion:
+def _version(found: os.stat_result) -> FileVersion:
     return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def _key(name: str, entry: Any, path: Path) -> Key:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{path}: not a name: {name!r}", "use letters, digits and . _ @ + -")
+        raise ConfigError(f"{path}: invalid name {name!r}", "use letters, digits and . _ @ + -")
     try:
         return _Entry.model_validate(entry).named(name)
     except ValidationError as error:
-        # The values are not repeated: one of them is the key.
+        # Without the values: one of them is the key.
         lines = (f"{path}: keys.{name}{_sentence(detail)}" for detail in error.errors())
-        raise ConfigError("\n".join(lines), _SEE) from None
+        raise ConfigError("\n".join(lines), _HINT) from None
 
 
 def _check_distinct(keys: tuple[Key, ...], path: Path) -> None:
     names: dict[bytes, str] = {}
     for key in keys:
         if (other := names.setdefault(key.digest, key.name)) != key.name:
-            raise ConfigError(f"{path}: {other} and {key.name} are the same key", _SEE)
+            raise ConfigError(f"{path}: {other} and {key.name} are the same key", _HINT)
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -1,12 +1,11 @@
-"""Which pages of a browser may ask: checks of Host and Origin, and CORS answered by us.
+"""Checks of Host and Origin, and the proxy's own CORS headers.
 
-A web page anywhere can make a browser send requests to 127.0.0.1, by an address that changes its
-mind (DNS rebinding) or plainly. So on a loopback address the Host must be a loopback name or one
-that is set; on any other it may also be an IP address or a name of this machine, never a name that
-somebody else could make lead here. An Origin, which only browsers send, must be local or set:
-localhost itself, or a desktop application's own scheme. Browsers send no Origin with a picture, a
-frame or a link, but they say that the page is of another site; that is refused too. Programs send
-neither and are not touched. No page changes anything by GET.
+A web page anywhere can make a browser send requests to 127.0.0.1, directly or by DNS rebinding. So
+on a loopback address Host must be a loopback name or a configured one; on any other address it may
+also be an IP address or a name of this machine, which no page can point here. An Origin must be
+local or configured. Browsers send no Origin with an image, a frame or a link, but mark the request
+as cross-site; it is rejected too. Programs other than browsers send neither header. No GET changes
+anything.
 
 Source: W3C Fetch Metadata Request Headers, section 2.4, for `Sec-Fetch-Site`.
 """
@@ -26,12 +25,12 @@ from proxy.settings import ProxySettings
 _PORT: Final = r"(?::\d{1,5})?"
 _LOCAL: Final = rf"(?:localhost|127\.0\.0\.1|\[::1\]){_PORT}"
 _LOCAL_HOST: Final = re.compile(_LOCAL, re.IGNORECASE)
-# The origins that Tauri, Electron and VS Code give to their own pages.
+# Tauri, Electron and VS Code use these for their own pages.
 _LOCAL_ORIGIN: Final = (
     rf"https?://(?:{_LOCAL}|tauri\.localhost)|tauri://localhost"
     r"|(?:app|vscode-webview|vscode-file)://[A-Za-z0-9._-]{1,253}"
 )
-# "null" is what sandboxed frames and redirects call themselves, and anybody's page can be one.
+# Sandboxed frames and redirects of any site send "null".
 _OPAQUE: Final = frozenset({"null", "file://"})
 _ORIGIN: Final = re.compile(rf"[a-z][a-z0-9+.-]*://(?:[A-Za-z0-9._*-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
 _HOST: Final = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
@@ -40,49 +39,48 @@ _FIELD_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{0,4096}")
 
 
 class OriginPolicy:
-    """Knows which hosts and origins are ours.
+    """The accepted hosts and origins.
 
     Raises:
-        ConfigError: A host or an origin in the settings is none.
+        ConfigError: A configured host or origin is invalid.
     """
 
     def __init__(self, settings: ProxySettings) -> None:
         self._is_loopback = is_loopback(settings.host)
         self._hosts = hosts_of(settings.allowed_hosts)
-        # On a loopback address no name but those is ours: nobody else can come by it.
+        # Other machines cannot reach a loopback address, so it needs no names of this machine.
         names = () if self._is_loopback else machine_names(socket.gethostname())
         self._machine = hosts_of(names)
         self._origins = origins_of(settings.allowed_origins)
 
     def check(self, request: web.Request) -> None:
-        """Let a request pass, or not; only its header is looked at.
+        """Check the header of a request.
 
         Raises:
-            BadRequest: It is older than HTTP/1.0, which knows no header.
-            Forbidden: The Host, the Origin or the site of the page that asks is foreign.
+            BadRequest: HTTP/0.9, which has no header.
+            Forbidden: Its Host, Origin or Sec-Fetch-Site is not allowed.
         """
         if request.version.major < 1:
-            raise BadRequest("HTTP/0.9 is not spoken here")
+            raise BadRequest("HTTP/0.9 is not supported; use HTTP/1.1")
         host = request.headers.get("Host", "")
-        if host and not self._is_ours(host):
+        if host and not self._is_allowed(host):
             raise Forbidden(
-                f"the Host {quoted(host)} is not this machine; "
-                "use localhost, or add the name to allowed_hosts under [proxy]"
+                f"Host {quoted(host)} is not allowed; "
+                "use localhost or add it to allowed_hosts under [proxy]"
             )
         origin = request.headers.get("Origin")
         if origin is not None and not self._origins.fullmatch(origin):
             raise Forbidden(
-                f"pages of the origin {quoted(origin)} may not ask here; "
-                "those that may are set by allowed_origins under [proxy]"
+                f"Origin {quoted(origin)} is not allowed; add it to allowed_origins under [proxy]"
             )
         if origin is None and _is_cross_site(request):
             raise Forbidden(
-                "a page of another site may not ask here without an Origin; type the address, "
-                "or let the page ask by fetch and add its origin to allowed_origins under [proxy]"
+                "cross-site requests without an Origin are not allowed; enter the address by hand, "
+                "or use fetch() and add the page's origin to allowed_origins under [proxy]"
             )
 
     def cors_headers(self, request: web.Request) -> dict[str, str]:
-        """Return what lets the page of an origin read our answer; nothing for programs."""
+        """What allows a page to read the response; empty without an allowed Origin."""
         origin = request.headers.get("Origin")
         if origin is None or not self._origins.fullmatch(origin):
             return {}
@@ -92,25 +90,24 @@ class OriginPolicy:
             "Vary": "Origin",
         }
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
         if _LOCAL_HOST.fullmatch(host) or self._hosts.fullmatch(host):
             return True
         if self._is_loopback:
             return False
-        # An address is no name that could be made to lead here.
+        # Nobody can make an IP address resolve to this machine.
         return _is_address(host) or bool(self._machine.fullmatch(host))
 
 
 def is_preflight(request: web.Request) -> bool:
-    """Return whether a browser asks if a page may ask."""
     return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
 
 
 def preflight_response(request: web.Request) -> web.Response:
-    """Answer a browser whose origin passed `Guard.check`: it may send what it announced.
+    """Allow the announced request; `OriginPolicy.check` has passed the origin.
 
-    `Access-Control-Allow-Private-Network` is what Chromium asked for before version 142, and with
-    it the Electron of today. Source: WICG Private Network Access, section 3.1.
+    Chromium before version 142, and so today's Electron, needs
+    `Access-Control-Allow-Private-Network`. Source: WICG Private Network Access, section 3.1.
     """
     wanted = request.headers.get("Access-Control-Request-Headers", "")
     response = web.Response(
@@ -127,7 +124,7 @@ def preflight_response(request: web.Request) -> web.Response:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on can only be reached from this machine."""
+    """Whether only this machine can reach an address to listen on."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -135,29 +132,24 @@ def is_loopback(host: str) -> bool:
 
 
 def machine_names(hostname: str) -> tuple[str, ...]:
-    """Return the names under which others reach this machine, as far as it knows them itself.
-
-    The resolver is not asked: without a network it may take seconds to say that there is none.
-
-    Args:
-        hostname: As the system has it, with or without a domain.
-    """
+    """The names of this machine in its network, from its hostname with or without a domain."""
+    # Without the resolver: with no network it may take seconds to fail.
     short = hostname.partition(".")[0]
     names = dict.fromkeys((hostname, short, f"{short}.local"))
     return tuple(name for name in names if _HOST.fullmatch(name))
 
 
 def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what matches the named hosts, with any port where none is named.
+    """Match these hosts; one without a port matches any port.
 
     Raises:
-        ConfigError: One is no name and no address.
+        ConfigError: One is neither a name nor an address.
     """
     for host in named:
         if not _HOST.fullmatch(host):
             raise ConfigError(
-                f"proxy.allowed_hosts: {host!r} is no host",
-                'write a name of this machine: "corral.lan"',
+                f"proxy.allowed_hosts: {host!r} is not a valid host",
+                'use a name of this machine, such as "corral.lan"',
             )
     ports = ("" if re.search(r":\d+$", host) else _PORT for host in named)
     return re.compile(
@@ -167,29 +159,28 @@ def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what matches the local origins and the named ones.
+    """Match the local origins and these.
 
-    One `*` in the host of a named one stands for any part of it: `https://*.example.com`. "null"
-    and "file://" are taken only as they stand.
+    One `*` in a host matches any part of it: `https://*.example.com`. "null" and "file://" match
+    only literally.
 
     Raises:
-        ConfigError: One is no origin, or has more than one `*`.
+        ConfigError: One is not a valid origin, or has more than one `*`.
     """
     for origin in named:
         if origin not in _OPAQUE and (not _ORIGIN.fullmatch(origin) or origin.count("*") > 1):
             raise ConfigError(
-                f"proxy.allowed_origins: {origin!r} is no origin",
-                'write SCHEME://HOST[:PORT] without a path: "https://chat.example.com"; '
-                "one * may stand in the host",
+                f"proxy.allowed_origins: {origin!r} is not a valid origin",
+                'use SCHEME://HOST[:PORT] without a path: "https://chat.example.com"; '
+                "the host may contain one *",
             )
     patterns = (re.escape(origin).replace(r"\*", r"[A-Za-z0-9._-]+") for origin in named)
     return re.compile("|".join((_LOCAL_ORIGIN, *patterns)), re.IGNORECASE)
 
 
 def _is_cross_site(request: web.Request) -> bool:
-    """Return whether a browser says that a page of another site asks."""
-    said = request.headers.getall("Sec-Fetch-Site", ())
-    return any(site.strip().lower() == "cross-site" for site in said)
+    sites = request.headers.getall("Sec-Fetch-Site", ())
+    return any(site.strip().lower() == "cross-site" for site in sites)
 
 
 def _is_address(host: str) -> bool:

@@ -1,7 +1,7 @@
-"""How much a key may ask: requests at once, and requests a minute.
+"""Limits of a key: concurrent requests, and requests per minute.
 
-A minute's worth may come at once; then there is one more each 60 s / requests_per_minute. What is
-kept is a few words for each key that was ever used, and keys come from a file.
+A token bucket: `requests_per_minute` at once, then one more every 60 s / requests_per_minute.
+State is kept for each key that was ever used; keys come from a file, so they are few.
 """
 
 from __future__ import annotations
@@ -17,38 +17,27 @@ from proxy.auth.keys_file import Key
 from proxy.errors import TooManyRequests
 
 _MINUTE_S: Final = 60.0
-# When one of a key's own requests ends is not known; its clients may well ask again soon.
-_TRY_AGAIN_S: Final = 1
 
 
 @dataclass(slots=True)
 class _Usage:
-    """What one key has used.
-
-    `full_at_s` says it all of the requests a minute: when all that may come at once may come again.
-    """
+    """`full_at_s` is when the bucket is full again; it is the bucket's whole state."""
 
     in_flight: int = 0
     full_at_s: float = -math.inf
 
 
 class RateLimiter:
-    """Counts what each key uses.
-
-    Args:
-        clock: Monotonic seconds.
-    """
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._usage: dict[str, _Usage] = {}
 
     @contextmanager
     def holding(self, key: Key) -> Iterator[None]:
-        """Count a request of a key for the length of the block.
+        """Count a request of a key; it is in flight for the length of the block.
 
         Raises:
-            TooManyRequests: The key has as many under way as it may, or has sent too many.
+            TooManyRequests: The key is at one of its limits.
         """
         usage = self._usage.setdefault(key.name, _Usage())
         _take(usage, key, self._clock())
@@ -59,30 +48,27 @@ class RateLimiter:
 
 
 def next_full_at_s(full_at_s: float, per_minute: int, now_s: float) -> float:
-    """Return when the bucket of a key is full again once one more request has come.
+    """When the bucket will be full again after one more request.
 
-    Each request puts that off by 60 s / per_minute. The bucket is empty where it lies more than a
-    minute ahead: then one more may come when what is returned lies a minute ahead.
+    The request must wait until the returned time is at most a minute ahead.
     """
     return max(full_at_s, now_s) + _MINUTE_S / per_minute
 
 
 def _take(usage: _Usage, key: Key, now_s: float) -> None:
-    """Take a place for one request, or nothing at all."""
+    """Count a request against both limits, or against neither."""
     if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
         raise TooManyRequests(
-            f"the API key {key.name!r} has {usage.in_flight} requests under way, "
-            "which is as many as it may (max_in_flight); let one end first",
-            _TRY_AGAIN_S,
+            f"API key {key.name!r} has {usage.in_flight} requests in flight, its limit "
+            "(max_in_flight); wait until one ends"
         )
     if key.requests_per_minute is not None:
         full_at_s = next_full_at_s(usage.full_at_s, key.requests_per_minute, now_s)
         wait_s = full_at_s - now_s - _MINUTE_S
-        # What rounding leaves is not worth a second.
-        if wait_s > 1e-6:
+        if wait_s > 1e-6:  # less is a rounding error
             raise TooManyRequests(
-                f"the API key {key.name!r} may send {key.requests_per_minute} requests a minute "
-                f"(requests_per_minute); the next in {math.ceil(wait_s)} s",
+                f"API key {key.name!r} is limited to {key.requests_per_minute} requests a minute "
+                f"(requests_per_minute); retry in {math.ceil(wait_s)} s",
                 math.ceil(wait_s),
             )
         usage.full_at_s = full_at_s

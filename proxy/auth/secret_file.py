@@ -1,4 +1,4 @@
-"""A file with a secret in it: ours or root's, and closed to everybody else, as ssh has it."""
+"""Reads a file with a secret: owned by us or root, without access for others, as ssh requires."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ from proxy.errors import ConfigError
 def read_private(
     path: Path, what: str, max_bytes: int, *, missing: str, wrong: str
 ) -> tuple[bytes, os.stat_result]:
-    """Read a file that nobody else may read.
+    """The content, and the stat of the file that was read.
 
     Args:
-        path: The file.
-        what: What it is, as in `the keys file`.
-        max_bytes: Largest size taken.
-        missing: What to do where it cannot be read.
-        wrong: What to do where it is no such file.
-
-    Returns:
-        All of it, and what was true of it as it was read.
+        what: What it is, for messages: `the keys file`.
+        missing: Hint if it cannot be read.
+        wrong: Hint if its content or type is wrong.
 
     Raises:
-        ConfigError: It is not there, is too large, is another user's, or others may read it.
+        ConfigError: It is missing, too large, another user's, or accessible to others.
     """
     try:
-        # A pipe in its place must not hold us up.
+        # O_NONBLOCK: a pipe in its place must not block us.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
             _check_access(path, what, found, wrong)
             text = file.read(max_bytes + 1)
-    except (OSError, ValueError) as error:  # a path with a NUL character is the latter
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{what} {path} cannot be read: {reason}", missing) from error
     if len(text) > max_bytes:
@@ -43,10 +38,11 @@ def read_private(
 
 def _check_access(path: Path, what: str, found: os.stat_result, wrong: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{what} {path} is no regular file", wrong)
+        raise ConfigError(f"{what} {path} is not a regular file", wrong)
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
-        raise ConfigError(f"{what} {path} is open to others (mode {mode:o})", f"chmod 600 {path}")
+        reason = f"is open to others (mode {mode:o})"
+        raise ConfigError(f"{what} {path} {reason}", f"chmod 600 {path}")
     if found.st_uid not in {os.geteuid(), 0}:
         raise ConfigError(f"{what} {path} belongs to another user", f"chown it: {path}")
 

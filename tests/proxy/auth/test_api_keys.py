@@ -1,4 +1,4 @@
-"""Who is let in by which key, and what that key may."""
+"""Which requests a key allows."""
 
 import asyncio
 import hmac
@@ -19,7 +19,7 @@ FILE = (
     f'[keys.me]\nkey = "{ME}"\n'
     f'[keys.tools]\nkey = "{TOOLS}"\nmodels = ["chat"]\npriority = "batch"\nmax_in_flight = 1\n'
 )
-OPEN_PAGES = ["/health", "/v1/health"]
+OPEN_PATHS = ["/health", "/v1/health"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def locked(proxy: ProxyHarness, path: Path) -> ProxyHarness:
-    """Return the house with a lock on its door."""
+    """A proxy that requires an API key."""
     await proxy.open(api_keys_file=path)
     return proxy
 
@@ -54,28 +54,28 @@ def bearer(key: str) -> dict[str, str]:
     ],
     ids=str,
 )
-async def test_a_known_key_opens(locked: ProxyHarness, headers: dict[str, str]) -> None:
+async def test_a_known_key_is_accepted(locked: ProxyHarness, headers: dict[str, str]) -> None:
     async with locked.http.get("/v1/models", headers=headers) as response:
         assert response.status == 200
 
 
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "expected"),
     [
-        ({}, "no API key came"),
-        ({"X-Api-Key": ""}, "no API key came"),
-        (bearer("corral-nobody"), "not one of ours"),
-        (bearer(ME + "x"), "not one of ours"),
-        (bearer("\N{SNOWMAN}"), "not one of ours"),
-        ({"X-Api-Key": ME[:-1]}, "not one of ours"),
-        ({"Authorization": "Basic bWU6bWU="}, "not Bearer"),
-        ({"Authorization": f"Bearer {ME} {ME}"}, "not Bearer"),
-        ({**bearer(ME), "X-Api-Key": TOOLS}, "two API keys"),
+        ({}, "has no API key"),
+        ({"X-Api-Key": ""}, "has no API key"),
+        (bearer("corral-nobody"), "unknown API key"),
+        (bearer(ME + "x"), "unknown API key"),
+        (bearer("\N{SNOWMAN}"), "unknown API key"),
+        ({"X-Api-Key": ME[:-1]}, "unknown API key"),
+        ({"Authorization": "Basic bWU6bWU="}, "invalid Authorization"),
+        ({"Authorization": f"Bearer {ME} {ME}"}, "invalid Authorization"),
+        ({**bearer(ME), "X-Api-Key": TOOLS}, "two different API keys"),
     ],
     ids=str,
 )
-async def test_anything_else_does_not(
-    locked: ProxyHarness, headers: dict[str, str], said: str
+async def test_any_other_key_is_rejected(
+    locked: ProxyHarness, headers: dict[str, str], expected: str
 ) -> None:
     fake = await locked.fake()
     async with locked.http.post("/tokenize", json={}, headers=headers) as response:
@@ -83,24 +83,24 @@ async def test_anything_else_does_not(
         assert response.headers["WWW-Authenticate"] == "Bearer"
         error = (await response.json())["error"]
     assert error["code"] == "invalid_api_key"
-    assert said in error["message"]
+    assert expected in error["message"]
     assert ME not in error["message"]
     assert fake.calls.empty()
     assert locked.events("request.rejected")[0]["status"] == 401
 
 
-async def test_an_anthropic_client_is_told_in_its_own_words(locked: ProxyHarness) -> None:
+async def test_an_anthropic_client_gets_its_own_error_type(locked: ProxyHarness) -> None:
     async with locked.http.post("/v1/messages", json=CHAT) as response:
         assert (await response.json())["error"]["type"] == "authentication_error"
 
 
-@pytest.mark.parametrize("page", OPEN_PAGES)
-async def test_health_is_for_everybody(locked: ProxyHarness, page: str) -> None:
-    async with locked.http.get(page) as response:
+@pytest.mark.parametrize("url", OPEN_PATHS)
+async def test_health_needs_no_key(locked: ProxyHarness, url: str) -> None:
+    async with locked.http.get(url) as response:
         assert response.status == 200
 
 
-async def test_health_tells_figures_only_to_who_has_a_key(locked: ProxyHarness) -> None:
+async def test_health_has_figures_only_with_a_key(locked: ProxyHarness) -> None:
     for headers, names in (
         ({}, {"status"}),
         (bearer("corral-nobody"), {"status"}),
@@ -118,13 +118,13 @@ async def test_health_counts_against_no_limit(locked: ProxyHarness, path: Path) 
             assert response.status == 200
 
 
-@pytest.mark.parametrize("page", ["/v1/models", "/nothing", "/slots", "/props", "/metrics"])
-async def test_no_other_page_is(locked: ProxyHarness, page: str) -> None:
-    async with locked.http.get(page) as response:
+@pytest.mark.parametrize("url", ["/v1/models", "/nothing", "/slots", "/props", "/metrics"])
+async def test_every_other_path_needs_a_key(locked: ProxyHarness, url: str) -> None:
+    async with locked.http.get(url) as response:
         assert response.status == 401
 
 
-async def test_a_browser_may_ask_first_and_sees_reason_it_was_refused(locked: ProxyHarness) -> None:
+async def test_a_preflight_needs_no_key_and_a_401_has_cors_headers(locked: ProxyHarness) -> None:
     origin = {"Origin": "tauri://localhost"}
     asks = {**origin, "Access-Control-Request-Method": "POST"}
     async with locked.http.options("/v1/models", headers=asks) as response:
@@ -144,7 +144,7 @@ async def test_a_key_never_reaches_an_instance(locked: ProxyHarness) -> None:
     assert ME not in str(call.headers)
 
 
-async def test_for_a_key_there_are_only_the_models_it_may_use(locked: ProxyHarness) -> None:
+async def test_a_key_hides_the_models_it_cannot_use(locked: ProxyHarness) -> None:
     await locked.fake()
     locked.loader.model_infos = [model_info("chat"), model_info("secret")]
     async with locked.http.get("/v1/models", headers=bearer(TOOLS)) as response:
@@ -159,7 +159,7 @@ async def test_for_a_key_there_are_only_the_models_it_may_use(locked: ProxyHarne
         assert len((await response.json())["data"]) == 2
 
 
-async def test_a_key_at_its_limit_is_told_when_to_come_back(locked: ProxyHarness) -> None:
+async def test_a_key_at_its_limit_gets_429_with_retry_after(locked: ProxyHarness) -> None:
     may_end = asyncio.Event()
 
     async def wait(call: Call) -> None:
@@ -184,7 +184,7 @@ async def post(proxy: ProxyHarness, key: str) -> int:
         return response.status
 
 
-async def test_who_has_a_key_is_its_name_and_batch_stays_batch(
+async def test_the_client_is_the_keys_name_and_batch_stays_batch(
     locked: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks: list[Any] = []
@@ -208,7 +208,7 @@ async def test_who_has_a_key_is_its_name_and_batch_stays_batch(
 
 
 @pytest.mark.parametrize(("given", "found"), [(ME, "me"), (TOOLS, "tools"), ("", None)])
-def test_every_key_is_compared_whichever_it_is(
+def test_every_key_is_compared_whichever_matches(
     given: str, found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = parse_keys(FILE.encode(), Path("keys.toml"))
@@ -225,56 +225,55 @@ def test_every_key_is_compared_whichever_it_is(
     assert compared == [one.digest for one in keys]
 
 
-def test_a_model_may_be_meant_by_an_alias() -> None:
+def test_a_key_can_name_a_model_by_its_alias() -> None:
     (key,) = parse_keys(b'[keys.a]\nkey="12345678"\nmodels=["vendor/chat"]', Path("keys.toml"))
     assert [one.id for one in visible([model_info("chat"), model_info("other")], key)] == ["chat"]
 
 
-def test_a_proxy_whose_keys_cannot_be_read_is_not_built(path: Path) -> None:
+def test_an_unreadable_keys_file_is_a_config_error(path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="open to others"):
-        Ring(path)
+        KeysWithClock(path)
 
 
-class Ring:
-    """A keyring with a clock that stands still until it is set, and what it told."""
+class KeysWithClock:
+    """ApiKeys with a clock that moves a second for each check, and the events."""
 
     def __init__(self, path: Path) -> None:
         self.now_s = 0.0
-        self.told: list[tuple[str, object]] = []
-        self._keyring = ApiKeys(path, self._hear, lambda: self.now_s)
+        self.events: list[tuple[str, object]] = []
+        self._keykeys = ApiKeys(path, self._record, lambda: self.now_s)
 
-    def takes(self, key: str) -> bool:
-        """Ask a second later than before."""
+    def accepts(self, key: str) -> bool:
         self.now_s += 1
-        return self.takes_at_once(key)
+        return self.accepts_at_once(key)
 
-    def takes_at_once(self, key: str) -> bool:
+    def accepts_at_once(self, key: str) -> bool:
         request = make_mocked_request("GET", "/v1/models", headers=bearer(key))
         try:
-            return self._keyring.key_of(request) is not None
+            return self._keykeys.key_of(request) is not None
         except Unauthorized:
             return False
 
-    def _hear(self, name: str, /, **fields: object) -> None:
-        self.told.append((name, fields["reason"]))
+    def _record(self, name: str, /, **fields: object) -> None:
+        self.events.append((name, fields["reason"]))
 
 
-def test_a_key_that_is_taken_out_of_the_file_is_refused_from_then_on(path: Path) -> None:
-    ring = Ring(path)
-    assert ring.takes(ME)
+def test_a_key_removed_from_the_file_is_rejected(path: Path) -> None:
+    keys = KeysWithClock(path)
+    assert keys.accepts(ME)
     write(path, f'[keys.new]\nkey = "{ME}-new"')
-    assert ring.takes_at_once(ME)  # the file is looked at once a second
-    assert not ring.takes(ME)
-    assert ring.takes(f"{ME}-new")
-    assert ring.told == []
+    assert keys.accepts_at_once(ME)  # the file is checked once a second
+    assert not keys.accepts(ME)
+    assert keys.accepts(f"{ME}-new")
+    assert keys.events == []
 
 
 @pytest.mark.parametrize("harm", ["broken", "open", "gone"])
-def test_a_file_that_breaks_leaves_the_keys_as_they_were_and_is_told_once(
+def test_an_unreadable_file_leaves_the_keys_unchanged_and_is_reported_once(
     path: Path, harm: str
 ) -> None:
-    ring = Ring(path)
+    keys = KeysWithClock(path)
     match harm:
         case "broken":
             write(path, "[keys.")
@@ -282,10 +281,10 @@ def test_a_file_that_breaks_leaves_the_keys_as_they_were_and_is_told_once(
             path.chmod(0o644)
         case "gone":
             path.unlink()
-    assert ring.takes(ME)
-    assert ring.takes(ME)
-    assert [name for name, _ in ring.told] == ["settings.rejected"]
-    assert str(path) in str(ring.told[0][1])
+    assert keys.accepts(ME)
+    assert keys.accepts(ME)
+    assert [name for name, _ in keys.events] == ["settings.rejected"]
+    assert str(path) in str(keys.events[0][1])
     path.unlink(missing_ok=True)
     write(path, f'[keys.new]\nkey = "{ME}-new"')
-    assert not ring.takes(ME)
+    assert not keys.accepts(ME)

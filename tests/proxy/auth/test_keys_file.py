@@ -1,4 +1,4 @@
-"""The file of API keys: what it may say, and who may read it."""
+"""The file of API keys: its format and its permissions."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_an_entry_says_what_its_key_may() -> None:
+def test_an_entry_sets_the_limits_of_its_key() -> None:
     text = (
         f'[keys.tools]\nsha256 = "{DIGEST.hex().upper()}"\nmax_in_flight = 4\n'
         'requests_per_minute = 60\nmodels = ["qwen3"]\npriority = "batch"\n'
@@ -30,7 +30,7 @@ def test_an_entry_says_what_its_key_may() -> None:
     assert me == Key("me@home", hashlib.sha256(b"corral-secret-2").digest())
 
 
-def test_what_is_rendered_is_what_is_read() -> None:
+def test_rendered_keys_parse_to_the_same_keys() -> None:
     keys = (
         Key("a", DIGEST, 4, 60, frozenset({"qwen3", "vendor/x"}), "batch"),
         Key("b.c@d", bytes(32), models=frozenset()),
@@ -40,17 +40,17 @@ def test_what_is_rendered_is_what_is_read() -> None:
     assert parse_keys(text.encode(), HERE) == keys
 
 
-def test_no_key_is_ever_shown() -> None:
+def test_no_key_is_rendered_or_shown() -> None:
     assert "corral-secret" not in render_keys(parse_keys(b'[keys.a]\nkey = "corral-secret"', HERE))
     assert DIGEST.hex() not in repr(Key("a", DIGEST))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[keys.a", "is not TOML"),
-        ("[clients.a]", "clients is not [keys.NAME]"),
-        ("keys = 3", "keys is not [keys.NAME]"),
+        ("[clients.a]", "unexpected key 'clients'; expected tables named [keys.NAME]"),
+        ("keys = 3", "'keys' must be tables named [keys.NAME]"),
         ("[keys.a]", "keys.a: needs either key or sha256"),
         (f'[keys.a]\nkey="hunter2hunter2"\nsha256="{DIGEST.hex()}"', "either key or sha256"),
         ('[keys.a]\nkey = "hunter2"', "keys.a.key must be 8 to 512 printable"),
@@ -62,50 +62,50 @@ def test_no_key_is_ever_shown() -> None:
         ('[keys.a]\nkey="hunter2hunter2"\nrequests_per_minute="9"', "keys.a.requests_per_minute: "),
         ('[keys.a]\nkey="hunter2hunter2"\nmodels="x"', "keys.a.models: "),
         ('[keys.a]\nkey="hunter2hunter2"\npriority="fast"', "keys.a.priority: "),
-        ('[keys."a b"]\nkey="hunter2hunter2"', "not a name: 'a b'"),
+        ('[keys."a b"]\nkey="hunter2hunter2"', "invalid name 'a b'"),
         ('[keys.a]\nkey="hunter2hunter2"\n[keys.b]\nkey="hunter2hunter2"', "a and b are the same"),
         ('keys.a = "hunter2hunter2"', "keys.a"),
     ],
 )
-def test_an_entry_that_is_wrong_is_named_and_its_key_is_not(text: str, said: str) -> None:
+def test_an_invalid_entry_is_named_without_its_key(text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_keys(text.encode(), HERE)
-    assert said in error.value.message
+    assert expected in error.value.message
     assert "keys.toml" in error.value.message
     assert "hunter2" not in error.value.message
     assert error.value.hint
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o610])
-def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_file_accessible_to_others_is_rejected(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path / "keys.toml", "", mode)
     with pytest.raises(ConfigError, match=f"open to others \\(mode {mode:o}\\)") as error:
         read_keys(path)
     assert error.value.hint == f"chmod 600 {path}"
 
 
-def test_a_file_that_is_not_there_is_named_with_what_makes_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_the_command_that_creates_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.toml cannot be read") as error:
         read_keys(tmp_path / "nothing.toml")
     assert "corral key add" in error.value.hint
 
 
-def test_a_pipe_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_pipe_in_its_place_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_keys(tmp_path / "pipe")
 
 
-def test_a_file_without_end_is_not_read_to_it(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_keys(write(tmp_path / "keys.toml", "#" * (1024**2 + 1)))
 
 
-def test_a_file_that_changes_has_another_mark(tmp_path: Path) -> None:
+def test_a_changed_file_has_another_version(tmp_path: Path) -> None:
     path = write(tmp_path / "keys.toml", "")
-    _, mark = read_keys(path)
-    assert mark == file_version(path)
+    _, version = read_keys(path)
+    assert version == file_version(path)
     write(tmp_path / "new", "#").replace(path)
-    assert mark != file_version(path)
+    assert version != file_version(path)
     path.unlink()
     assert file_version(path) is None

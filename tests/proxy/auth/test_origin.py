@@ -1,4 +1,4 @@
-"""Which pages of a browser may ask, and which hosts are this machine."""
+"""Which origins and hosts are allowed."""
 
 import socket
 
@@ -11,7 +11,7 @@ from proxy.errors import ConfigError
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "[::1]:8080"])
-async def test_this_machines_own_names_pass(proxy: ProxyHarness, host: str) -> None:
+async def test_loopback_hosts_are_allowed(proxy: ProxyHarness, host: str) -> None:
     async with proxy.http.get("/health", headers={"Host": host}) as response:
         assert response.status == 200
 
@@ -19,13 +19,15 @@ async def test_this_machines_own_names_pass(proxy: ProxyHarness, host: str) -> N
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example:80", "127.0.0.1.nip.io", "192.168.0.7:8080"]
 )
-async def test_a_name_that_merely_leads_here_is_refused(proxy: ProxyHarness, host: str) -> None:
+async def test_a_name_that_merely_resolves_to_us_is_rejected(
+    proxy: ProxyHarness, host: str
+) -> None:
     async with proxy.http.get("/health", headers={"Host": host}) as response:
         assert response.status == 403
         assert (await response.json())["error"]["code"] == "forbidden"
 
 
-async def test_on_a_public_address_only_addresses_and_this_machines_names_pass(
+async def test_a_public_address_allows_ip_addresses_and_names_of_this_machine(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Box.home.lan")
@@ -59,7 +61,7 @@ async def test_on_a_public_address_only_addresses_and_this_machines_names_pass(
         "vscode-file://vscode-app",
     ],
 )
-async def test_local_pages_and_desktop_applications_may_ask(
+async def test_local_pages_and_desktop_applications_are_allowed(
     proxy: ProxyHarness, origin: str
 ) -> None:
     async with proxy.http.get("/health", headers={"Origin": origin}) as response:
@@ -84,7 +86,7 @@ async def test_local_pages_and_desktop_applications_may_ask(
         "http://localhost:8080/",
     ],
 )
-async def test_pages_from_elsewhere_may_not(proxy: ProxyHarness, origin: str) -> None:
+async def test_other_origins_are_rejected(proxy: ProxyHarness, origin: str) -> None:
     fake = await proxy.fake()
     async with proxy.http.post("/tokenize", json={}, headers={"Origin": origin}) as response:
         assert response.status == 403
@@ -94,7 +96,7 @@ async def test_pages_from_elsewhere_may_not(proxy: ProxyHarness, origin: str) ->
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
 @pytest.mark.parametrize("page", ["/health", "/v1/models", "/props", "/tokenize", "/nothing"])
-async def test_a_page_of_another_site_that_names_no_origin_may_not_ask(
+async def test_a_cross_site_request_without_an_origin_is_rejected(
     proxy: ProxyHarness, method: str, page: str
 ) -> None:
     """Browsers send no Origin with a picture, a script, a frame or a link."""
@@ -103,7 +105,7 @@ async def test_a_page_of_another_site_that_names_no_origin_may_not_ask(
     async with proxy.http.request(method, page, headers=headers) as response:
         assert response.status == 403
         if method != "HEAD":
-            assert "another site" in (await response.json())["error"]["message"]
+            assert "cross-site" in (await response.json())["error"]["message"]
     assert fake.calls.empty()
 
 
@@ -117,14 +119,14 @@ async def test_a_page_of_another_site_that_names_no_origin_may_not_ask(
     ],
     ids=str,
 )
-async def test_what_a_person_or_a_page_of_ours_asks_for_is_answered(
+async def test_navigation_and_same_site_requests_are_allowed(
     proxy: ProxyHarness, headers: dict[str, str]
 ) -> None:
     async with proxy.http.get("/health", headers=headers) as response:
         assert response.status == 200
 
 
-async def test_a_preflight_is_answered_by_us(proxy: ProxyHarness) -> None:
+async def test_the_proxy_answers_a_preflight(proxy: ProxyHarness) -> None:
     headers = {
         "Origin": "tauri://localhost",
         "Access-Control-Request-Method": "POST",
@@ -137,7 +139,7 @@ async def test_a_preflight_is_answered_by_us(proxy: ProxyHarness) -> None:
         assert "POST" in response.headers["Access-Control-Allow-Methods"]
 
 
-async def test_a_preflight_from_elsewhere_is_refused(proxy: ProxyHarness) -> None:
+async def test_a_preflight_from_another_origin_is_rejected(proxy: ProxyHarness) -> None:
     headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     async with proxy.http.options("/v1/chat/completions", headers=headers) as response:
         assert response.status == 403
@@ -147,11 +149,11 @@ async def test_a_preflight_from_elsewhere_is_refused(proxy: ProxyHarness) -> Non
     ("host", "expected"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("nas", False)],  # noqa: S104 (only read)
 )
-def test_loopback_is_known_by_address(host: str, expected: bool) -> None:  # noqa: FBT001 (a table)
+def test_is_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 (a table)
     assert origin_module.is_loopback(host) is expected
 
 
-async def test_a_host_that_is_set_is_this_machine_too(proxy: ProxyHarness) -> None:
+async def test_configured_hosts_are_allowed(proxy: ProxyHarness) -> None:
     await proxy.open(allowed_hosts=("corral.lan", "nas:8080"))
     for host, status in (
         ("corral.lan", 200),
@@ -166,7 +168,7 @@ async def test_a_host_that_is_set_is_this_machine_too(proxy: ProxyHarness) -> No
             assert response.status == status, host
 
 
-async def test_on_a_public_address_hosts_that_are_set_are_the_only_names(
+async def test_a_public_address_allows_configured_names_and_no_others(
     proxy: ProxyHarness,
 ) -> None:
     await proxy.open(host="0.0.0.0", allowed_hosts=("corral.lan",))  # noqa: S104 (what is tested)
@@ -181,7 +183,7 @@ async def test_on_a_public_address_hosts_that_are_set_are_the_only_names(
             assert response.status == status, host
 
 
-async def test_an_origin_that_is_set_may_ask(proxy: ProxyHarness) -> None:
+async def test_configured_origins_are_allowed(proxy: ProxyHarness) -> None:
     named = ("https://chat.example.com", "https://*.lan:8443", "chrome-extension://*", "null")
     await proxy.open(allowed_origins=named)
     for origin, status in (
@@ -208,19 +210,19 @@ async def test_an_origin_that_is_set_may_ask(proxy: ProxyHarness) -> None:
 @pytest.mark.parametrize(
     "origin", ["*", "chat.example.com", "https://a/b", "https://*.*.lan", "https://", "a b://c", ""]
 )
-def test_what_is_no_origin_is_refused_before_anybody_asks(origin: str) -> None:
+def test_an_invalid_origin_is_a_config_error(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"proxy\.allowed_origins") as error:
         origin_module.origins_of((origin,))
     assert "https://chat.example.com" in error.value.hint
 
 
 @pytest.mark.parametrize("host", ["*", "https://nas", "a b", "nas:http", ""])
-def test_what_is_no_host_is_refused_before_anybody_asks(host: str) -> None:
+def test_an_invalid_host_is_a_config_error(host: str) -> None:
     with pytest.raises(ConfigError, match=r"proxy\.allowed_hosts"):
         origin_module.hosts_of((host,))
 
 
-async def test_an_old_chromium_hears_that_this_network_may_be_asked(proxy: ProxyHarness) -> None:
+async def test_an_old_chromium_gets_private_network_access(proxy: ProxyHarness) -> None:
     headers = {
         "Origin": "app://obsidian.md",
         "Access-Control-Request-Method": "POST",
@@ -233,6 +235,6 @@ async def test_an_old_chromium_hears_that_this_network_may_be_asked(proxy: Proxy
         assert "Access-Control-Allow-Private-Network" not in response.headers
 
 
-def test_nothing_is_changed_by_looking_at_it() -> None:
+def test_no_forwarded_get_changes_anything() -> None:
     assert set(ENDPOINTS) == {"GET", "POST"}
     assert set(ENDPOINTS["GET"].values()) == {EndpointKind.INFO}

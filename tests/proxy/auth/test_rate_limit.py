@@ -1,4 +1,4 @@
-"""What a key may: so many at once, so many a minute."""
+"""Limits of a key: concurrent requests, and requests per minute."""
 
 from contextlib import ExitStack
 
@@ -10,8 +10,6 @@ from proxy.errors import TooManyRequests
 
 
 class Clock:
-    """Stands still until it is set."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
 
@@ -24,7 +22,6 @@ def key(in_flight: int | None = None, per_minute: int | None = None, name: str =
 
 
 def take(limits: RateLimiter, one: Key) -> None:
-    """Send a request that is over at once."""
     with limits.holding(one):
         pass
 
@@ -36,7 +33,7 @@ def test_a_key_without_limits_has_none() -> None:
             held.enter_context(limits.holding(key()))
 
 
-def test_one_more_at_once_is_refused_until_one_is_over() -> None:
+def test_a_request_over_the_limit_is_rejected_until_another_ends() -> None:
     limits = RateLimiter(Clock())
     with limits.holding(key(in_flight=2)):
         with (
@@ -47,7 +44,7 @@ def test_one_more_at_once_is_refused_until_one_is_over() -> None:
         take(limits, key(in_flight=2))
 
 
-def test_a_request_that_fails_gives_its_place_back() -> None:
+def test_a_failed_request_is_no_longer_in_flight() -> None:
     limits = RateLimiter(Clock())
     with pytest.raises(ZeroDivisionError), limits.holding(key(in_flight=1)):
         raise ZeroDivisionError
@@ -60,7 +57,7 @@ def test_keys_do_not_share_their_limits() -> None:
         take(limits, key(in_flight=1, name="other"))
 
 
-def test_a_minutes_worth_may_come_at_once_then_one_at_a_time() -> None:
+def test_a_minutes_requests_can_come_at_once_then_one_at_a_time() -> None:
     clock = Clock()
     limits = RateLimiter(clock)
     for _ in range(60):
@@ -75,7 +72,7 @@ def test_a_minutes_worth_may_come_at_once_then_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("per_minute", "wait_s"), [(1, 60), (3, 20), (7, 9), (1000, 1)])
-def test_after_the_time_that_is_told_it_may_ask_again(per_minute: int, wait_s: int) -> None:
+def test_a_retry_after_the_given_time_is_accepted(per_minute: int, wait_s: int) -> None:
     clock = Clock()
     limits = RateLimiter(clock)
     one = key(per_minute=per_minute)
@@ -88,7 +85,7 @@ def test_after_the_time_that_is_told_it_may_ask_again(per_minute: int, wait_s: i
     take(limits, one)
 
 
-def test_what_is_refused_costs_nothing() -> None:
+def test_a_rejected_request_does_not_count() -> None:
     clock = Clock()
     limits = RateLimiter(clock)
     take(limits, key(per_minute=1))
@@ -99,7 +96,7 @@ def test_what_is_refused_costs_nothing() -> None:
     take(limits, key(per_minute=1))
 
 
-def test_a_key_that_was_silent_has_no_more_than_a_minutes_worth() -> None:
+def test_an_idle_key_gets_at_most_a_minutes_requests() -> None:
     clock = Clock()
     limits = RateLimiter(clock)
     take(limits, key(per_minute=2))
@@ -110,6 +107,6 @@ def test_a_key_that_was_silent_has_no_more_than_a_minutes_worth() -> None:
         take(limits, key(per_minute=2))
 
 
-def test_each_request_puts_off_when_the_bucket_is_full() -> None:
+def test_each_request_postpones_when_the_bucket_is_full() -> None:
     assert next_full_at_s(0.0, 60, now_s=100.0) == 101.0
     assert next_full_at_s(130.0, 2, now_s=100.0) == 160.0
