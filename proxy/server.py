@@ -19,6 +19,9 @@ from proxy.settings import ProxySettings
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
 _LINGERING_S: Final = 2.0
 _BACKLOG_MAX: Final = 1024
+_IDLE_TIMEOUT_S: Final = 75.0
+_MAX_HEADER_LINE_BYTES: Final = 16 * 1024
+_MAX_HEADERS: Final = 128
 # Of a body that nobody reads yet, about twice as much is held.
 _READ_BYTES: Final = 64 * 1024
 # A connection is asked whether it lives after so much silence, then every quarter of that.
@@ -125,12 +128,12 @@ class Server:
             access_log=None,
             auto_decompress=False,  # by whoever reads a body, within the limits
             logger=self._logger,
-            keepalive_timeout=settings.idle_timeout_s,
+            keepalive_timeout=_IDLE_TIMEOUT_S,
             lingering_time=_LINGERING_S,
             read_bufsize=_READ_BYTES,
-            max_line_size=settings.max_header_bytes,
-            max_field_size=settings.max_header_bytes,
-            max_headers=settings.max_headers,
+            max_line_size=_MAX_HEADER_LINE_BYTES,
+            max_field_size=_MAX_HEADER_LINE_BYTES,
+            max_headers=_MAX_HEADERS,
         )
 
     def _stop_listening(self) -> None:

@@ -1,87 +1,150 @@
-"""What the proxy can be told, as one frozen value with units and bounds."""
+"""`[proxy]`: where the proxy listens, and the limits it keeps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from proxy.request_limits.limits import RequestLimits
+from proxy.setting_types import ExpandedPath, SettingsTable, Text, text
 
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
 
-@dataclass(frozen=True, slots=True)
-class ProxySettings:
-    """Where the proxy listens, and the limits it keeps.
+def _address(listen: str) -> str:
+    host, separator, port = listen.rpartition(":")
+    is_number = port.isascii() and port.isdecimal() and len(port) <= len("65535")
+    if not (host and separator and is_number and int(port) <= 65535):
+        raise ValueError("not HOST:PORT")
+    if any(one.isspace() for one in text(host)):
+        raise ValueError("not HOST:PORT: a space in the host")
+    host.strip("[]").encode("idna")  # as the system does; raises ValueError where it cannot
+    return listen
 
-    Attributes:
-        host: Address to listen on. On a loopback address only loopback names and `hosts` are taken
-            in the Host header.
-        port: TCP port to listen on, 0 to 65535; 0 takes any free one.
-        max_body_bytes: Largest request body taken, at least 1; counted after decompression.
-        max_body_ratio: How many times its size a compressed body may become, at least 1.
-        max_body_values: Most values in a JSON body, at least 1; see `count.count_values`.
-        max_body_depth: How deep lists and objects may lie in each other, 1 to 250: deeper ones
-            cannot be written again.
-        body_memory_bytes: What the bodies of all requests may take together, at least 1, with
-            what is made of them, by estimate; a body that is alone may take more.
-        max_header_bytes: Longest request line and longest header field taken, at least 256.
-        max_headers: Most header fields taken in one request, at least 16.
-        max_header_total_bytes: Bytes that a header may have altogether before its end, at least
-            4096; as many may come without a byte of a body: chunk extensions, trailers.
-        max_connections: Connections of clients at once, at least 8, or None: as many as the limit
-            of open files allows, and 1024 at most. It never exceeds that limit.
-        idle_timeout_s: Seconds a client's connection may stay open without a request, above 0.
-        connect_timeout_s: Seconds to wait for an instance to accept a connection, above 0.
-        upstream_read_timeout_s: Seconds an instance may send nothing before its answer is given up,
-            above 0. There is no limit on the whole of an answer.
-        cancel_timeout_s: Seconds an instance may go on computing for a request that is over before
-            that is reported, above 0.
-        header_timeout_s: Seconds a client may take to send the header of a request, above 0.
-        body_timeout_s: Seconds a client may take to send a body, above 0.
-        crash_memory_s: Seconds for which a request is remembered that an engine crashed with, and
-            for which it is refused after the second time, at least 0.
-        client_write_timeout_s: Seconds a client may take nothing of what is sent to it, above 0.
-        queue_max: Requests that may wait for one model, at least 0; one more is refused.
-        queue_timeout_s: Seconds a request may wait for its turn or for its model to load, at least
-            0.
-        policy: Which instance is asked: the one that holds the conversation, the one with most
-            slots free, or one after the other.
-        prefix_index_max_blocks: Blocks of prompts remembered over all instances, at least 1.
-        api_keys_file: The API keys that are taken, or None: anybody may ask.
-        allowed_origins: Origins whose pages may ask, besides the local ones; see
-            `guard.origins_of`.
-        allowed_hosts: Names of this machine that are taken in Host, besides the loopback ones and,
-            where `host` is no loopback address, IP addresses and what the system calls this
-            machine.
-        limits: What one request may ask of an engine.
-    """
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    max_body_bytes: int = 16 * 1024**2
-    max_body_ratio: float = 100.0
-    max_body_values: int = 500_000
-    max_body_depth: int = 200
-    body_memory_bytes: int = 256 * 1024**2
-    max_header_bytes: int = 16 * 1024
-    max_headers: int = 128
-    max_header_total_bytes: int = 32 * 1024
-    max_connections: int | None = None
-    idle_timeout_s: float = 75.0
-    connect_timeout_s: float = 5.0
-    upstream_read_timeout_s: float = 3600.0
-    cancel_timeout_s: float = 60.0
-    header_timeout_s: float = 20.0
-    body_timeout_s: float = 300.0
-    crash_memory_s: float = 600.0
-    client_write_timeout_s: float = 120.0
-    queue_max: int = 128
-    queue_timeout_s: float = 120.0
-    policy: Policy = "affinity"
-    prefix_index_max_blocks: int = 200_000
-    api_keys_file: Path | None = None
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    limits: RequestLimits = RequestLimits()  # noqa: RUF009 (frozen)
+class ProxySettings(SettingsTable):
+    """`[proxy]`: where clients connect, and what they may send."""
+
+    listen: Annotated[str, AfterValidator(_address)] = Field(
+        "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
+    )
+    max_body_bytes: int = Field(
+        16 * 1024**2,
+        ge=1024,
+        le=4 * 1024**3,
+        description="largest request body taken, in bytes, decompressed; "
+        "raise it where large pictures or sounds are sent",
+    )
+    max_body_ratio: float = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="how many times its size a compressed request body may become",
+    )
+    max_body_values: int = Field(
+        500_000,
+        ge=1000,
+        le=100_000_000,
+        description="most values in a JSON request body; "
+        "a number or a string counts 1, a member's name 2, a list or an object 8 more",
+    )
+    max_body_depth: int = Field(
+        200,
+        ge=8,
+        le=250,
+        description="how deep lists and objects of a JSON request body may lie in each other",
+    )
+    body_memory_bytes: int = Field(
+        256 * 1024**2,
+        ge=1024**2,
+        le=1024**4,
+        description="memory that the bodies of all requests may take together, in bytes, "
+        "those of one client half of it; a request that would need more gets 503",
+    )
+    max_header_total_bytes: int = Field(
+        32 * 1024, ge=4096, le=1024**2, description="largest request header taken, in bytes"
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=8,
+        le=100_000,
+        description="connections of clients at once; unset: as many as the limit of open files "
+        "allows, at most 1024",
+    )
+    connect_timeout_s: float = Field(
+        5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"
+    )
+    upstream_read_timeout_s: float = Field(
+        3600,
+        gt=0,
+        le=86_400,
+        description="seconds an engine may send nothing before its answer is given up",
+    )
+    cancel_timeout_s: float = Field(
+        60,
+        ge=1,
+        le=86_400,
+        description="seconds an engine may go on computing for a request that is over before it is "
+        "restarted; raise it where one batch takes longer",
+    )
+    header_timeout_s: float = Field(
+        20, gt=0, le=3600, description="seconds a client may take to send a request's header"
+    )
+    body_timeout_s: float = Field(
+        300, gt=0, le=86_400, description="seconds a client may take to send a request's body"
+    )
+    client_write_timeout_s: float = Field(
+        120,
+        ge=1,
+        le=86_400,
+        description="seconds a client may take nothing of what is sent to it before it is cut",
+    )
+    crash_memory_s: float = Field(
+        600,
+        ge=0,
+        le=86_400,
+        description="seconds for which a request is refused after the second engine crashed while "
+        "it computed it; 0 for never",
+    )
+    queue_max: int = Field(
+        128, ge=0, le=100_000, description="requests that may wait for one model; more get 429"
+    )
+    queue_timeout_s: float = Field(
+        120,
+        ge=0,
+        le=86_400,
+        description="seconds a request may wait for its turn or for its model to load",
+    )
+    policy: Policy = Field(
+        "affinity",
+        description="which engine is asked: affinity (the one that holds the conversation), "
+        "least-busy or round-robin",
+    )
+    prefix_index_max_blocks: int = Field(
+        200_000, ge=1, le=100_000_000, description="blocks of prompts remembered for affinity"
+    )
+    api_keys_file: ExpandedPath | None = Field(
+        None, description="TOML file of API keys that are taken; unset: anybody may ask"
+    )
+    allowed_origins: tuple[Text, ...] = Field(
+        (),
+        description="origins whose web pages may ask, besides the local ones; "
+        "one * may stand in the host, as in https://*.example.com",
+    )
+    allowed_hosts: tuple[Text, ...] = Field(
+        (),
+        description="names of this machine taken in Host, besides localhost, IP addresses and its "
+        "hostname (the last two only where listen is no loopback address)",
+    )
+    limits: RequestLimits = RequestLimits()
+
+    @property
+    def host(self) -> str:
+        """The address to listen on, an IPv6 one without brackets."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The TCP port to listen on; 0 takes any free one."""
+        return int(self.listen.rpartition(":")[2])

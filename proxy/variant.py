@@ -1,38 +1,68 @@
 """A variant of a model: the same process under a name of its own, with other request members.
 
-`chat:high` is the variant `high` of the model `chat`. What it says of a request changes the body
-on its way to the instance and nothing else: no reload, no second cache. Pure.
+`chat:high` is the variant `high` of the model `chat`. It changes the body of a request on its way
+to the instance and nothing else: no reload, no second cache. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from proxy.setting_types import Text, number
 
 SEPARATOR: Final = ":"
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What a variant makes of a request's members.
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        for inner in value.values():
+            _json_value(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _json_value(inner)
+    elif isinstance(value, bool | int | float):
+        number(value)
+    elif not (value is None or isinstance(value, str)):
+        raise ValueError(f"a {type(value).__name__} cannot be said in JSON")
+    return value
 
-    Attributes:
-        defaults: Members that count where the client gives none; of an object, the members that
-            it does not give.
-        forced: Members that count whatever the client gives.
-        stripped: Members that are taken out.
+
+class Variant(BaseModel):
+    """`[models.NAME.variants.VARIANT]`: request members that count where a client gives none.
+
+    Two names are not members but say more: `set` and `strip`.
     """
 
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    forced: Mapping[str, Any] = field(default_factory=dict)
-    stripped: frozenset[str] = frozenset()
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    set: dict[str, Annotated[Any, AfterValidator(_json_value)]] = Field(
+        default_factory=dict, description="request members that count whatever the client gives"
+    )
+    strip: tuple[Text, ...] = Field((), description="request members that are taken out")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Variant:
+        _json_value(dict(self.defaults))
+        members = {*self.defaults, *self.set}
+        if not (members or self.strip):
+            raise ValueError("a variant that changes nothing; give it request members")
+        if ours := sorted(members & {"id_slot", "model"}):
+            raise ValueError(f"{ours[0]} is not a variant's to say")
+        return self
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Members for requests without them; of an object, those that the client omits."""
+        return self.model_extra or {}
 
     def applied(self, members: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's members as this variant has them."""
-        given = {key: value for key, value in members.items() if key not in self.stripped}
+        given = {key: value for key, value in members.items() if key not in self.strip}
         filled = {key: _filled(value, given.get(key)) for key, value in self.defaults.items()}
-        return {**given, **filled, **self.forced}
+        return {**given, **filled, **self.set}
 
 
 def _filled(default: Any, given: Any) -> Any:

@@ -38,17 +38,14 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.stats import StatsReader
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.host.paths import Directories
-from supervisor.instance.health import HealthSettings
-from supervisor.instance.snapshot import InstanceLimits
 from supervisor.process.orphans import kill_orphans
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
-from supervisor.proxy_adapter.settings import node_settings, proxy_settings
+from supervisor.proxy_adapter.settings import checked, read_nodes
 from supervisor.proxy_adapter.traffic import DemandAdapter, TrafficAdapter
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
-from supervisor.settings.tables import SupervisorTable
 from supervisor.slot_store.config import clean_up
 from supervisor.slot_store.manifest import Manifest
 from supervisor.warmup.prompts import WarmPrompt
@@ -78,16 +75,14 @@ class Daemon:
         self._directories = directories
         self._events = events
         FAILURES.tell = events.emit
-        self._router = Router(proxy_settings(loaded.settings.proxy))
+        self._router = Router(checked(loaded.settings.proxy))
         self._stats = StatsReader()
         self._traffic = TrafficAdapter(self._router)
         self._planner = LaunchPlanner(loaded.settings, directories)
-        limits = _limits(loaded.settings.supervisor)
         self._traffic.fleet = self._fleet = Fleet(
             self._planner,
             self._traffic,
             events.emit,
-            limits,
             on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
         )
         callers = DemandAdapter(self._router)
@@ -101,7 +96,6 @@ class Daemon:
             read=reread,
             make_planner=lambda found: LaunchPlanner(found.settings, directories),
             beside=self._prepare_nodes,
-            limits=_limits,
             emit=events.emit,
         )
         self._watch = ReloadTriggers(self._reload)
@@ -116,20 +110,20 @@ class Daemon:
         settings = self._reload.loaded.settings
         model_loader = ModelLoaderAdapter(self._fleet, self._admission, self._events)
         return Nodes(
-            node_settings(settings.nodes),
+            read_nodes(settings.nodes),
             self._router,
             model_loader,
-            proxy_settings(settings.proxy),
+            settings.proxy,
             self._events.emit,
             model_loader.created,
         )
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
-        nodes = node_settings(loaded.settings.nodes)
+        nodes = read_nodes(loaded.settings.nodes)
         return lambda: self._nodes.set_nodes(nodes)
 
     def _make_server(self) -> Server:
-        settings = proxy_settings(self._reload.loaded.settings.proxy)
+        settings = self._reload.loaded.settings.proxy
         reader = PromptWarmerAdapter(self._fleet, self._traffic, self._events.emit)
         app = build_app(self._router, self._nodes, settings, self._events.emit, reader)
         return Server(app, settings)
@@ -323,18 +317,3 @@ def _node_status(facts: NodeStats) -> NodeStatus:
         "slots": facts.slots,
         "slots_busy": facts.slots_busy,
     }
-
-
-def _limits(table: SupervisorTable) -> InstanceLimits:
-    return InstanceLimits(
-        load_timeout_s=table.load_timeout_s,
-        warm_timeout_s=table.warm_timeout_s,
-        unhealthy_timeout_s=table.unhealthy_timeout_s,
-        drain_timeout_s=table.drain_timeout_s,
-        stop_timeout_s=table.stop_timeout_s,
-        liveness=HealthSettings(
-            interval_s=table.liveness_interval_s,
-            probe_s=table.idle_probe_s,
-            batch_s=table.batch_timeout_s,
-        ),
-    )

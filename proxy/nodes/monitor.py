@@ -22,7 +22,7 @@ from proxy.headers import HOP
 from proxy.models import ModelInfo
 from proxy.nodes.merge import OfferedModel, place_of
 from proxy.nodes.model_list import RemoteModel, Unreadable, count_slots, read_remote_models
-from proxy.nodes.settings import NodeSettings
+from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.fetch import fetch, get_request
@@ -68,7 +68,7 @@ class NodeMonitor:
 
     def __init__(
         self,
-        node: NodeSettings,
+        node: ConfiguredNode,
         router: Router,
         here: Callable[[], Sequence[ModelInfo]],
         settings: ProxySettings,
@@ -143,7 +143,7 @@ class NodeMonitor:
         page = await self._fetch("/v1/models")
         if page is None:
             raise Unreadable("it does not list its models at /v1/models")
-        remote_models = read_remote_models(page, self.node.models)
+        remote_models = read_remote_models(page, self.node.settings.models)
         await self._ask_slots(remote_models)
         return remote_models
 
@@ -156,7 +156,7 @@ class NodeMonitor:
                 page = await self._fetch("/slots", query)
                 if page is None:
                     return  # whoever has no such page has none for the next model either
-                self._slots[remote_model.id] = count_slots(page) or self.node.slots
+                self._slots[remote_model.id] = count_slots(page) or self.node.settings.slots
 
     async def _fetch(self, path: str, query: str = "") -> bytes | None:
         """Return a page; None where there is none."""
@@ -201,7 +201,7 @@ class NodeMonitor:
                 yield self.node.upstream(name, remote_model.id, place, slots, remote_model.aliases)
 
     def _slots_of(self, remote_model: RemoteModel) -> int:
-        return remote_model.slots or self._slots.get(remote_model.id, self.node.slots)
+        return remote_model.slots or self._slots.get(remote_model.id, self.node.settings.slots)
 
     def _withdraw_all(self) -> None:
         for name in self._admitted:

@@ -16,7 +16,7 @@ from proxy.failures import persist
 from proxy.models import ModelInfo, ModelLoader
 from proxy.nodes.merge import merged, place_of
 from proxy.nodes.monitor import NodeMonitor
-from proxy.nodes.settings import NodeSettings
+from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -61,7 +61,7 @@ class Nodes:
 
     def __init__(
         self,
-        nodes: Sequence[NodeSettings],
+        nodes: Sequence[ConfiguredNode],
         router: Router,
         here: ModelLoader,
         settings: ProxySettings,
@@ -90,7 +90,7 @@ class Nodes:
             finally:
                 self._group = None
 
-    def set_nodes(self, nodes: Sequence[NodeSettings]) -> None:
+    def set_nodes(self, nodes: Sequence[ConfiguredNode]) -> None:
         """Have these nodes from now on. One that is set as before is not disturbed.
 
         What one that left, or is set otherwise now, still answers, it answers to the end.
@@ -104,7 +104,7 @@ class Nodes:
         for name in wanted.keys() - kept.keys():
             self._begin(name)
 
-    def _monitor(self, node: NodeSettings) -> NodeMonitor:
+    def _monitor(self, node: ConfiguredNode) -> NodeMonitor:
         return NodeMonitor(node, self._router, self._here.models, self._settings, self._tell)
 
     def _begin(self, name: str) -> None:
@@ -131,7 +131,7 @@ class Nodes:
         names = [f"{monitor.node.name}/{one.remote_model.id}" for one in offered]
         return NodeStats(
             name=monitor.node.name,
-            url=monitor.node.url,
+            url=monitor.node.settings.url,
             is_up=monitor.is_up,
             problem=None if monitor.is_up else monitor.problem,
             models=tuple(one.remote_model.id for one in offered),

@@ -27,67 +27,62 @@ above 2 000. Nor do levels of JSON outside of schemas: a body that is read here 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import Field
 
 from proxy.errors import LimitExceeded
+from proxy.setting_types import SettingsTable
+
+_INT32_MAX: Final = 2**31 - 1  # the engine's numbers have 32 bits
+_Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one request may hold at most; every limit but `trigger_patterns` is at least 1.
+class RequestLimits(SettingsTable):
+    """`[proxy.limits]`: how much work one request may ask of an engine; more gets 400."""
 
-    Attributes:
-        grammar_bytes: Characters of a grammar.
-        grammar_depth: Parentheses inside one another, in a grammar or a regular expression.
-        grammar_rules: Rules of a grammar.
-        grammar_alternatives: Alternatives of a grammar, or of a regular expression.
-        grammar_ways: Ways to go on that an engine follows at once, in a grammar or a schema.
-        grammar_optionals: Optional or repeated parts in a row, in a grammar or an expression.
-        pattern_bytes: Characters of all regular expressions together.
-        schema_values: Values in all JSON schemas together, keys not counted.
-        schema_depth: Levels of JSON in a schema.
-        schema_optional: Properties of one object that are not required.
-        schema_choices: Entries of one list in a schema, such as `enum` or `anyOf`.
-        triggers: Grammar triggers, and preserved tokens.
-        trigger_patterns: Regular expressions among them; 0 refuses all, for an engine matches
-            each against all of the answer at each token, and some take it 2^n steps.
-        stop: Texts that end an answer.
-        logit_bias: Tokens that are made more or less likely.
-        text_chars: Characters of one of these texts, triggers and sequence breakers.
-        n_predict: Tokens of an answer.
-        last_n: Tokens that penalties look back on (`repeat_last_n`, `dry_penalty_last_n`).
-        dry_sequence_breakers: Texts that end a repetition.
-        samplers: Samplers.
-        lora: Adapters.
-        prompts: Prompts of one request.
-        answers: Answers of one request (`n`).
-        n_probs: Tokens whose probability is told at each place (`n_probs`, `top_logprobs`).
-    """
-
-    grammar_bytes: int = 65_536
-    grammar_depth: int = 128
-    grammar_rules: int = 4096
-    grammar_alternatives: int = 2000
-    grammar_ways: int = 1000
-    grammar_optionals: int = 64
-    pattern_bytes: int = 16_384
-    schema_values: int = 50_000
-    schema_depth: int = 128
-    schema_optional: int = 300
-    schema_choices: int = 2000
-    triggers: int = 1024
-    trigger_patterns: int = 0
-    stop: int = 256
-    logit_bias: int = 10_000
-    text_chars: int = 4096
-    n_predict: int = 2**31 - 1
-    last_n: int = 2**20
-    dry_sequence_breakers: int = 64
-    samplers: int = 64
-    lora: int = 64
-    prompts: int = 2048
-    answers: int = 64
-    n_probs: int = 1000
+    grammar_bytes: _Limit = Field(65_536, description="characters of a grammar")
+    grammar_depth: _Limit = Field(
+        128, description="parentheses inside one another, in a grammar or a regular expression"
+    )
+    grammar_rules: _Limit = Field(4096, description="rules of a grammar")
+    grammar_alternatives: _Limit = Field(
+        2000, description="alternatives of a grammar or of a regular expression"
+    )
+    grammar_ways: _Limit = Field(
+        1000, description="ways to go on that an engine follows at once, in a grammar or a schema"
+    )
+    grammar_optionals: _Limit = Field(
+        64, description="optional or repeated parts in a row, in a grammar or a regular expression"
+    )
+    pattern_bytes: _Limit = Field(
+        16_384, description="characters of all regular expressions together"
+    )
+    schema_values: _Limit = Field(50_000, description="values in all JSON schemas together")
+    schema_depth: _Limit = Field(128, description="levels of JSON in a schema")
+    schema_optional: _Limit = Field(
+        300, description="properties of one object of a schema that are not required"
+    )
+    schema_choices: _Limit = Field(
+        2000, description="entries of one list in a schema, such as enum"
+    )
+    triggers: _Limit = Field(1024, description="grammar triggers, and preserved tokens")
+    trigger_patterns: Annotated[int, Field(ge=0, le=_INT32_MAX)] = Field(
+        0, description="regular expressions among grammar triggers; some keep an engine for minutes"
+    )
+    stop: _Limit = Field(256, description="texts that end an answer")
+    logit_bias: _Limit = Field(10_000, description="tokens that are made more or less likely")
+    text_chars: _Limit = Field(
+        4096, description="characters of one such text, trigger or sequence breaker"
+    )
+    n_predict: _Limit = Field(_INT32_MAX, description="tokens of an answer")
+    last_n: _Limit = Field(2**20, description="tokens that penalties look back on")
+    dry_sequence_breakers: _Limit = Field(64, description="texts that end a repetition")
+    samplers: _Limit = Field(64, description="samplers")
+    lora: _Limit = Field(64, description="adapters")
+    prompts: _Limit = Field(2048, description="prompts of one request")
+    answers: _Limit = Field(64, description="answers of one request (n)")
+    n_probs: _Limit = Field(1000, description="tokens whose probability is told at each place")
 
     def enforce(self, member: str, unit: str, amount: float, setting: str) -> None:
         """Check one limit.

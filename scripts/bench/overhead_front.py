@@ -37,7 +37,7 @@ class OneModel:
 
 async def serve(socket: str, port: int) -> None:
     """Serve until the end of the process."""
-    settings = ProxySettings(port=port)
+    settings = ProxySettings(listen=f"127.0.0.1:{port}")
     router = Router(settings)
     router.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
     server = Server(build_app(router, OneModel(), settings, _hear), settings)

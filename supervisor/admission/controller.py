@@ -1,6 +1,6 @@
 """Brings models up when they are called, and sends them away when others need the room.
 
-What is to be done, residency.py decides; this performs it, again after everything that may change
+What is to be done, decide.py decides; this performs it, again after everything that may change
 the decision: a call, a command, an instance that changed, a model that fell idle, or the time.
 Nothing that works is cut: a model that must leave for another is first given nothing new, and its
 instances are stopped when none of them holds a request any more.
@@ -20,10 +20,9 @@ from supervisor.admission.decide import Actions, decide, queue
 from supervisor.admission.memory_usage import HOST, MemoryUsage
 from supervisor.admission.model_state import ModelState, Waiting
 from supervisor.events import Emit
-from supervisor.fleet.availability import facts_of, phase_of
+from supervisor.fleet.availability import Phase, facts_of, phase_of
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model
-from supervisor.fleet.residency import Phase
 
 # About what a disk reads: how long a model loads that never did.
 _BYTES_PER_SECOND: Final = 1e9
@@ -176,7 +175,7 @@ class AdmissionController:
         for model in self._fleet.models.values():
             self._time(model)
         models = self._model_states()
-        rules = self._fleet.planner.eviction_settings
+        rules = self._fleet.planner.supervisor
         moves = decide(models, self._memory_usage.capacity(), self._memory_usage.free(), rules)
         self._perform(moves)
         return moves.look_again_s

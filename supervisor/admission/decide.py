@@ -21,7 +21,8 @@ from typing import Final
 from supervisor.admission import evict
 from supervisor.admission.evict import Bytes, EvictionCandidate, EvictionVerdict
 from supervisor.admission.model_state import ModelState
-from supervisor.fleet.residency import EvictionSettings, Phase
+from supervisor.fleet.availability import Phase
+from supervisor.settings.schema import EvictionSettings
 
 # The time of a program between an answer and its next question.
 _MOMENT_S: Final = 0.25
@@ -142,9 +143,7 @@ def _for(claim: ModelState, leaving: Iterable[str]) -> Mapping[str, str]:
 
 
 def _no_room(models: Sequence[ModelState]) -> str:
-    pinned = [
-        model.name for model in models if model.phase is Phase.LOADED and model.stay.is_pinned
-    ]
+    pinned = [model.name for model in models if model.phase is Phase.LOADED and model.stay.pinned]
     beside = f"beside {', '.join(pinned)}, which never leaves" if pinned else "on this machine now"
     return f"there is no memory for it {beside}"
 
@@ -153,7 +152,7 @@ def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
     if model.phase is Phase.LOADING:
         is_forsaken = not model.waiting and not model.is_wished
         return is_forsaken and model.progress < rules.abandon_load_below
-    return model.phase is Phase.LOADED and not model.stay.is_pinned
+    return model.phase is Phase.LOADED and not model.stay.pinned
 
 
 def _candidate(model: ModelState) -> EvictionCandidate:
@@ -165,7 +164,7 @@ def _candidate(model: ModelState) -> EvictionCandidate:
     return EvictionCandidate(
         name=model.name,
         model=model.name,
-        is_pinned=model.stay.is_pinned,
+        is_pinned=model.stay.pinned,
         is_idle=True,
         idle_s=model.idle_s,
         resident_s=-_residency_left_s(model),
@@ -201,7 +200,7 @@ def _soonest(lefts_s: Iterable[float]) -> float:
 
 def _ttl_left_s(model: ModelState) -> float:
     """Return how long a model may still be idle before it leaves of itself; often without limit."""
-    stays = model.phase is not Phase.LOADED or model.is_busy or model.stay.is_pinned
+    stays = model.phase is not Phase.LOADED or model.is_busy or model.stay.pinned
     if stays or not model.stay.ttl_s:
         return math.inf
     return model.stay.ttl_s - model.idle_s

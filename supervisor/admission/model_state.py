@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supervisor.admission.evict import Bytes
-from supervisor.fleet.residency import Phase, ResidencyPolicy
+from supervisor.fleet.availability import Phase
+from supervisor.settings.schema import ResidencyPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, table
-from supervisor.proxy_adapter.settings import node_settings, proxy_settings
+from supervisor.proxy_adapter.settings import checked, read_nodes
 from supervisor.settings.load import flatten, load, search_path
 
 
@@ -19,8 +19,8 @@ def check(config: Path | None) -> CommandResult:
     """
     where = directories()
     loaded = load(config, config_dir=where.config)
-    proxy_settings(loaded.settings.proxy)
-    node_settings(loaded.settings.nodes)
+    checked(loaded.settings.proxy)
+    read_nodes(loaded.settings.nodes)
     planner = LaunchPlanner(loaded.settings, where)
     plans = [planner.plan(name) for name in planner.entries]
     omitted = [

@@ -29,7 +29,7 @@ from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories
 from supervisor.output import size
 from supervisor.settings.load import Loaded, load
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import Settings
 
 
 @dataclass(frozen=True, slots=True)

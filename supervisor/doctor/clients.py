@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
+from proxy.settings import ProxySettings
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import SettingsInvalid
-from supervisor.proxy_adapter.settings import api_keys, is_open_to_all, proxy_settings
-from supervisor.settings.tables import ProxyTable
+from supervisor.proxy_adapter.settings import api_keys, checked, is_open_to_all
 
 _NAME: Final = "clients"
 _ASK_FOR_KEYS: Final = "corral key add NAME makes a key; then set api_keys_file under [proxy]"
 
 
-def check_clients(table: ProxyTable) -> Finding:
+def check_clients(table: ProxySettings) -> Finding:
     """Look at who is let in, and by what."""
     try:
-        proxy_settings(table)
+        checked(table)
         keys = api_keys(table.api_keys_file) if table.api_keys_file else None
     except SettingsInvalid as error:
         return failed(_NAME, error)

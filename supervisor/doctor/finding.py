@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from supervisor.errors import CorralError
 from supervisor.settings.load import flatten
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import Settings
 
 Level = Literal["ok", "warn", "fail"]
 

@@ -54,7 +54,7 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | Need]:
             text = f"its conversations are not kept over restarts: {reason}"
             yield Finding(f"model {name}", "ok", text)
         found = need(plan, planner.replicas(entry.name).count)
-        yield replace(found, is_preloaded=planner.residency_policy(entry.name).preload)
+        yield replace(found, is_preloaded=planner.model_settings(entry.name).preload)
 
 
 def check_plan(plan: Plan) -> Iterator[Finding]:

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from supervisor.engines.help import FlagValue, nearest
 from supervisor.errors import SettingsInvalid
-from supervisor.settings.messages import brief
-from supervisor.settings.toml_file import read_toml
-from supervisor.settings.types import flag_name, flag_value
+from supervisor.flags.setting import flag_name, flag_value
+from supervisor.host.toml_file import brief, read_toml
 
 _CHAIN_MAX: Final = 32
 _NAME_MAX: Final = 128

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
+from pydantic import AfterValidator
+
+from proxy.setting_types import number
 from supervisor.engines.help import FlagValue
 
 CORRAL: Final = "llama-corral"
+_FLAG: Final = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+# Control characters but tab, line feed and carriage return: a template given as a flag has lines.
+_CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def argument(text: str) -> str:
+    """Check a word of a command line.
+
+    Raises:
+        ValueError: It has control characters.
+    """
+    if _CONTROL_IN_LINES.search(text):
+        raise ValueError("it has a control character in it")
+    return text
+
+
+def flag_name(name: str) -> str:
+    """Check the name of a flag.
+
+    Raises:
+        ValueError: No option of any build has such a name.
+    """
+    if not _FLAG.fullmatch(name):
+        raise ValueError("not the name of an option of llama-server")
+    return name
+
+
+def flag_value(value: FlagValue) -> FlagValue:
+    """Check the value of a flag.
+
+    Raises:
+        ValueError: It is not finite, needs more than 64 bits, or has control characters.
+    """
+    return argument(value) if isinstance(value, str) else number(value)
+
+
+Argument = Annotated[str, AfterValidator(argument)]
+FlagName = Annotated[str, AfterValidator(flag_name)]
+FlagSetting = Annotated[FlagValue, AfterValidator(flag_value)]
 
 
 @dataclass(frozen=True, slots=True)

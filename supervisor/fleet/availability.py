@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final, Literal
 
 from supervisor.fleet.model import Model
-from supervisor.fleet.residency import Phase
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 
@@ -15,6 +15,17 @@ Availability = Literal["loaded", "loading", "unloaded", "failed"]
 _COMING: Final = frozenset({State.STARTING, State.WARMING, State.BACKOFF})
 _UP: Final = frozenset({State.READY, State.UNHEALTHY})
 _GOING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
+
+
+class Phase(Enum):
+    """Where a model is on its way in and out of memory."""
+
+    DOWN = auto()
+    LOADING = auto()
+    LOADED = auto()
+    UNLOADING = auto()
+    FAILED = auto()
+    """Down, and a start would not help: somebody must act."""
 
 
 def facts_of(model: Model) -> list[InstanceSnapshot]:

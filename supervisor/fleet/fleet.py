@@ -20,7 +20,6 @@ from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.instance.instance import Instance
-from supervisor.instance.snapshot import InstanceLimits
 from supervisor.instance.states import State
 from supervisor.instance.traffic import Traffic
 from supervisor.slot_store.manager import SlotManager, SlotManagerContext
@@ -47,7 +46,6 @@ class Fleet:
         planner: Plans what is started from now on.
         traffic: The proxy.
         emit: Emits events.
-        limits: How long each state of an instance may last.
         on_change: Called after each change of an instance's state.
 
     Attributes:
@@ -60,19 +58,17 @@ class Fleet:
         planner: LaunchPlanner,
         traffic: FleetTraffic,
         emit: Emit,
-        limits: InstanceLimits,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._traffic = traffic
         self._emit = emit
-        self._limits = limits
         self.planner = planner
         self._on_change = on_change
         self._lives: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[Any]] = set()
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
-            self.models[entry.name] = Model(entry, planner.residency_policy(entry.name))
+            self.models[entry.name] = Model(entry, planner.model_settings(entry.name))
             for number in range(planner.replicas(entry.name).count):
                 self.add(ReplicaId(entry.name, number), planner)
 
@@ -175,18 +171,17 @@ class Fleet:
 
     # Changing it. Nothing here waits: what follows, follows in tasks of its own.
 
-    def set_planner(self, planner: LaunchPlanner, limits: InstanceLimits) -> None:
-        """Take new settings in: their models and their order, and the limits of new instances."""
-        self._limits = limits
+    def set_planner(self, planner: LaunchPlanner) -> None:
+        """Take new settings in: their models and their order."""
         self.planner = planner
         found = {name: self.models.get(name) for name in planner.entries}
         rest = {name: model for name, model in self.models.items() if name not in found}
         self.models = {
-            name: model or Model(planner.entries[name], planner.residency_policy(name))
+            name: model or Model(planner.entries[name], planner.model_settings(name))
             for name, model in found.items()
         } | rest
         for name in found:
-            self.models[name].stay = planner.residency_policy(name)
+            self.models[name].stay = planner.model_settings(name)
 
     def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
         """Make a replica in a place that is free; it is down until somebody starts it."""
@@ -213,7 +208,7 @@ class Fleet:
     def apply_settings(self, replica: Replica, planner: LaunchPlanner) -> None:
         """Have a replica's runs made by another workshop from its next one on."""
         replica.planner = planner
-        replica.instance.limits = self._limits
+        replica.instance.limits = self.planner.supervisor
         replica.instance.policy = planner.restart_policy(replica.place.model)
         model = self.models[replica.place.model]
         model.entry = planner.entry(replica.place.model)
@@ -238,7 +233,7 @@ class Fleet:
             name=replica.name,
             model=place.model,
             launch=replica.launch,
-            limits=self._limits,
+            limits=self.planner.supervisor,
             policy=planner.restart_policy(place.model),
             traffic=self._traffic,
             emit=self._tell,

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.residency import ResidencyPolicy
 from supervisor.instance.instance import Instance
 from supervisor.process.launch import Launch
+from supervisor.settings.schema import ResidencyPolicy
 from supervisor.slot_store.manager import SlotManager
 
 

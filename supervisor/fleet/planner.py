@@ -21,7 +21,6 @@ from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model, profile
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
-from supervisor.fleet.residency import EvictionSettings, ResidencyPolicy
 from supervisor.gguf import metadata
 from supervisor.host import machine
 from supervisor.host.machine import Machine
@@ -30,8 +29,7 @@ from supervisor.instance.backoff import RestartPolicy
 from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
 from supervisor.memory.replicas import Replicas, decide
 from supervisor.process.launch import Launch, ProcessTag, clean_environment
-from supervisor.settings.model import ModelTable, VariantTable
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
 from supervisor.slot_store.config import slot_persistence
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import LearnedPrompts
@@ -172,40 +170,26 @@ class LaunchPlanner:
             return file_version(found.gguf.path) if found.gguf else None
         return None
 
-    def residency_policy(self, model: str) -> ResidencyPolicy:
-        """Return how a model comes and goes.
+    @property
+    def supervisor(self) -> SupervisorSettings:
+        """The table `[supervisor]`."""
+        return self._settings.supervisor
+
+    def model_settings(self, model: str) -> ModelSettings:
+        """Return the table `[models.NAME]`.
 
         Raises:
             NoSuchModel: It is not configured.
         """
-        table = self._settings.models[self.entry(model).name]
-        return ResidencyPolicy(
-            preload=table.preload,
-            is_pinned=table.pinned,
-            ttl_s=table.ttl_s,
-            min_residency_s=table.min_residency_s,
-        )
-
-    def variants(self, model: str) -> Mapping[str, VariantTable]:
-        """Return the variants of a model by their names; none where it is not configured."""
-        table = self._settings.models.get(model)
-        return table.variants if table else {}
-
-    @property
-    def eviction_settings(self) -> EvictionSettings:
-        """Return how all models come and go."""
-        table = self._settings.supervisor
-        return EvictionSettings(table.eviction_wait_s, table.abandon_load_below)
+        return self._settings.models[self.entry(model).name]
 
     def restart_policy(self, model: str) -> RestartPolicy:
-        """Return how patiently a model's instances are tried again after a fault.
+        """Return the restart policy of a model's instances.
 
         Raises:
             NoSuchModel: It is not configured.
         """
-        ours = self._settings.supervisor.restart.model_dump()
-        its = self._settings.models[self.entry(model).name].restart.model_dump(exclude_none=True)
-        return RestartPolicy(**{**ours, **its})
+        return self._settings.restart_policy(self.entry(model).name)
 
     def entry(self, model: str) -> ModelEntry:
         """Return a model's entry.
@@ -281,7 +265,7 @@ def _argv(plan: Plan, endpoint: Endpoint) -> tuple[str, ...]:
     return plan.argv(host=endpoint.host, port=endpoint.port)
 
 
-def _entry(name: str, model: ModelTable) -> ModelEntry:
+def _entry(name: str, model: ModelSettings) -> ModelEntry:
     return ModelEntry(
         name=name,
         path=model.path,

@@ -16,8 +16,6 @@ _KINDS: Final = (
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
 )
-_PATH_MAX: Final = 4096
-_NAME_MAX: Final = 255
 # A device may act on being opened, so that it is looked at first; a pipe may take a file's place
 # between the two, and must not hold us up.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -42,12 +40,6 @@ def is_regular(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def too_long(path: Path) -> bool:
-    """Return whether a path or a part of it is too long for any system. Source: limits.h."""
-    parts = [os.fsencode(part) for part in path.parts]
-    return sum(map(len, parts)) >= _PATH_MAX or any(len(part) > _NAME_MAX for part in parts)
 
 
 def open_regular(path: Path) -> BufferedReader:

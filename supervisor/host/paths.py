@@ -14,8 +14,8 @@ from pathlib import Path
 
 import platformdirs
 
+from proxy.path_length import too_long
 from supervisor.errors import AccessDenied
-from supervisor.host.files import too_long
 from supervisor.output import warn
 
 _APP = "llama-corral"

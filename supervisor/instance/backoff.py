@@ -14,22 +14,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pydantic import Field
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """How patiently an instance is restarted.
+from proxy.setting_types import SettingsTable
 
-    Attributes:
-        backoff_initial_s: Longest wait after the first fault, in seconds.
-        backoff_max_s: Longest wait ever, in seconds.
-        max_failures: Faults close together after which the instance is given up; at least 1.
-        failure_half_life_s: Time in which the memory of faults halves, in seconds.
-    """
 
-    backoff_initial_s: float = 0.5
-    backoff_max_s: float = 60.0
-    max_failures: int = 5
-    failure_half_life_s: float = 300.0
+class RestartPolicy(SettingsTable):
+    """`[supervisor.restart]`: how patiently instances are tried again after a fault."""
+
+    backoff_initial_s: float = Field(
+        0.5, gt=0, le=3600, description="longest wait after the first fault; doubles with each"
+    )
+    backoff_max_s: float = Field(60, gt=0, le=86_400, description="longest wait ever")
+    max_failures: int = Field(
+        5, ge=1, le=1000, description="faults close together after which it is given up"
+    )
+    failure_half_life_s: float = Field(
+        300, gt=0, le=604_800, description="time in which the memory of faults halves"
+    )
 
 
 @dataclass(frozen=True, slots=True)

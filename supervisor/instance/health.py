@@ -7,8 +7,9 @@ threads that go on when decoding hangs. So the question is what moved since the 
 2. when these stand still, the engine's own counters, asked for rarely. `n_decode_total` grows with
    each batch, the totals of tokens only when a request ends;
 3. within one batch nothing of that moves, be it the 12 s that 2048 tokens take on a slow processor.
-   The process's processor time does, so an engine that computes is given `batch_s`, and one that
-   does not (stopped, waiting for a lock or for a device that hangs) no more than two intervals.
+   The process's processor time does, so an engine that computes is given `batch_timeout_s`, and
+   one that does not (stopped, waiting for a lock or for a device that hangs) no more than two
+   intervals.
 
 An engine without work is asked for one token now and then, and at once when clients found that it
 does not answer; real work counts in its place. A gap
@@ -25,6 +26,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from pydantic import Field
+
+from proxy.setting_types import SettingsTable
+
 # A stopped process uses no processor at all, one that waits and answers our questions a
 # thousandth; one that computes with a single thread on a crowded machine still a good share.
 _COMPUTING: Final = 0.05
@@ -33,25 +38,26 @@ _TICKS_PER_INTERVAL: Final = 8
 _ASK_EVERY_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class HealthSettings:
-    """How closely an engine in service is watched, in seconds.
+class HealthSettings(SettingsTable):
+    """How closely an engine in service is watched."""
 
-    Attributes:
-        interval_s: Nothing moves for two of these: the engine is unhealthy.
-        probe_s: An engine without work is asked for one token this often; 0 for never.
-        batch_s: What one batch may take, as long as the engine computes; never less than
-            the stillness that is allowed anyway.
-    """
-
-    interval_s: float = 5.0
-    probe_s: float = 60.0
-    batch_s: float = 300.0
+    liveness_interval_s: float = Field(
+        5,
+        ge=1,
+        le=3600,
+        description="an engine with work in which nothing moves for two of these is replaced",
+    )
+    idle_probe_s: float = Field(
+        60, ge=0, le=86_400, description="an idle engine makes one token this often; 0 for never"
+    )
+    batch_timeout_s: float = Field(
+        300, gt=0, le=86_400, description="time an engine may compute on one batch"
+    )
 
     @property
     def tick_s(self) -> float:
         """Return the time between two readings."""
-        return self.interval_s / _TICKS_PER_INTERVAL
+        return self.liveness_interval_s / _TICKS_PER_INTERVAL
 
     @property
     def silence_s(self) -> float:
@@ -60,12 +66,12 @@ class HealthSettings:
         A tick may pass before a movement is seen and another before its absence is: with these, an
         engine that stops is found within two intervals.
         """
-        return 2 * self.interval_s - 2 * self.tick_s
+        return 2 * self.liveness_interval_s - 2 * self.tick_s
 
     @property
     def ask_every_s(self) -> float:
         """Return the time between two questions for the engine's own counters."""
-        return min(_ASK_EVERY_S, self.interval_s / 2)
+        return min(_ASK_EVERY_S, self.liveness_interval_s / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ def start(reading: HealthSample) -> HealthState:
 def update(rules: HealthSettings, health: HealthState, reading: HealthSample) -> HealthState:
     """Take a reading in."""
     now_s = reading.at_s
-    if now_s - health.last.at_s > rules.interval_s:
+    if now_s - health.last.at_s > rules.liveness_interval_s:
         return start(reading)
     if reading.bytes_seen != health.last.bytes_seen:
         return start(reading)
@@ -188,17 +194,17 @@ def next_action(rules: HealthSettings, health: HealthState) -> HealthAction:
     """Say what is to be done after the last reading."""
     now_s = health.last.at_s
     if not health.last.awaited:
-        is_waited_for = now_s - health.sent_at_s >= rules.probe_s or health.last.is_silent
-        is_due = rules.probe_s and is_waited_for
+        is_waited_for = now_s - health.sent_at_s >= rules.idle_probe_s or health.last.is_silent
+        is_due = rules.idle_probe_s and is_waited_for
         return HealthAction.PROBE if is_due else HealthAction.NOTHING
     is_at_rest = now_s - health.computed_at_s >= rules.silence_s
-    if is_at_rest or now_s - health.moved_at_s >= max(rules.batch_s, rules.silence_s):
+    if is_at_rest or now_s - health.moved_at_s >= max(rules.batch_timeout_s, rules.silence_s):
         return HealthAction.WITHDRAW
-    is_worth_it = now_s - health.owing_at_s >= rules.interval_s / 2
+    is_worth_it = now_s - health.owing_at_s >= rules.liveness_interval_s / 2
     is_time = health.look is None or now_s - health.look[0] >= rules.ask_every_s
     return HealthAction.LOOK if is_worth_it and is_time else HealthAction.NOTHING
 
 
 def queue_timeout_s(rules: HealthSettings, unhealthy_timeout_s: float, held: int) -> float:
     """Return how long an unhealthy engine has to get well: not long while clients wait for it."""
-    return min(unhealthy_timeout_s, rules.interval_s) if held else unhealthy_timeout_s
+    return min(unhealthy_timeout_s, rules.liveness_interval_s) if held else unhealthy_timeout_s

@@ -22,8 +22,9 @@ from supervisor.instance import states as states_module
 from supervisor.instance.backoff import FailureHistory, RestartDecision, RestartPolicy, judge
 from supervisor.instance.events import InstanceEvents
 from supervisor.instance.health import queue_timeout_s
+from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.slot_persistence import NoSlotPersister, SlotPersister
-from supervisor.instance.snapshot import InstanceLimits, InstanceSnapshot
+from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.state_tasks import STATE_TASKS, StateContext, StateTask
 from supervisor.instance.states import STATES, Event, ExitOutcome, Lifecycle, State, StopReason
 from supervisor.instance.traffic import Traffic
@@ -296,7 +297,7 @@ class Instance:
         limit_s: float = getattr(self.limits, limit)
         if self._life.state is State.UNHEALTHY:
             held = self._traffic.activity(self.name).in_flight
-            return queue_timeout_s(self.limits.liveness, limit_s, held)
+            return queue_timeout_s(self.limits, limit_s, held)
         return limit_s
 
     def _wind(self, delay_s: float) -> None:

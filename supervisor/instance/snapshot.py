@@ -1,4 +1,4 @@
-"""What others may know of an instance, and the limits it lives by."""
+"""What others may know of an instance."""
 
 from __future__ import annotations
 
@@ -6,33 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.engine_client.endpoint import Endpoint
-from supervisor.instance.health import HealthSettings
 from supervisor.instance.states import State
 from supervisor.process.exit_cause import FailureCause, StartWarning
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceLimits:
-    """How long each state of an instance may last, in seconds.
-
-    Attributes:
-        load_timeout_s: Silence while loading, counted from the engine's last sign of life.
-        warm_timeout_s: The warm-up; after it the instance serves all the same.
-        unhealthy_timeout_s: Not answering, before it is ended as a fault; one interval of
-            `liveness` while clients wait for it.
-        drain_timeout_s: Finishing what it holds, before that is cut.
-        stop_timeout_s: Leaving when asked; it is asked again at half of it, and then killed.
-        kill_timeout_s: Leaving when killed, before it is killed once more.
-        liveness: How closely it is watched while it serves.
-    """
-
-    load_timeout_s: float = 300.0
-    warm_timeout_s: float = 30.0
-    unhealthy_timeout_s: float = 60.0
-    drain_timeout_s: float = 600.0
-    stop_timeout_s: float = 5.0
-    kill_timeout_s: float = 5.0
-    liveness: HealthSettings = field(default_factory=HealthSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from supervisor.engine_client.client import EngineClient
 from supervisor.instance.events import InstanceEvents
-from supervisor.instance.health import has_moved
+from supervisor.instance.health import HealthSettings, has_moved
 from supervisor.instance.health_monitor import HealthMonitor
+from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.slot_persistence import SlotPersister
-from supervisor.instance.snapshot import InstanceLimits
 from supervisor.instance.states import Event, State
 from supervisor.instance.traffic import Traffic
 from supervisor.process.run import ProcessRun
@@ -59,9 +59,9 @@ class StateContext:
     @property
     def attendant(self) -> HealthMonitor:
         """Return one who watches the run, knowing nothing of it yet."""
-        rules = self.limits.liveness
+        rules: HealthSettings = self.limits
         if self.is_overdue:  # its processor time shows the work that nobody wants
-            rules = replace(rules, batch_s=0)
+            rules = rules.model_copy(update={"batch_timeout_s": 0})
         return HealthMonitor(self.name, self.run, self.traffic, rules, self.keeper)
 
     def client(self) -> EngineClient:

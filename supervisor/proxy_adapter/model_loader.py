@@ -6,15 +6,12 @@ from datetime import UTC, datetime
 
 from proxy.errors import Unavailable, UnknownModel
 from proxy.models import ModelInfo
-from proxy.variant import Variant
 from supervisor.admission.controller import AdmissionController
 from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
-from supervisor.fleet.planner import LaunchPlanner
 from supervisor.proxy_adapter.redact import without_directories
-from supervisor.settings.model import VariantTable
 
 
 class ModelLoaderAdapter:
@@ -29,12 +26,9 @@ class ModelLoaderAdapter:
         self._admission = admission
         self._events = events
         self.created = int(datetime.now(tz=UTC).timestamp())
-        self._planner: LaunchPlanner | None = None
-        self._variants: dict[str, dict[str, Variant]] = {}
 
     def models(self) -> list[ModelInfo]:
         """Return every configured model, up or not."""
-        self._read_variants(self._fleet.planner)
         models = self._fleet.models.values()
         return [self._model_info(model) for model in models if model.is_configured]
 
@@ -73,23 +67,10 @@ class ModelLoaderAdapter:
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=plan.slots * len(model.replicas) if plan else 0,
             reason=_told(model, reason),
-            variants=self._variants.get(model.entry.name, {}),
+            variants=self._fleet.planner.model_settings(model.entry.name).variants,
         )
-
-    def _read_variants(self, planner: LaunchPlanner) -> None:
-        """Take in the variants of these settings, where that was not done yet."""
-        if planner is not self._planner:
-            self._planner = planner
-            self._variants = {
-                model: {name: _variant(one) for name, one in planner.variants(model).items()}
-                for model in planner.entries
-            }
 
 
 def _told(model: Model, reason: str | None) -> str | None:
     """Return a reason as clients may know it."""
     return reason and without_directories(reason, [model.entry.path])
-
-
-def _variant(table: VariantTable) -> Variant:
-    return Variant(table.defaults, table.set, frozenset(table.strip))

@@ -1,4 +1,4 @@
-"""What the settings say of the proxy, as it wants to be told; what it refuses is their error."""
+"""Checks of the proxy's settings; the proxy's ConfigError becomes SettingsInvalid."""
 
 from __future__ import annotations
 
@@ -10,47 +10,27 @@ from proxy.auth.keys_file import Key, read_keys
 from proxy.auth.origin import is_loopback
 from proxy.errors import ConfigError
 from proxy.middleware import check
-from proxy.nodes.key_file import read_key
-from proxy.nodes.settings import NodeSettings
-from proxy.request_limits.limits import RequestLimits
+from proxy.nodes.settings import ConfiguredNode, NodeSettings, configured_nodes
 from proxy.settings import ProxySettings
 from supervisor.errors import SettingsInvalid
-from supervisor.settings.tables import NodeTable, ProxyTable
 
 
-def node_settings(tables: Mapping[str, NodeTable]) -> list[NodeSettings]:
-    """Return what is set for each node, with its key.
+def read_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
+    """Return the nodes with their keys.
 
     Raises:
-        SettingsInvalid: The file of a key is not there, others may read it, or it holds no key.
+        SettingsInvalid: A key file is missing, readable by others, or holds no key.
     """
     with explained():
-        return [
-            NodeSettings(
-                name=name,
-                url=table.url,
-                api_key=read_key(table.key_file) if table.key_file else "",
-                models=frozenset(table.models),
-                slots=table.slots,
-                is_spare=table.local_first,
-            )
-            for name, table in tables.items()
-        ]
+        return configured_nodes(tables)
 
 
-def proxy_settings(table: ProxyTable) -> ProxySettings:
-    """Return the proxy's settings from those of the file.
+def checked(settings: ProxySettings) -> ProxySettings:
+    """Return the settings once their origins, hosts and API keys are found valid.
 
     Raises:
-        SettingsInvalid: An origin, a host or the file of API keys is wrong.
+        SettingsInvalid: One of them is not.
     """
-    host, _, port = table.listen.rpartition(":")
-    settings = ProxySettings(
-        host=host.strip("[]"),
-        port=int(port),
-        limits=RequestLimits(**table.limits.model_dump()),
-        **table.model_dump(exclude={"listen", "limits"}),
-    )
     with explained():
         check(settings)
     return settings
@@ -60,25 +40,20 @@ def api_keys(path: Path) -> tuple[Key, ...]:
     """Return the API keys of a file.
 
     Raises:
-        SettingsInvalid: It is not there, others may read it, or something in it is wrong.
+        SettingsInvalid: It is missing, readable by others, or invalid.
     """
     with explained():
         return read_keys(path)[0]
 
 
-def is_open_to_all(table: ProxyTable) -> bool:
-    """Return whether machines besides this one may ask, without a key."""
-    host, _, _ = table.listen.rpartition(":")
-    return table.api_keys_file is None and not is_loopback(host.strip("[]"))
+def is_open_to_all(settings: ProxySettings) -> bool:
+    """Return whether other machines can send requests without a key."""
+    return settings.api_keys_file is None and not is_loopback(settings.host)
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Let what the proxy cannot work with become an error of the settings.
-
-    Raises:
-        SettingsInvalid: Its own error was ConfigError.
-    """
+    """Raise the proxy's ConfigError as SettingsInvalid."""
     try:
         yield
     except ConfigError as error:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from proxy.nodes.settings import NodeSettings
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
-from supervisor.settings.root import Settings
-from supervisor.settings.tables import NodeTable
+from supervisor.settings.schema import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
             yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
 
 
-def _node_remarks(before: Mapping[str, NodeTable], after: Mapping[str, NodeTable]) -> Iterator[str]:
+def _node_remarks(
+    before: Mapping[str, NodeSettings], after: Mapping[str, NodeSettings]
+) -> Iterator[str]:
     if added := after.keys() - before.keys():
         yield f"new nodes: {', '.join(sorted(added))}"
     if removed := before.keys() - after.keys():

@@ -32,14 +32,13 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.process_memory import own_bytes
 from supervisor.host import machine
 from supervisor.host.machine import Machine
-from supervisor.instance.snapshot import InstanceLimits, InstanceSnapshot
+from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 from supervisor.process.exit_cause import FailureCause
 from supervisor.reload.diff import Difference, reload_notes
 from supervisor.reload.prepare import ExtraCheck, ReloadPlan, prepare
 from supervisor.reload.strategy import ReplaceStrategy, fits, need_bytes, serves, strategy_for
 from supervisor.settings.load import Loaded
-from supervisor.settings.tables import SupervisorTable
 
 _BEGUN: Final = frozenset(State) - {State.STOPPED}
 # Causes that a successor meets only because who it follows still holds its memory.
@@ -91,7 +90,6 @@ class Reload:
         read: Reads the same sources again; raises CorralError. Called in a thread.
         make_planner: Makes a workshop of settings.
         beside: Prepares what is not a model's.
-        limits: Makes the limits of new instances.
         emit: Where events go.
         read_machine: Tells how much memory there is.
 
@@ -107,7 +105,6 @@ class Reload:
         read: Callable[[], Loaded],
         make_planner: Callable[[Loaded], LaunchPlanner],
         beside: ExtraCheck,
-        limits: Callable[[SupervisorTable], InstanceLimits],
         emit: Emit,
         read_machine: Callable[[], Machine] = machine.read,
     ) -> None:
@@ -117,7 +114,6 @@ class Reload:
         self._read = read
         self._make_planner = make_planner
         self._beside = beside
-        self._limits = limits
         self._emit = emit
         self._read_machine = read_machine
         self._turn = asyncio.Lock()
@@ -177,7 +173,7 @@ class Reload:
         difference, planner, fleet = prepared.difference, prepared.planner, self._fleet
         self.loaded = prepared.loaded
         prepared.take_in()
-        fleet.set_planner(planner, self._limits(prepared.loaded.settings.supervisor))
+        fleet.set_planner(planner)
         for place in difference.removed:
             fleet.retire(fleet.models[place.model].at(place.number))
         for place in difference.kept:

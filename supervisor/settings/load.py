@@ -15,12 +15,11 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 from proxy.toml_text import DEPTH_MAX, is_deeper
 from supervisor.errors import SettingsInvalid
 from supervisor.host.files import NotRegular, expanded, stat_regular
+from supervisor.host.toml_file import read_toml
 from supervisor.output import warn
 from supervisor.settings import trust
 from supervisor.settings.messages import check_names, check_tables, explain
-from supervisor.settings.model import ModelTable
-from supervisor.settings.root import Settings
-from supervisor.settings.toml_file import read_toml
+from supervisor.settings.schema import ModelSettings, Settings
 
 FILE_NAME: Final = "corral.toml"
 
@@ -76,7 +75,7 @@ def load(
         ) from error
     check_names(settings.models, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}
-    return Loaded(_relative_to(settings, path), path, origins)
+    return Loaded(_resolved(settings, path.parent if path else _here()), path, origins)
 
 
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
@@ -179,27 +178,30 @@ def _environment() -> dict[str, Any]:
     return found
 
 
-def _relative_to(settings: Settings, path: Path | None) -> Settings:
-    """Return the settings with relative paths counted from the file's directory."""
-    base = path.parent if path else _here()
+def _resolved(settings: Settings, base: Path) -> Settings:
+    """Return the settings with relative paths joined to a directory, and restart policies whole."""
 
-    def anchored(model: ModelTable) -> ModelTable:
-        draft = base / model.draft if isinstance(model.draft, Path) else model.draft
-        prompts = tuple(base / prompt for prompt in model.warm_prompts)
-        return model.model_copy(
-            update={"path": base / model.path, "draft": draft, "warm_prompts": prompts}
-        )
+    def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
+        update = {
+            "path": base / model.path,
+            "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
+            "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
+            "restart": settings.restart_policy(name),
+        }
+        return model.model_copy(update=update)
 
-    models = {name: anchored(model) for name, model in settings.models.items()}
-    engine = settings.engine and base / settings.engine
-    api_keys_file = settings.proxy.api_keys_file and base / settings.proxy.api_keys_file
-    proxy = settings.proxy.model_copy(update={"api_keys_file": api_keys_file})
-    nodes = {
-        name: node.model_copy(update={"key_file": node.key_file and base / node.key_file})
-        for name, node in settings.nodes.items()
+    proxy = settings.proxy
+    api_keys_file = proxy.api_keys_file and base / proxy.api_keys_file
+    update = {
+        "engine": settings.engine and base / settings.engine,
+        "proxy": proxy.model_copy(update={"api_keys_file": api_keys_file}),
+        "models": {name: resolve_model(name, one) for name, one in settings.models.items()},
+        "nodes": {
+            name: node.model_copy(update={"key_file": node.key_file and base / node.key_file})
+            for name, node in settings.nodes.items()
+        },
     }
-    anchors = {"models": models, "nodes": nodes, "engine": engine, "proxy": proxy}
-    return settings.model_copy(update=anchors)
+    return settings.model_copy(update=update)
 
 
 def _here() -> Path:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from supervisor.errors import SettingsInvalid
-from supervisor.settings.model import ModelRestartTable, ModelTable
+from supervisor.host.toml_file import QUOTED_MAX, brief
 from supervisor.settings.renamed import new_name
-from supervisor.settings.root import Settings
-from supervisor.settings.tables import NodeTable, ProxyTable, RestartTable, SupervisorTable
+from supervisor.settings.schema import ModelSettings, Settings
 
 _LINES_MAX: Final = 20
-_VALUE_MAX: Final = 120
 
 
 def explain(error: ValidationError, path: Path | None) -> str:
@@ -43,16 +41,7 @@ def check_tables(merged: Mapping[str, object], path: Path | None) -> None:
         )
 
 
-def brief(value: object, *, quoted: bool = True) -> str:
-    """Return a value as a person may read it in a sentence: not more than its beginning."""
-    try:
-        text = repr(value) if quoted else str(value)
-    except ValueError:  # a number of more digits than Python writes
-        return f"a {type(value).__name__} too long to be shown"
-    return text if len(text) <= _VALUE_MAX else f"{text[:_VALUE_MAX]}…"
-
-
-def check_names(models: Mapping[str, ModelTable], path: Path | None) -> None:
+def check_names(models: Mapping[str, ModelSettings], path: Path | None) -> None:
     """Refuse a name that clients could mean two models by.
 
     Raises:
@@ -69,7 +58,7 @@ def check_names(models: Mapping[str, ModelTable], path: Path | None) -> None:
                 )
 
 
-def _further_names(name: str, model: ModelTable) -> Iterator[str]:
+def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
     yield from model.aliases
     for base in (name, *model.aliases):
         yield from (f"{base}:{variant}" for variant in model.variants)
@@ -90,18 +79,19 @@ def _sentence(detail: ErrorDetails) -> str:
 
 
 def _unknown(name: str, known: list[str], key: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1) if len(key) <= _VALUE_MAX else []
+    near = difflib.get_close_matches(key, known, n=1) if len(key) <= QUOTED_MAX else []
     return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _known_keys(table: list[str]) -> list[str]:
-    tables: dict[str, type[BaseModel]] = {
-        "": Settings,
-        "proxy": ProxyTable,
-        "supervisor": SupervisorTable,
-        "supervisor.restart": RestartTable,
-    }
-    in_model = ModelRestartTable if table[2:] == ["restart"] else ModelTable
-    if table[:1] == ["nodes"]:
-        return list(NodeTable.model_fields)
-    return list(tables.get(".".join(table), in_model).model_fields)
+    model: type[BaseModel] = Settings
+    parts = iter(table)
+    for part in parts:
+        found = model.model_fields[part].annotation
+        if get_origin(found) is dict:
+            next(parts)  # the name of a model or a node
+            found = get_args(found)[1]
+        assert isinstance(found, type)  # noqa: S101 (for mypy)
+        assert issubclass(found, BaseModel)  # noqa: S101 (for mypy)
+        model = found
+    return list(model.model_fields)

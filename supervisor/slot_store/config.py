@@ -10,7 +10,7 @@ from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
 from supervisor.host.paths import Directories
-from supervisor.settings.tables import SupervisorTable
+from supervisor.settings.schema import SupervisorSettings
 from supervisor.slot_store.manifest import cache_key
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.store import SlotStore
@@ -80,7 +80,7 @@ def clean_up(keeping: SlotPersistence, emit: Emit) -> None:
             emit("slots.quarantined", model=one.model, file=one.name, reason=one.reason)
 
 
-def slot_persistence(directories: Directories, table: SupervisorTable) -> SlotPersistence:
+def slot_persistence(directories: Directories, table: SupervisorSettings) -> SlotPersistence:
     """Return how conversations are kept by the settings."""
     return SlotPersistence(
         store=store_in(directories),

@@ -17,9 +17,7 @@ from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.instance.states import State
-from supervisor.settings.model import ModelTable
-from supervisor.settings.root import Settings
-from supervisor.settings.tables import SupervisorTable
+from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
 from supervisor.slot_store.manifest import Manifest
 
 UP = frozenset({State.READY})
@@ -52,21 +50,22 @@ class FleetHarness:
         learns: bool = False,
     ) -> None:
         small = {"threads": 1, "threads-batch": 1, "parallel": 2, "ctx-size": 4096}
-        entry = ModelTable(
+        entry = ModelSettings(
             path=model,
             flags={**small, **(flags or {})},
             warm_prompts=prompts,
             learn_prompts=learns,
         )
         settings = Settings(
-            models={"chat": entry}, supervisor=SupervisorTable(**(supervisor or {}))
+            models={"chat": entry},
+            supervisor=SupervisorSettings(**{**QUICK.model_dump(), **(supervisor or {})}),
         )
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
         self.traffic = RecordingTraffic()
         self.planner = LaunchPlanner(settings, Directories(*[home] * 5))
         self.store = self.planner.keeping.store
-        self.fleet = Fleet(self.planner, self.traffic, stream.emit, QUICK)
+        self.fleet = Fleet(self.planner, self.traffic, stream.emit)
 
     @property
     def replica(self) -> Replica:

@@ -17,7 +17,8 @@ from supervisor.engine_client.slots import Slot
 from supervisor.events import EventStream
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
-from supervisor.instance.snapshot import InstanceLimits, InstanceSnapshot
+from supervisor.instance.limits import InstanceLimits
+from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.process.launch import Launch, clean_environment
 from supervisor.warmup.background import Activity
 
@@ -28,9 +29,13 @@ QUICK = InstanceLimits(
     unhealthy_timeout_s=20,
     drain_timeout_s=20,
     stop_timeout_s=10,
-    kill_timeout_s=10,
 )
 PATIENT = RestartPolicy(backoff_initial_s=0.01, backoff_max_s=0.01)
+
+
+def quick(**changes: float) -> InstanceLimits:
+    """QUICK with other limits, also such as no settings file may hold."""
+    return QUICK.model_copy(update=changes)
 
 
 class RecordingTraffic:

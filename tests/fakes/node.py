@@ -17,12 +17,12 @@ from fakes.upstream import Call, Fake, Script, say_ok
 from proxy.app import build_app
 from proxy.errors import UpstreamConnectFailed
 from proxy.nodes.nodes import Nodes
-from proxy.nodes.settings import NodeSettings
+from proxy.nodes.settings import ConfiguredNode, NodeSettings
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
 
-SETTINGS = ProxySettings(port=0, connect_timeout_s=5, upstream_read_timeout_s=20)
+SETTINGS = ProxySettings(listen="127.0.0.1:0", connect_timeout_s=5, upstream_read_timeout_s=20)
 
 
 class FakeNode(Fake):
@@ -70,12 +70,16 @@ async def _say(call: Call, page: object) -> None:
     await call.send(body)
 
 
+def configured_node(name: str, url: str, *, api_key: str = "", **options: Any) -> ConfiguredNode:
+    return ConfiguredNode(name, NodeSettings(url=url, **options), api_key)
+
+
 class Near:
     """A proxy that knows some nodes, and has no model of its own until one is put into `here`."""
 
     http: aiohttp.ClientSession
 
-    def __init__(self, *nodes: NodeSettings) -> None:
+    def __init__(self, *nodes: ConfiguredNode) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.router = Router(SETTINGS)
         self.here = FakeLoader(self.router)

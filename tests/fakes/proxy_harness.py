@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +91,10 @@ class ProxyHarness:
         self.reader = FakeReader()
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.settings = ProxySettings(
-            port=0, max_body_bytes=100_000, connect_timeout_s=2, upstream_read_timeout_s=20
+            listen="127.0.0.1:0",
+            max_body_bytes=100_000,
+            connect_timeout_s=2,
+            upstream_read_timeout_s=20,
         )
         self._directory = directory
         self._stack = stack
@@ -100,7 +102,7 @@ class ProxyHarness:
 
     async def open(self, **changes: Any) -> None:
         """Start the server; `changes` are settings."""
-        self.settings = replace(self.settings, **changes)
+        self.settings = self.settings.model_copy(update=changes)  # unchecked
         if not self.router.instances():
             self.router = self.loader.router = Router(self.settings)
             self._tend()

@@ -10,8 +10,10 @@ from fuzz.case import Case
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from supervisor.settings.model import ModelRestartTable, ModelTable
-from supervisor.settings.tables import NodeTable, ProxyTable, RestartTable, SupervisorTable
+from proxy.nodes.settings import NodeSettings
+from proxy.settings import ProxySettings
+from supervisor.instance.backoff import RestartPolicy
+from supervisor.settings.schema import ModelSettings, SupervisorSettings
 
 _FLAGS: Final = (
     *(
@@ -53,14 +55,14 @@ def tables(random: Random) -> dict[str, dict[str, Any]]:
     """Return settings that are right, with a random part of all there is to set."""
     made: dict[str, dict[str, Any]] = {
         "": {},
-        "proxy": {"listen": "127.0.0.1:0", **_some(random, ProxyTable)},
-        "supervisor": _some(random, SupervisorTable),
-        "supervisor.restart": _some(random, RestartTable),
-        "models.m": {**_some(random, ModelTable), "path": "tiny.gguf"},
+        "proxy": {"listen": "127.0.0.1:0", **_some(random, ProxySettings)},
+        "supervisor": _some(random, SupervisorSettings),
+        "supervisor.restart": _some(random, RestartPolicy),
+        "models.m": {**_some(random, ModelSettings), "path": "tiny.gguf"},
         "models.m.flags": dict.fromkeys(random.sample(_FLAGS, 2), 2),
         "models.m.variants.high": {"temperature": 1.0, "set": {"seed": 7}, "strip": ["stop"]},
-        "models.m.restart": _some(random, ModelRestartTable),
-        "nodes.gpu": {"url": "http://127.0.0.1:9", **_some(random, NodeTable)},
+        "models.m.restart": _some(random, RestartPolicy),
+        "nodes.gpu": {"url": "http://127.0.0.1:9", **_some(random, NodeSettings)},
     }
     if random.random() < 0.3:
         made["models.m"]["draft"] = random.choice(("auto", "tiny.gguf"))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.instance import states
-from supervisor.instance.snapshot import InstanceLimits
+from supervisor.instance.health import HealthSettings
+from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.states import (
     STATES,
     TRANSITIONS,
@@ -108,7 +109,10 @@ def test_every_state_but_three_has_a_deadline_that_leads_somewhere(state: State)
 
 def test_every_deadline_is_a_limit_or_the_policys_delay() -> None:
     named = {about.deadline for about in STATES.values()} - {None, "backoff_s"}
-    assert named == set(InstanceLimits.__dataclass_fields__) - {"liveness"}
+    assert named == {
+        "kill_timeout_s",
+        *(InstanceLimits.model_fields.keys() - HealthSettings.model_fields.keys()),
+    }
 
 
 @pytest.mark.parametrize("state", ALIVE)

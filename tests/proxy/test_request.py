@@ -371,7 +371,7 @@ async def test_a_body_that_does_not_come_to_its_end_in_time_is_given_up(
 
 # Variants.
 
-FIXED = Variant({"chat_template_kwargs": {"x": 1}, "top_k": 5}, {"seed": 7}, frozenset({"stop"}))
+FIXED = Variant(chat_template_kwargs={"x": 1}, top_k=5, set={"seed": 7}, strip=("stop",))
 
 
 @pytest.fixture

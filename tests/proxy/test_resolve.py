@@ -11,7 +11,7 @@ from proxy.errors import BadRequest, UnknownModel
 from proxy.resolve import ResolvedModel, lookup, resolve, with_variants
 from proxy.variant import Variant
 
-HIGH = Variant({"temperature": 1})
+HIGH = Variant(temperature=1)
 CHAT = replace(model_info("chat"), variants={"high": HIGH})
 TINY = model_info("tiny")
 

@@ -31,7 +31,7 @@ async def begin(proxy: ProxyHarness, count: int = 1) -> asyncio.Event:
 
 
 async def test_a_taken_port_is_named_with_what_to_do(proxy: ProxyHarness) -> None:
-    settings = ProxySettings(port=proxy.server.port)
+    settings = ProxySettings(listen=f"127.0.0.1:{proxy.server.port}")
     with pytest.raises(ListenFailed) as failure:
         await proxy.build(settings).start()
     assert f":{proxy.server.port}: the port is in use" in failure.value.message
@@ -46,11 +46,11 @@ async def test_a_port_that_is_not_permitted_says_so(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_server", refuse)
     with pytest.raises(ListenFailed, match="not permitted"):
-        await proxy.build(ProxySettings(port=80)).start()
+        await proxy.build(ProxySettings(listen="127.0.0.1:80")).start()
 
 
 async def test_an_address_of_another_machine_cannot_be_listened_on(proxy: ProxyHarness) -> None:
-    settings = ProxySettings(host="192.0.2.1", port=0)
+    settings = ProxySettings(listen="192.0.2.1:0")
     with pytest.raises(ListenFailed, match=r"cannot listen on 192\.0\.2\.1:0"):
         await proxy.build(settings).start()
 
@@ -159,5 +159,5 @@ async def test_a_header_over_the_limit_is_refused(proxy: ProxyHarness) -> None:
 
 
 async def test_the_url_of_a_public_address_is_one_that_can_be_asked(proxy: ProxyHarness) -> None:
-    await proxy.open(host="0.0.0.0")  # noqa: S104 (what is tested)
+    await proxy.open(listen="0.0.0.0:0")
     assert proxy.server.url == f"http://127.0.0.1:{proxy.server.port}"

@@ -7,9 +7,10 @@ import pytest
 from proxy.variant import Variant
 
 HIGH = Variant(
-    defaults={"temperature": 0.9, "chat_template_kwargs": {"thinking": True, "depth": 3}},
-    forced={"top_k": 20},
-    stripped=frozenset({"seed"}),
+    temperature=0.9,
+    chat_template_kwargs={"thinking": True, "depth": 3},
+    set={"top_k": 20},
+    strip=("seed",),
 )
 
 
@@ -35,8 +36,3 @@ def test_members_become_what_the_variant_says(
 def test_an_object_is_filled_up_member_by_member() -> None:
     applied = HIGH.applied({"chat_template_kwargs": {"thinking": False}})
     assert applied["chat_template_kwargs"] == {"thinking": False, "depth": 3}
-
-
-def test_a_variant_that_says_nothing_changes_nothing() -> None:
-    members: dict[str, Any] = {"model": "chat", "messages": [], "temperature": None}
-    assert Variant().applied(members) == members

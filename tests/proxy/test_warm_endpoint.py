@@ -36,7 +36,7 @@ async def test_it_tells_what_each_instance_has_read(proxy: ProxyHarness, name: s
 async def test_a_variant_says_what_the_prompt_is_as_it_does_for_requests(
     proxy: ProxyHarness,
 ) -> None:
-    thinks = Variant({"chat_template_kwargs": {"enable_thinking": True}})
+    thinks = Variant(chat_template_kwargs={"enable_thinking": True})
     proxy.loader.model_infos = [replace(model_info("chat"), variants={"high": thinks})]
     async with ask(proxy, "chat:high") as response:
         assert response.status == 200

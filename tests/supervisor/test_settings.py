@@ -108,9 +108,18 @@ def test_text_that_is_no_toml_says_where() -> None:
     assert "line 1" in refusal("models = = 1")
 
 
+def test_a_model_has_the_restart_policy_that_it_does_not_set_itself() -> None:
+    text = CHAT + "restart = { max_failures = 9 }\n[supervisor.restart]\nbackoff_initial_s = 2\n"
+    restart = read(text).settings.models["chat"].restart
+    assert (restart.max_failures, restart.backoff_initial_s, restart.backoff_max_s) == (9, 2, 60)
+
+
 def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
     assert "supervisor.restart.backoff_max is unknown; did you mean backoff_max_s?" in refusal(
         "[supervisor.restart]\nbackoff_max = 1\n"
+    )
+    assert "proxy.limits.n_predikt is unknown; did you mean n_predict?" in refusal(
+        "[proxy.limits]\nn_predikt = 1\n"
     )
     assert "models.chat.restart.max_failure is unknown; did you mean max_failures?" in refusal(
         CHAT + "[models.chat.restart]\nmax_failure = 1\n"

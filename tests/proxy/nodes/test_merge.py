@@ -30,7 +30,7 @@ def test_a_node_may_know_a_model_of_ours_by_another_name() -> None:
 
 
 def test_a_nodes_variant_of_a_model_of_ours_is_left_to_ours() -> None:
-    ours = replace(CHAT, variants={"high": Variant({"temperature": 1})})
+    ours = replace(CHAT, variants={"high": Variant(temperature=1)})
     assert place_of(RemoteModel("chat:high"), [ours]) is None
     assert merged([ours], [there("chat:high")], 1) == [ours]
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import trustme
-from fakes.node import FakeNode, Near
+from fakes.node import FakeNode, Near, configured_node
 from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
 from proxy.nodes import monitor
-from proxy.nodes.settings import NodeSettings
 from proxy.upstream import client
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
@@ -41,7 +40,7 @@ class Place:
         """Return a proxy that knows these nodes, once it has asked them."""
         names = ("one", "two")[: len(nodes)]
         found = zip(names, nodes, strict=True)
-        near = Near(*(NodeSettings(name, node.url, **options) for name, node in found))
+        near = Near(*(configured_node(name, node.url, **options) for name, node in found))
         await self._stack.enter_async_context(near.running())
         await until(lambda: len(near.events("node.up", "node.down")) >= len(nodes))
         return near
@@ -99,7 +98,7 @@ async def test_a_model_that_only_a_node_has_is_listed_and_answered(place: Place)
 
 async def test_a_node_is_asked_with_its_own_key_path_and_name(place: Place) -> None:
     node = await place.node({"id": "vendor/chat", "aliases": ["chat"]})
-    near = Near(NodeSettings("far", f"{node.url}/api", api_key="secret"))
+    near = Near(configured_node("far", f"{node.url}/api", api_key="secret"))
     async with near.running():
         await until(lambda: near.states() == [True])
         near.here.model_infos = [model_info("chat")]
@@ -261,9 +260,9 @@ async def test_what_was_passed_on_is_not_passed_on_again(place: Place) -> None:
 async def test_two_that_name_each_other_do_not_ask_in_a_ring(place: Place) -> None:
     one = Near()
     async with one.running():
-        two = Near(NodeSettings("one", one.server.url))
+        two = Near(configured_node("one", one.server.url))
         async with two.running():
-            ring = Near(NodeSettings("two", two.server.url))
+            ring = Near(configured_node("two", two.server.url))
             ring.here.model_infos = [model_info("chat", "unloaded")]
             async with ring.running():
                 await until(lambda: ring.states() == [True])
@@ -281,14 +280,14 @@ async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.Monkey
     node = FakeNode(LOADED)
     await node.start(own)
     url = node.url.replace("http:", "https:")
-    stranger = Near(NodeSettings("one", url))
+    stranger = Near(configured_node("one", url))
     async with stranger.running():
         await until(lambda: bool(stranger.events("node.down")))
         assert "certificate verify failed" in (stranger.nodes.stats()[0].problem or "")
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     monkeypatch.setattr(client, "_tls", lambda: trusting)
-    near = Near(NodeSettings("one", url))
+    near = Near(configured_node("one", url))
     async with near.running():
         await until(lambda: near.states() == [True])
         assert (await near.ask())[:2] == (200, "one/chat")
@@ -302,15 +301,15 @@ async def test_nodes_may_come_go_and_change_while_others_answer_on(place: Place)
     one, two = await place.node(LOADED), await place.node({"id": "other"})
     near = await place.near(one)
     (before,) = near.nodes.stats()
-    stays = NodeSettings("one", one.url)
-    near.nodes.set_nodes([stays, NodeSettings("two", two.url)])
+    stays = configured_node("one", one.url)
+    near.nodes.set_nodes([stays, configured_node("two", two.url)])
     await until(lambda: near.router.serves("other"))
     assert (await near.ask("other"))[:2] == (200, "two/other")
     assert near.nodes.stats()[0] == before
-    near.nodes.set_nodes([stays, NodeSettings("two", one.url)])
+    near.nodes.set_nodes([stays, configured_node("two", one.url)])
     assert near.states() == [True, False]
     await until(lambda: near.states() == [True, True])
-    near.nodes.set_nodes([NodeSettings("two", one.url)])
+    near.nodes.set_nodes([configured_node("two", one.url)])
     assert (await near.ask("chat"))[:2] == (200, "two/chat")
     assert near.events("node.up", "node.down") == ["node.up"] * 3
     near.nodes.set_nodes([])

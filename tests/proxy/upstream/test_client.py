@@ -51,7 +51,7 @@ class Bench:
         """Send a letter; `changes` are members of it, or of the settings."""
         limits = {key: changes.pop(key) for key in list(changes) if key.endswith("_timeout_s")}
         upstream = Upstream("chat.1", "chat", 1, str(self.directory / "chat.1"), "", 0, "inner")
-        return send(upstream, replace(LETTER, **changes), replace(SETTINGS, **limits))
+        return send(upstream, replace(LETTER, **changes), SETTINGS.model_copy(update=limits))
 
     async def fails(self, error: type[ProxyError], **changes: Any) -> str:
         """Return what the exchange and the reading of its body to the end fail with."""
@@ -279,7 +279,7 @@ async def test_a_connection_that_is_not_accepted_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(type(asyncio.get_running_loop()), "create_connection", hang)
     upstream = Upstream("chat.1", "chat", 1, None, "127.0.0.1", 1, "")
     with pytest.raises(UpstreamConnectFailed, match=r"chat\.1 takes no connection in time"):
-        async with send(upstream, LETTER, replace(SETTINGS, connect_timeout_s=0.01)):
+        async with send(upstream, LETTER, SETTINGS.model_copy(update={"connect_timeout_s": 0.01})):
             pass
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from supervisor.admission.decide import Actions, decide
 from supervisor.admission.model_state import ModelState
-from supervisor.fleet.residency import EvictionSettings, Phase, ResidencyPolicy
+from supervisor.fleet.availability import Phase
+from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
 
 ROOM = {"host": 10}
 RULES = EvictionSettings(eviction_wait_s=20.0, abandon_load_below=0.5)
@@ -110,7 +111,7 @@ def test_who_came_just_now_may_stay_a_while() -> None:
 
 
 def test_the_pinned_never_leave() -> None:
-    pinned = ResidencyPolicy(is_pinned=True, ttl_s=1.0)
+    pinned = ResidencyPolicy(pinned=True, ttl_s=1.0)
     found = moves(up("a", stay=pinned), up("b", stay=pinned), called("c", waited_s=60.0))
     assert found == Actions(
         refuse={"c": "there is no memory for it beside a, b, which never leaves"}
@@ -159,9 +160,7 @@ GUESTS = st.lists(
         ModelState,
         name=st.sampled_from("abcdef"),
         phase=st.sampled_from(Phase),
-        stay=st.builds(
-            ResidencyPolicy, is_pinned=st.booleans(), ttl_s=st.sampled_from([0.0, 30.0])
-        ),
+        stay=st.builds(ResidencyPolicy, pinned=st.booleans(), ttl_s=st.sampled_from([0.0, 30.0])),
         required=st.fixed_dictionaries({"host": st.integers(1, 12)}),
         is_wished=st.booleans(),
         waiting=st.integers(0, 2),
@@ -182,7 +181,7 @@ def test_whatever_happens_nobody_is_wronged(models: list[ModelState]) -> None:
     for name in found.unload:
         model = by_name[name]
         assert not model.working
-        assert not model.stay.is_pinned
+        assert not model.stay.pinned
         assert model.phase in {Phase.LOADED, Phase.LOADING}
     for name in found.load:
         assert by_name[name].phase in {Phase.DOWN, Phase.FAILED}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fakes.instance_harness import QUICK, RecordingTraffic
+from fakes.instance_harness import RecordingTraffic
 from samples import engine, model
 
 from supervisor.admission.memory_usage import HOST, MemoryUsage
@@ -14,7 +14,7 @@ from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.memory.estimate import MemoryInputs
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import Settings
 
 BUDGET_BYTES = 8 * 1024**3
 STAMP = FileVersion(Path("/models/chat.gguf"))
@@ -39,7 +39,7 @@ def taken_bytes(directory: Path, seen_bytes: int) -> int:
         supervisor={"memory_budget": BUDGET_BYTES},
     )
     planner = Planned(settings, Directories(*[directory] * 5))
-    fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None, QUICK)
+    fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
     fleet.replica("chat.0").fingerprint = RECIPE
     measured = ObservedMemory()
     measured.note(RECIPE, seen_bytes)

@@ -5,12 +5,11 @@ import pytest
 
 from supervisor.doctor.finding import Finding, failed, redact, secrets_of
 from supervisor.errors import EngineMissing
-from supervisor.settings.model import ModelTable
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import ModelSettings, Settings
 
 
 def settings(**model: Any) -> Settings:
-    return Settings(models={"m": ModelTable(path=Path("m.gguf"), **model)})
+    return Settings(models={"m": ModelSettings(path=Path("m.gguf"), **model)})
 
 
 def test_an_error_is_a_failure_with_its_hint_as_cure() -> None:

@@ -14,7 +14,7 @@ from supervisor.errors import NoSuchModel, OutOfMemory
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import Settings
 
 SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
 

@@ -8,7 +8,7 @@ from supervisor.errors import NoSuchModel
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.instance.backoff import RestartPolicy
-from supervisor.settings.root import Settings
+from supervisor.settings.schema import Settings
 
 MODELS = {
     "plain": {"path": "a.gguf"},

@@ -21,7 +21,7 @@ from supervisor.instance.health import (
     update,
 )
 
-RULES = HealthSettings(interval_s=4, probe_s=60, batch_s=100)
+RULES = HealthSettings(liveness_interval_s=4, idle_probe_s=60, batch_timeout_s=100)
 ALWAYS = 10_000.0
 
 Of = Callable[[float], float]
@@ -78,13 +78,13 @@ def withdrawn_at_s(story: Iterator[tuple[float, HealthAction]]) -> float | None:
 def test_one_that_stops_is_found_within_two_intervals(end_s: float) -> None:
     found_s = withdrawn_at_s(watch(sent=until(end_s), answers=False, cpu_s=until(end_s, 1)))
     assert found_s is not None
-    assert 1.25 * RULES.interval_s <= found_s - end_s <= 2 * RULES.interval_s
+    assert 1.25 * RULES.liveness_interval_s <= found_s - end_s <= 2 * RULES.liveness_interval_s
 
 
 def test_one_that_answers_but_moves_nothing_is_found_as_soon() -> None:
     found_s = withdrawn_at_s(watch(answers=True))
     assert found_s is not None
-    assert found_s <= 2 * RULES.interval_s
+    assert found_s <= 2 * RULES.liveness_interval_s
 
 
 def test_bytes_alone_are_life_and_nobody_asks_for_more() -> None:
@@ -105,13 +105,13 @@ def test_one_long_batch_is_life_as_long_as_it_computes() -> None:
 def test_one_that_computes_for_ever_without_a_result_is_given_up() -> None:
     found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: at_s))
     assert found_s is not None
-    assert RULES.batch_s <= found_s <= RULES.batch_s + RULES.interval_s
+    assert RULES.batch_timeout_s <= found_s <= RULES.batch_timeout_s + RULES.liveness_interval_s
 
 
 def test_one_that_stops_in_a_long_batch_is_found_within_two_intervals() -> None:
     found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: min(at_s, 30.0)))
     assert found_s is not None
-    assert found_s - 30 <= 2 * RULES.interval_s
+    assert found_s - 30 <= 2 * RULES.liveness_interval_s
 
 
 def test_answering_our_questions_is_not_computing() -> None:
@@ -153,7 +153,7 @@ def test_what_was_answered_before_a_missed_answer_is_remembered() -> None:
 def test_it_is_asked_no_more_often_than_every_two_seconds() -> None:
     looks = [at_s for at_s, need in watch(cpu_s=lambda at_s: at_s) if need is HealthAction.LOOK]
     assert min(after - before for before, after in itertools.pairwise(looks)) >= 2
-    assert looks[0] >= RULES.interval_s / 2
+    assert looks[0] >= RULES.liveness_interval_s / 2
 
 
 def test_who_waits_for_a_slow_client_is_not_blamed() -> None:
@@ -163,13 +163,13 @@ def test_who_waits_for_a_slow_client_is_not_blamed() -> None:
 def test_work_that_begins_after_a_long_rest_gets_its_whole_time() -> None:
     found_s = withdrawn_at_s(watch(awaited=lambda at_s: at_s >= 50))
     assert found_s is not None
-    assert 50 + 1.25 * RULES.interval_s <= found_s <= 50 + 2 * RULES.interval_s
+    assert 50 + 1.25 * RULES.liveness_interval_s <= found_s <= 50 + 2 * RULES.liveness_interval_s
 
 
 def test_clients_that_come_and_go_do_not_make_it_look_alive() -> None:
     found_s = withdrawn_at_s(watch(awaited=lambda at_s: 1 + at_s // 1 % 2))
     assert found_s is not None
-    assert found_s <= 2 * RULES.interval_s
+    assert found_s <= 2 * RULES.liveness_interval_s
 
 
 @pytest.mark.parametrize("pause_s", [4.1, 60, 86_400])
@@ -189,13 +189,15 @@ def test_a_rest_brings_a_probe_once_in_a_while_and_work_replaces_it() -> None:
 def test_one_that_did_not_answer_clients_is_probed_at_once(
     probe_s: float, need: HealthAction
 ) -> None:
-    rules = HealthSettings(interval_s=4, probe_s=probe_s)
+    rules = HealthSettings(liveness_interval_s=4, idle_probe_s=probe_s)
     health = update(rules, start(HealthSample(0, 0, 0)), HealthSample(1, 0, 0, is_silent=True))
     assert next_action(rules, health) is need
 
 
 def test_a_probe_can_be_turned_off() -> None:
-    calm = watch(awaited=never, rules=HealthSettings(interval_s=4, probe_s=0), for_s=300)
+    calm = watch(
+        awaited=never, rules=HealthSettings(liveness_interval_s=4, idle_probe_s=0), for_s=300
+    )
     assert {need for _, need in calm} == {HealthAction.NOTHING}
 
 
@@ -206,7 +208,7 @@ def test_a_probe_can_be_turned_off() -> None:
 def test_who_sends_something_within_each_interval_is_never_withdrawn(
     interval_s: float, sends: list[float]
 ) -> None:
-    rules = HealthSettings(interval_s=interval_s)
+    rules = HealthSettings(liveness_interval_s=interval_s)
     moments = [sum(sends[: n + 1]) * interval_s for n in range(len(sends))]
     story = watch(
         sent=lambda at_s: sum(moment <= at_s for moment in moments),
@@ -221,7 +223,7 @@ def test_who_sends_something_within_each_interval_is_never_withdrawn(
 def test_who_stands_still_for_two_intervals_always_is(
     interval_s: float, end: float, *, computes: bool
 ) -> None:
-    rules = HealthSettings(interval_s=interval_s)
+    rules = HealthSettings(liveness_interval_s=interval_s)
     end_s = end * interval_s
     story = watch(
         decoded=lambda at_s: min(at_s, end_s) if computes else 0,

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 from fakes.instance_harness import (
-    QUICK,
     InstanceHarness,
     descriptors,
     fake_launch,
     is_gone,
     launch_of,
     loading,
+    quick,
     zombies,
 )
 
 from supervisor.errors import EngineMissing
 from supervisor.instance.backoff import RestartPolicy
-from supervisor.instance.health import HealthSettings
 from supervisor.instance.instance import Instance
 from supervisor.instance.states import State
 from supervisor.process.launch import Launch
@@ -31,7 +30,7 @@ DOWN = frozenset({State.STOPPED})
 WAITING = frozenset({State.BACKOFF})
 FAILED = frozenset({State.FAILED})
 ONCE = RestartPolicy(max_failures=1)
-EAGER = RestartPolicy(backoff_initial_s=1e-6, backoff_max_s=1e-6, max_failures=10_000)
+EAGER = RestartPolicy(backoff_initial_s=1e-6, backoff_max_s=1e-6, max_failures=1000)
 
 
 async def test_it_starts_is_warmed_serves_and_stops(runtime: Path) -> None:
@@ -89,7 +88,7 @@ async def test_over_tcp_the_port_is_learnt_from_the_engine(runtime: Path) -> Non
 
 
 async def test_a_stranger_that_wants_no_key_is_never_taken_for_ours(runtime: Path) -> None:
-    limits = replace(QUICK, load_timeout_s=0.5)
+    limits = quick(load_timeout_s=0.5)
     harness = InstanceHarness(fake_launch(runtime, "no-key"), limits=limits, policy=ONCE)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -154,7 +153,7 @@ async def test_a_drain_waits_for_what_it_holds_and_can_be_called_off(runtime: Pa
 
 
 async def test_a_drain_that_takes_too_long_is_cut(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime), limits=replace(QUICK, drain_timeout_s=0.05))
+    harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
@@ -217,7 +216,7 @@ async def test_a_permanent_cause_fails_at_once_with_its_words_in_the_log(runtime
 
 
 async def test_silence_while_loading_is_a_fault(runtime: Path) -> None:
-    limits = replace(QUICK, load_timeout_s=0.3)
+    limits = quick(load_timeout_s=0.3)
     harness = InstanceHarness(fake_launch(runtime, "silent-load"), limits=limits, policy=ONCE)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -228,7 +227,7 @@ async def test_silence_while_loading_is_a_fault(runtime: Path) -> None:
 
 
 async def test_slow_loading_with_signs_of_life_is_no_fault(runtime: Path) -> None:
-    limits = replace(QUICK, load_timeout_s=0.6)
+    limits = quick(load_timeout_s=0.6)
     harness = InstanceHarness(fake_launch(runtime, "slow-load=1.5"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -246,7 +245,7 @@ async def test_stopping_while_it_loads_takes_no_time(runtime: Path, fault: str) 
 
 
 async def test_an_engine_deaf_to_everything_is_killed(runtime: Path) -> None:
-    limits = replace(QUICK, stop_timeout_s=0.2)
+    limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -308,9 +307,8 @@ async def test_one_that_computes_for_a_client_that_left_is_replaced_without_a_fa
 async def test_what_it_holds_meanwhile_is_cut_when_only_its_processor_time_moves(
     runtime: Path,
 ) -> None:
-    liveness = HealthSettings(interval_s=0.4, probe_s=0, batch_s=300)
     harness = InstanceHarness(
-        fake_launch(runtime, "spins"), limits=replace(QUICK, liveness=liveness)
+        fake_launch(runtime, "spins"), limits=quick(liveness_interval_s=0.4, idle_probe_s=0)
     )
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -323,7 +321,7 @@ async def test_what_it_holds_meanwhile_is_cut_when_only_its_processor_time_moves
 
 
 async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
-    limits = replace(QUICK, unhealthy_timeout_s=0.2, stop_timeout_s=0.1)
+    limits = quick(unhealthy_timeout_s=0.2, stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -342,7 +340,7 @@ async def test_one_that_is_mute_while_clients_wait_is_withdrawn_and_replaced(
     runtime: Path, fault: str
 ) -> None:
     """Stopped by a signal, or answering that all is well: nothing moves in either."""
-    limits = replace(QUICK, stop_timeout_s=0.1, liveness=HealthSettings(interval_s=0.4, probe_s=0))
+    limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, *filter(None, [fault])), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -360,7 +358,7 @@ async def test_one_that_is_mute_while_clients_wait_is_withdrawn_and_replaced(
 
 
 async def test_a_drain_does_not_wait_for_an_engine_in_which_nothing_moves(runtime: Path) -> None:
-    limits = replace(QUICK, stop_timeout_s=0.1, liveness=HealthSettings(interval_s=0.4, probe_s=0))
+    limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
     async with asyncio.timeout(5), harness.served() as instance:
         instance.start()
@@ -386,11 +384,11 @@ async def test_one_that_goes_on_with_its_work_is_taken_back(runtime: Path) -> No
 
 
 async def test_an_idle_engine_that_makes_no_token_is_found_by_a_probe(runtime: Path) -> None:
-    limits = replace(
-        QUICK,
+    limits = quick(
         unhealthy_timeout_s=0.2,
         stop_timeout_s=0.1,
-        liveness=HealthSettings(interval_s=0.2, probe_s=0.1),
+        liveness_interval_s=0.2,
+        idle_probe_s=0.1,
     )
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -401,7 +399,7 @@ async def test_an_idle_engine_that_makes_no_token_is_found_by_a_probe(runtime: P
 
 
 async def test_an_idle_engine_that_answers_its_probes_is_left_in_service(runtime: Path) -> None:
-    limits = replace(QUICK, liveness=HealthSettings(interval_s=0.2, probe_s=0.2))
+    limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -410,12 +408,12 @@ async def test_an_idle_engine_that_answers_its_probes_is_left_in_service(runtime
         began_at_s = time.monotonic()
         while facts.log_path.read_text().count("POST /completion") < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert time.monotonic() - began_at_s > 3 * limits.liveness.probe_s
+        assert time.monotonic() - began_at_s > 3 * limits.idle_probe_s
         assert instance.snapshot().state is State.READY
 
 
 async def test_a_probe_that_is_refused_is_a_bad_sign(runtime: Path) -> None:
-    limits = replace(QUICK, liveness=HealthSettings(interval_s=0.2, probe_s=0.05))
+    limits = quick(liveness_interval_s=0.2, idle_probe_s=0.05)
     harness = InstanceHarness(fake_launch(runtime, "fails-once"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -426,7 +424,7 @@ async def test_a_probe_that_is_refused_is_a_bad_sign(runtime: Path) -> None:
 
 
 async def test_the_steps_of_a_stop_are_told_in_their_order(runtime: Path) -> None:
-    limits = replace(QUICK, stop_timeout_s=0.2)
+    limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -448,7 +446,7 @@ async def test_an_exit_that_was_asked_for_is_no_fault(runtime: Path) -> None:
 
 
 async def test_a_deadline_missed_while_we_stood_still_is_nobodys_fault(runtime: Path) -> None:
-    limits = replace(QUICK, load_timeout_s=0.5)
+    limits = quick(load_timeout_s=0.5)
     harness = InstanceHarness(fake_launch(runtime, "slow-load=2"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -609,7 +607,7 @@ async def test_crashes_with_requests_do_not_count_against_the_engine_itself(runt
 
 
 async def test_an_engine_that_we_end_did_not_crash(runtime: Path) -> None:
-    limits = replace(QUICK, stop_timeout_s=0.1)
+    limits = quick(stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()

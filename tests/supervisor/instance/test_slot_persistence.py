@@ -3,13 +3,11 @@
 import asyncio
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
-from fakes.instance_harness import QUICK, InstanceHarness, fake_launch
+from fakes.instance_harness import InstanceHarness, fake_launch, quick
 
 from supervisor.engine_client.client import EngineClient
-from supervisor.instance.health import HealthSettings
 from supervisor.instance.slot_persistence import NoSlotPersister
 from supervisor.instance.states import State
 from supervisor.warmup.background import Activity
@@ -67,7 +65,7 @@ async def test_one_that_answers_no_conversations_is_not_filled(runtime: Path) ->
 
 
 async def test_one_that_is_unwell_is_not_asked_to_save(runtime: Path) -> None:
-    limits = replace(QUICK, stop_timeout_s=0.1)
+    limits = quick(stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     keeper = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -82,7 +80,7 @@ async def test_one_that_is_unwell_is_not_asked_to_save(runtime: Path) -> None:
 
 
 async def test_one_in_which_nothing_moves_is_not_asked_to_save(runtime: Path) -> None:
-    limits = replace(QUICK, stop_timeout_s=0.1, liveness=HealthSettings(interval_s=0.4, probe_s=0))
+    limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
     keeper = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -96,7 +94,7 @@ async def test_one_in_which_nothing_moves_is_not_asked_to_save(runtime: Path) ->
 
 
 async def test_slots_are_saved_before_a_probe_takes_one(runtime: Path) -> None:
-    limits = replace(QUICK, liveness=HealthSettings(interval_s=0.2, probe_s=0.2))
+    limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     keeper = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -110,7 +108,7 @@ async def test_slots_are_saved_before_a_probe_takes_one(runtime: Path) -> None:
 
 
 async def test_a_drain_that_takes_too_long_saves_nothing(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime), limits=replace(QUICK, drain_timeout_s=0.05))
+    harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
     keeper = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.nodes.settings import NodeSettings
+from proxy.settings import ProxySettings
+from proxy.variant import Variant
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
 from supervisor.reload.diff import compare, reload_notes
-from supervisor.settings.model import ModelTable, VariantTable
-from supervisor.settings.root import Settings
-from supervisor.settings.tables import NodeTable, ProxyTable, SupervisorTable
+from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
 
 RECIPE = LaunchFingerprint(
     engine=FileVersion(Path("/opt/llama-server"), 1, 1),
@@ -98,8 +99,8 @@ def told(before: Settings, after: Settings, began_with: Settings | None = None) 
 
 
 def test_what_the_proxy_cannot_take_in_is_said_until_it_is_as_it_began() -> None:
-    began = Settings(proxy=ProxyTable(listen="127.0.0.1:8080"))
-    moved = Settings(proxy=ProxyTable(listen="127.0.0.1:9090"))
+    began = Settings(proxy=ProxySettings(listen="127.0.0.1:8080"))
+    moved = Settings(proxy=ProxySettings(listen="127.0.0.1:9090"))
     said = ["proxy.listen stays 127.0.0.1:8080 until the daemon is restarted"]
     assert told(began, moved) == said
     assert told(moved, moved, began_with=began) == said
@@ -107,13 +108,13 @@ def test_what_the_proxy_cannot_take_in_is_said_until_it_is_as_it_began() -> None
 
 
 def test_limits_are_said_to_count_from_the_next_state_on() -> None:
-    (said,) = told(Settings(), Settings(supervisor=SupervisorTable(warm_timeout_s=1)))
+    (said,) = told(Settings(), Settings(supervisor=SupervisorSettings(warm_timeout_s=1)))
     assert "next state" in said
 
 
 def test_new_aliases_are_named() -> None:
     def aliased(*aliases: str) -> Settings:
-        return Settings(models={"chat": ModelTable(path=Path("chat.gguf"), aliases=aliases)})
+        return Settings(models={"chat": ModelSettings(path=Path("chat.gguf"), aliases=aliases)})
 
     assert told(aliased(), aliased("gpt-4o", "x")) == ["chat: its aliases are now gpt-4o, x"]
     assert told(aliased("x"), aliased()) == ["chat: its aliases are now none"]
@@ -122,15 +123,15 @@ def test_new_aliases_are_named() -> None:
 
 
 def test_new_variants_and_nodes_are_named() -> None:
-    high = VariantTable.model_validate({"temperature": 1})
-    chat = ModelTable(path=Path("chat.gguf"))
+    high = Variant.model_validate({"temperature": 1})
+    chat = ModelSettings(path=Path("chat.gguf"))
     after = Settings(
         models={"chat": chat.model_copy(update={"variants": {"high": high}})},
-        nodes={name: NodeTable(url="http://new") for name in ("both", "new")},
+        nodes={name: NodeSettings(url="http://new") for name in ("both", "new")},
     )
     before = Settings(
         models={"chat": chat},
-        nodes={name: NodeTable(url="http://old") for name in ("both", "old")},
+        nodes={name: NodeSettings(url="http://old") for name in ("both", "old")},
     )
     assert told(before, after) == [
         "new nodes: new",

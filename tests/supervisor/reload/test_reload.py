@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fakes.instance_harness import FAKE, QUICK
+from fakes.instance_harness import FAKE
 from samples import engine, machine, model
 
+from proxy.nodes.settings import NodeSettings
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
@@ -28,9 +29,7 @@ from supervisor.process.launch import Launch, clean_environment
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
-from supervisor.settings.model import ModelTable
-from supervisor.settings.root import Settings
-from supervisor.settings.tables import NodeTable
+from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.warmup.background import Activity
 
 READY = frozenset({State.READY})
@@ -127,14 +126,13 @@ class Yard:
         self.nodes: list[list[str]] = []
         loaded = self._read()
         planner = FakeWorkshop(loaded.settings, runtime)
-        self.fleet = Fleet(planner, self.traffic, self.stream.emit, QUICK)
+        self.fleet = Fleet(planner, self.traffic, self.stream.emit)
         reload = Reload(
             self.fleet,
             loaded,
             read=self._read,
             make_planner=lambda found: FakeWorkshop(found.settings, runtime),
             beside=self._beside,
-            limits=lambda _: QUICK,
             emit=self.stream.emit,
             read_machine=lambda: machine(memory_available_bytes=self.available_bytes),
         )
@@ -190,7 +188,7 @@ class Yard:
 
 
 def settings(argv: tuple[str, ...], replicas: int = 1) -> Settings:
-    table = ModelTable(path=Path("chat.gguf"), args=argv, replicas=replicas)
+    table = ModelSettings(path=Path("chat.gguf"), args=argv, replicas=replicas)
     return Settings(models={"chat": table})
 
 
@@ -318,7 +316,7 @@ async def test_what_cannot_be_planned_is_refused_before_anything_is_touched(yard
 
 async def test_nodes_are_taken_in_with_the_models_or_refuse_them_all(yard: Yard) -> None:
     def with_node(name: str) -> Settings:
-        return yard.settings.model_copy(update={"nodes": {name: NodeTable(url="http://far")}})
+        return yard.settings.model_copy(update={"nodes": {name: NodeSettings(url="http://far")}})
 
     yard.settings = with_node("wrong")
     outcome = await yard.watch.ask(dry_run=False)

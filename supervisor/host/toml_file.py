@@ -1,4 +1,4 @@
-"""Reads a TOML file that a person wrote: settings, or a profile."""
+"""Reads TOML files that people write (settings, profiles), and quotes their values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from supervisor.errors import SettingsInvalid
 from supervisor.host.files import open_regular
 
 _FILE_MAX_BYTES: Final = 1024**2
+QUOTED_MAX: Final = 120
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -39,3 +40,12 @@ def _read(path: Path) -> bytes:
     if len(content) > _FILE_MAX_BYTES:
         raise SettingsInvalid(f"{path} is larger than {_FILE_MAX_BYTES >> 20} MiB")
     return content
+
+
+def brief(value: object, *, quoted: bool = True) -> str:
+    """Return a value as a person may read it in a sentence: not more than its beginning."""
+    try:
+        text = repr(value) if quoted else str(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a {type(value).__name__} too long to be shown"
+    return text if len(text) <= QUOTED_MAX else f"{text[:QUOTED_MAX]}…"

@@ -1,0 +1,61 @@
+"""Types that settings share: a table with known keys only, text, paths and numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from proxy.path_length import too_long
+
+# Control characters can command a terminal, and NUL ends a text for the system.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_INTEGER_MAX: Final = 2**63 - 1
+
+
+class SettingsTable(BaseModel):
+    """A table of `corral.toml`; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def text(value: str) -> str:
+    """Check that a text has no control characters.
+
+    Raises:
+        ValueError: It has one.
+    """
+    if _CONTROL.search(value):
+        raise ValueError("it has a control character in it")
+    return value
+
+
+def number(value: float) -> float:
+    """Check that a number can be written as JSON.
+
+    Raises:
+        ValueError: It is infinite, not a number, or an integer of more than 64 bits.
+    """
+    if isinstance(value, int):
+        if abs(value) > _INTEGER_MAX:
+            raise ValueError("a number of more than 64 bits")
+    elif not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _path(path: Path) -> Path:
+    text(str(path))
+    if too_long(path):
+        raise ValueError("longer than a path may be")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"no such home directory: {path.parts[0]}") from error
+
+
+Text = Annotated[str, AfterValidator(text)]
+ExpandedPath = Annotated[Path, AfterValidator(_path)]

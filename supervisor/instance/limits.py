@@ -1,0 +1,37 @@
+"""Time limits of an instance's states."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from supervisor.instance.health import HealthSettings
+
+
+class InstanceLimits(HealthSettings):
+    """How long each state of an instance may last, in seconds."""
+
+    load_timeout_s: float = Field(
+        300,
+        gt=0,
+        le=86_400,
+        description="silence allowed while loading, since the engine's last sign of life",
+    )
+    warm_timeout_s: float = Field(
+        30, gt=0, le=3600, description="time allowed for the warm-up request"
+    )
+    unhealthy_timeout_s: float = Field(
+        60,
+        gt=0,
+        le=3600,
+        description="time to answer again before it is restarted; less while clients wait for it",
+    )
+    drain_timeout_s: float = Field(
+        300, ge=0, le=86_400, description="time for running requests to finish before they are cut"
+    )
+    stop_timeout_s: float = Field(
+        5, gt=0, le=600, description="time to exit when asked, before SIGKILL"
+    )
+    # From SIGKILL until it is sent once more.
+    kill_timeout_s: ClassVar[float] = 5.0
