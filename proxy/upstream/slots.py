@@ -49,12 +49,14 @@ class SlotState:
         task: The number of its last task, which grows from one task to the next; -1 for none.
         tokens: Tokens that it holds; 0 where it was never used.
         is_busy: Whether it is in use.
+        n_ctx: Tokens that it has room for; 0 where it does not say.
     """
 
     id_slot: int
     task: int
     tokens: int
     is_busy: bool
+    n_ctx: int = 0
 
 
 async def get_slots(upstream: Upstream, settings: ProxySettings) -> list[SlotState] | None:
@@ -115,4 +117,5 @@ def _slot_state(slot: Mapping[str, Any]) -> SlotState:
         task=number("id_task", -1),
         tokens=number("n_prompt_tokens", 0),
         is_busy=slot.get("is_processing") is True,
+        n_ctx=number("n_ctx", 0),
     )

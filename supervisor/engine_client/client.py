@@ -1,12 +1,10 @@
-"""Speaks to one llama-server's own endpoints: health, identity, one token, counters.
+"""HTTP client of one llama-server: health, identity, warm-up requests, metrics.
 
-What is asked about slots stands in `slots.py`, prompts to be read ahead in `warm.py`.
+Each request has its own connection: llama-server closes an idle one after 5 s, and one that
+streamed without notice. All endpoints but /health need the engine's key.
 
-Every call has a deadline and its own connection: llama-server closes an idle one after 5 s and one
-that streamed without a word, and our calls are rare. All answers but health need the engine's key.
-
-Mind what a look costs: a poll of `/metrics` at 1 Hz or more keeps the engine from noticing clients
-that left. Ask every 2 to 3 s at most.
+Do not read `/metrics` more often than every 2 to 3 s: at 1 Hz the engine no longer notices clients
+that disconnect.
 
 Source: tools/server/README.md of llama.cpp; behaviour measured on builds 10434 and 11434.
 """
@@ -21,53 +19,66 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx
+import orjson
 
+from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 from supervisor.engine_client.endpoint import Endpoint
 
-_TIMEOUT: Final = httpx.Timeout(5.0, connect=2.0)
-# For what takes as long as it takes: the deadline is the caller's.
-_PATIENT: Final = httpx.Timeout(None, connect=2.0)
+_CONNECT_TIMEOUT_S: Final = 2.0
+_TIMEOUT: Final = httpx.Timeout(5.0, connect=_CONNECT_TIMEOUT_S)
+# For requests without a known duration: the caller has a deadline.
+_NO_READ_TIMEOUT: Final = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+_LIMITS: Final = httpx.Limits(max_connections=8, max_keepalive_connections=0)
+_RESPONSE_MAX_BYTES: Final = 4 * 1024**2
+_STREAM_MAX_BYTES: Final = 64 * 1024**2
+_MESSAGE_MAX: Final = 200
 _METRIC_PREFIX: Final = "llamacpp:"
 
 
 class EngineUnreachable(Exception):
-    """An engine did not answer, or not in time."""
+    """An engine did not answer, not in time, or with an unusable response."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResponse:
+    """A whole response."""
+
+    status: int
+    body: bytes
+
+    @property
+    def error(self) -> ErrorResponse | None:
+        """The response as an error, unless its status is 200."""
+        return None if self.status == 200 else ErrorResponse(self.status, _message(self.body))
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """An answer that is not 200.
-
-    Attributes:
-        status: HTTP status.
-        message: The engine's own words, possibly empty.
-    """
+    """A status other than 200, with the engine's error message, which may be empty."""
 
     status: int
     message: str
 
 
 class EngineClient:
-    """A client of one engine; use it as an async context manager.
+    """Client of one run of an engine; an async context manager.
 
     Args:
-        endpoint: Where the engine listens; its port must be known.
-        api_key: What it wants to be shown.
+        endpoint: Its port must be known.
+        api_key: The engine's key.
     """
 
     def __init__(self, endpoint: Endpoint, api_key: str) -> None:
         socket = None if endpoint.socket is None else str(endpoint.socket)
         self._key = {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(
-            base_url=f"http://{endpoint.host}:{endpoint.port}"
-            if socket is None
-            else "http://engine",
+            base_url="http://engine" if socket else f"http://{endpoint.host}:{endpoint.port}",
             timeout=_TIMEOUT,
             trust_env=False,
             transport=httpx.AsyncHTTPTransport(
                 uds=socket,
-                limits=httpx.Limits(max_keepalive_connections=0),
-                # No engine of ours speaks TLS; an empty context spares reading certificates.
+                limits=_LIMITS,
+                # Engines are reached without TLS; an empty context saves loading certificates.
                 verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             ),
         )
@@ -85,96 +96,125 @@ class EngineClient:
         await self._http.__aexit__(exc_type, exc_value, traceback)
 
     async def is_healthy(self) -> bool:
-        """Return whether the engine says it can serve; an engine that is silent cannot."""
         try:
-            return (await self.get("/health")).status_code == 200
+            return (await self.get("/health")).status == 200
         except EngineUnreachable:
             return False
 
     async def is_ours(self) -> bool:
-        """Return whether this engine knows our key, and asks for it.
+        """Whether this engine accepts our key and rejects requests without one.
 
-        On a TCP port a stranger may have been faster; it either has another key, or none.
+        On a TCP port another server may have been faster; it has another key, or none.
         """
         try:
-            known = await self.get("/props")
-            unknown = await self._call("GET", "/props")
+            with_key = await self.get("/props")
+            without_key = await self._request("GET", "/props")
         except EngineUnreachable:
             return False
-        return known.status_code != 401 and unknown.status_code == 401
+        return with_key.status != 401 and without_key.status == 401
 
     async def one_token(self) -> ErrorResponse | None:
-        """Have one token generated; None when that worked.
+        """Generate one token. No deadline: the first token of a large model may take long.
 
         Raises:
-            EngineUnreachable: No answer. There is no deadline on the answer but the caller's: the
-                first token of a large model may take long.
+            EngineUnreachable: No response.
         """
-        answer = await self.post(
-            "/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
-        )
-        return None if answer.status_code == 200 else error_response(answer)
+        body = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
+        return (await self.post("/completion", body)).error
 
     async def one_vector(self) -> ErrorResponse | None:
-        """Have a vector made of a short text; None when that worked.
+        """Make an embedding of a short text. No deadline.
 
         Raises:
-            EngineUnreachable: No answer. There is no deadline but the caller's, as of `one_token`.
+            EngineUnreachable: No response.
         """
-        answer = await self.post("/embedding", {"content": "Hello"})
-        return None if answer.status_code == 200 else error_response(answer)
+        return (await self.post("/embedding", {"content": "Hello"})).error
 
     async def metrics(self) -> Mapping[str, float] | ErrorResponse:
-        """Return the engine's counters and gauges, by name without the prefix `llamacpp:`.
+        """The engine's counters and gauges, by name without the prefix `llamacpp:`.
 
         Raises:
-            EngineUnreachable: No answer.
+            EngineUnreachable: No response.
         """
-        answer = await self.get("/metrics")
-        if answer.status_code != 200:
-            return error_response(answer)
-        return parse_metrics(answer.text)
+        response = await self.get("/metrics")
+        return response.error or parse_metrics(response.body.decode("utf-8", "replace"))
 
-    async def get(self, path: str) -> httpx.Response:
-        """Return the answer to a question that is answered at once.
+    async def get(self, path: str) -> EngineResponse:
+        """Send a GET request.
 
         Raises:
-            EngineUnreachable: No answer.
+            EngineUnreachable: No response.
         """
-        return await self._call("GET", path, headers=self._key)
+        return await self._request("GET", path, headers=self._key)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
-        """Return the answer to an order, however long it takes: the deadline is the caller's.
+    async def post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
+        """Send a request without a deadline.
 
         Raises:
-            EngineUnreachable: No answer.
+            EngineUnreachable: No response.
         """
-        return await self._call("POST", path, json=body, headers=self._key, timeout=_PATIENT)
+        return await self._request(
+            "POST", path, json=body, headers=self._key, timeout=_NO_READ_TIMEOUT
+        )
 
     @asynccontextmanager
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
-        """Hold a streamed answer for the length of the block, whose reading may fail too.
+    async def stream(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]] | ErrorResponse]:
+        """Send a request without a deadline, and read its server-sent events as JSON objects.
 
         Raises:
-            EngineUnreachable: No answer, or it broke.
+            EngineUnreachable: No response, or it broke off; also while events are read.
         """
-        try:
-            async with self._http.stream(
-                "POST", path, json=body, headers=self._key, timeout=_PATIENT
-            ) as answer:
-                yield answer
-        except httpx.HTTPError as error:
-            raise EngineUnreachable(f"POST {path}: {error!r}") from error
+        options = {"json": body, "headers": self._key, "timeout": _NO_READ_TIMEOUT}
+        async with self._opened("POST", path, options) as response:
+            if response.status_code == 200:
+                yield _events(response)
+            else:
+                yield ErrorResponse(response.status_code, _message(await _body(response)))
 
-    async def _call(self, method: str, path: str, **what: Any) -> httpx.Response:
+    async def _request(self, method: str, path: str, **options: Any) -> EngineResponse:
+        async with self._opened(method, path, options) as response:
+            return EngineResponse(response.status_code, await _body(response))
+
+    @asynccontextmanager
+    async def _opened(
+        self, method: str, path: str, options: Mapping[str, Any]
+    ) -> AsyncIterator[httpx.Response]:
         try:
-            return await self._http.request(method, path, **what)
-        except httpx.HTTPError as error:
+            async with self._http.stream(method, path, **options) as response:
+                yield response
+        except (httpx.HTTPError, InvalidEvent, _TooLarge) as error:
             raise EngineUnreachable(f"{method} {path}: {error!r}") from error
 
 
+class _TooLarge(Exception):
+    """A response exceeds its byte limit."""
+
+
+async def _chunks(response: httpx.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    size_bytes = 0
+    async for chunk in response.aiter_bytes():
+        size_bytes += len(chunk)
+        if size_bytes > max_bytes:
+            raise _TooLarge(f"more than {max_bytes} bytes")
+        yield chunk
+
+
+async def _body(response: httpx.Response) -> bytes:
+    return b"".join([chunk async for chunk in _chunks(response, _RESPONSE_MAX_BYTES)])
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
+    splitter = Splitter()
+    async for chunk in _chunks(response, _STREAM_MAX_BYTES):
+        for event in splitter.feed(chunk):
+            if members := members_of(event):
+                yield members
+
+
 def parse_metrics(text: str) -> dict[str, float]:
-    """Return the plain samples of a Prometheus text, by name; labelled ones are left out.
+    """The unlabelled llama.cpp samples of a Prometheus text, by name.
 
     Source: Prometheus text exposition format 0.0.4.
     """
@@ -190,18 +230,13 @@ def parse_metrics(text: str) -> dict[str, float]:
     return samples
 
 
-def error_response(answer: httpx.Response) -> ErrorResponse:
-    """Return an answer that is not 200 as what it is."""
-    return ErrorResponse(answer.status_code, _words(answer))
-
-
-def _words(answer: httpx.Response) -> str:
+def _message(body: bytes) -> str:
     try:
-        told = answer.json()
-    except ValueError:
-        return answer.text[:200]
-    match told:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:_MESSAGE_MAX].decode("utf-8", "replace")
+    match content:
         case {"error": {"message": str(message)}}:
-            return message[:200]
+            return message[:_MESSAGE_MAX]
         case _:
             return ""

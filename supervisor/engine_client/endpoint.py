@@ -1,4 +1,4 @@
-"""Where an engine listens."""
+"""The address of an engine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine listens: a unix socket, or a TCP port.
-
-    Attributes:
-        socket: Path of the socket, or None for TCP.
-        host: Address to connect to, for TCP.
-        port: Port to connect to, for TCP; 0 until the engine has told which one it took.
-    """
+    """A unix socket, or, if `socket` is None, a TCP port; 0 until the engine reports its port."""
 
     socket: Path | None = None
     host: str = "127.0.0.1"
@@ -22,5 +16,4 @@ class Endpoint:
 
     @property
     def is_known(self) -> bool:
-        """Return whether one can connect to it yet."""
         return self.socket is not None or self.port > 0

@@ -1,139 +1,100 @@
-"""Asks an engine about its slots, and has them saved, restored and erased.
+"""Reads, saves, restores, refreshes and erases the slots of an engine.
 
-What was learnt of build 10434, and is held by tests against the real engine:
+Measured on build 10434, and held by tests against the real engine:
 
-- An id is taken modulo the number of slots: order 7 of 2 slots is carried out on slot 1.
-- An order at a busy slot waits until that is idle, and holds up nobody else.
-- A file is written in place. A full disk is answered with 500 and leaves what was written.
-- A file that is cut short ends the engine; so only what was verified may be restored.
-- A slot that was restored, and was never used before or since, does not tell how much it holds.
-- What idle slots hold is put into cache-ram as well whenever a request begins elsewhere, but after
-  that request has looked there for its own. One that names a slot does not look there.
+- An id is taken modulo the number of slots: action 7 of 2 slots runs on slot 1.
+- An action on a busy slot waits until that is idle, and delays nothing else.
+- A file is written in place. A full disk is answered with 500 and leaves a partial file.
+- A truncated file ends the engine; so only verified files may be restored.
+- A slot that was restored and never used since does not report how many tokens it holds.
+- The contents of idle slots are also put into cache-ram whenever a request starts elsewhere, but
+  after that request has looked there for its own. One that names a slot does not look there.
 - A request of no tokens leaves a slot as it is, and counts as its latest.
 
-Source: tools/server/README.md of llama.cpp, "POST /slots/{id_slot}?action=save" and what follows.
+No action has a deadline of its own. Source: tools/server/README.md of llama.cpp, from
+"POST /slots/{id_slot}?action=save" on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from supervisor.engine_client.client import (
-    EngineClient,
-    EngineUnreachable,
-    ErrorResponse,
-    error_response,
-)
+import orjson
 
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What an engine says of one of its slots.
-
-    Attributes:
-        id_slot: Which.
-        is_processing: Whether it answers a request now.
-        id_task: Its latest request, counted over all slots; None while it had none since the
-            engine started, whatever was restored into it.
-        tokens: How many it holds; 0 where it does not tell.
-        n_ctx: How many it has room for.
-    """
-
-    id_slot: int
-    is_processing: bool = False
-    id_task: int | None = None
-    tokens: int = 0
-    n_ctx: int = 0
+from proxy.upstream.slots import SlotState, parse_slots
+from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFileInfo:
-    """What was written to a slot file, or read from it.
-
-    Attributes:
-        tokens: How many tokens.
-        size_bytes: How many bytes.
-    """
+    """The content of a slot file, as the engine reports it."""
 
     tokens: int
     size_bytes: int
 
 
-async def get_slots(client: EngineClient) -> tuple[Slot, ...] | ErrorResponse:
-    """Return what each slot does and holds.
+async def get_slots(client: EngineClient) -> tuple[SlotState, ...] | ErrorResponse:
+    """Read the state of every slot.
 
     Raises:
-        EngineUnreachable: No answer, or one of another shape.
+        EngineUnreachable: No response, or not a list of slots.
     """
-    answer = await client.get("/slots")
-    if answer.status_code != 200:
-        return error_response(answer)
-    try:
-        return tuple(map(_slot, answer.json()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EngineUnreachable(f"GET /slots: {error!r}") from error
+    response = await client.get("/slots")
+    if response.error:
+        return response.error
+    found = parse_slots(response.body)
+    if found is None:
+        raise EngineUnreachable("GET /slots: not a list of slots")
+    return tuple(found)
 
 
 async def save(client: EngineClient, id_slot: int, filename: str) -> SlotFileInfo | ErrorResponse:
-    """Have what a slot holds written into the engine's directory for slot files.
+    """Write a slot's KV cache into the engine's directory for slot files.
 
     Raises:
-        EngineUnreachable: No answer. There is no deadline but the caller's.
+        EngineUnreachable: No response.
     """
-    return await _move(client, id_slot, "save", filename, ("n_saved", "n_written"))
+    return await _transfer(client, id_slot, "save", filename, ("n_saved", "n_written"))
 
 
 async def restore(
     client: EngineClient, id_slot: int, filename: str
 ) -> SlotFileInfo | ErrorResponse:
-    """Have a slot filled from a file of that directory, which must have been verified.
+    """Fill a slot from a file of that directory, which must have been verified.
 
     Raises:
-        EngineUnreachable: No answer. There is no deadline but the caller's.
+        EngineUnreachable: No response.
     """
-    return await _move(client, id_slot, "restore", filename, ("n_restored", "n_read"))
+    return await _transfer(client, id_slot, "restore", filename, ("n_restored", "n_read"))
 
 
 async def refresh_slot(client: EngineClient, id_slot: int) -> None:
-    """Have a slot be used, and hold what it holds: a request of no tokens ends as it begins.
-
-    An engine that refuses that is left alone.
+    """Mark a slot as the latest used, by a request of no tokens; a rejection is ignored.
 
     Raises:
-        EngineUnreachable: No answer. There is no deadline but the caller's.
+        EngineUnreachable: No response.
     """
     await client.post("/completion", {"prompt": [[]], "n_predict": 0, "id_slot": id_slot})
 
 
 async def erase(client: EngineClient, id_slot: int) -> None:
-    """Have a slot forget what it holds.
+    """Discard a slot's KV cache.
 
     Raises:
-        EngineUnreachable: No answer. There is no deadline but the caller's.
+        EngineUnreachable: No response.
     """
     await client.post(f"/slots/{id_slot}?action=erase", {})
 
 
-def _slot(told: dict[str, Any]) -> Slot:
-    return Slot(
-        id_slot=int(told["id"]),
-        is_processing=bool(told["is_processing"]),
-        id_task=told.get("id_task"),
-        tokens=int(told.get("n_prompt_tokens") or 0),
-        n_ctx=int(told["n_ctx"]),
-    )
-
-
-async def _move(
+async def _transfer(
     client: EngineClient, id_slot: int, action: str, filename: str, keys: tuple[str, str]
 ) -> SlotFileInfo | ErrorResponse:
     path = f"/slots/{id_slot}?action={action}"
-    answer = await client.post(path, {"filename": filename})
-    if answer.status_code != 200:
-        return error_response(answer)
+    response = await client.post(path, {"filename": filename})
+    if response.error:
+        return response.error
     try:
-        told = answer.json()
-        return SlotFileInfo(*(int(told[key]) for key in keys))
+        members = orjson.loads(response.body)
+        return SlotFileInfo(*(int(members[key]) for key in keys))
     except (ValueError, TypeError, KeyError) as error:
         raise EngineUnreachable(f"POST {path}: {error!r}") from error

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
@@ -17,7 +18,6 @@ from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.manifest import Manifest, cache_key
 from supervisor.slot_store.task import ReplicaRef
 from supervisor.slot_store.verify import CacheObservation
-from supervisor.warmup.prefill import Prefilled
 from supervisor.warmup.prompts import WarmPrompt
 from supervisor.warmup.queue import PrefillQueue
 
@@ -98,18 +98,18 @@ async def warm(
                 f"{replica.name} did not come to the prompt {prompt.name}",
                 hint="clients go first: ask again when it is up and idle",
             )
-        done.append(PrefilledInstance(replica.name, found.tokens, found.cached_tokens))
+        done.append(PrefilledInstance(replica.name, found.prompt_tokens, found.cached_tokens))
     return done
 
 
 async def _read(
     replica: Replica, prompt: WarmPrompt, traffic: Traffic
-) -> Prefilled | ErrorResponse | None:
+) -> Timings | ErrorResponse | None:
     """Have one instance read a prompt; None where it did not come to that, or left."""
     facts = _serving(replica)
     if facts is None:
         return None
-    found: list[Prefilled | ErrorResponse] = []
+    found: list[Timings | ErrorResponse] = []
     reading = PrefillQueue([prompt], lambda _, what: found.append(what))
     async with EngineClient(facts.endpoint, facts.api_key) as client, asyncio.TaskGroup() as first:
         reads = first.create_task(reading.resume(client, traffic, facts.name, _PATIENCE_S))

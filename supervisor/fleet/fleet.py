@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from supervisor.engine_client.slots import Slot
+from proxy.upstream.slots import SlotState
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.failures import FAILURES, persist
@@ -35,7 +35,9 @@ Result = TypeVar("Result")
 class FleetTraffic(Traffic, Protocol):
     """The proxy, as a fleet uses it."""
 
-    def conversation_fingerprints(self, name: str, slots: Sequence[Slot], /) -> Mapping[int, str]:
+    def conversation_fingerprints(
+        self, name: str, slots: Sequence[SlotState], /
+    ) -> Mapping[int, str]:
         """Return the proxy's fingerprints of the conversations in an instance's idle slots."""
 
 

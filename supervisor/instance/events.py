@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import ErrorResponse
 from supervisor.events import Emit
 from supervisor.instance.states import Lifecycle, State
 from supervisor.process.child import Exit
 from supervisor.process.exit_cause import FailureCause
 from supervisor.process.load_progress import Progress
-from supervisor.warmup.prefill import Prefilled
 from supervisor.warmup.prompts import WarmPrompt
 
 
@@ -90,7 +90,7 @@ class InstanceEvents:
             how=how,
         )
 
-    def warmed(self, run: int, prompt: WarmPrompt, found: Prefilled | ErrorResponse) -> None:
+    def warmed(self, run: int, prompt: WarmPrompt, found: Timings | ErrorResponse) -> None:
         """Tell that a prompt was read ahead, or why not."""
         if isinstance(found, ErrorResponse):
             reason = found.message or f"status {found.status}"
@@ -109,7 +109,7 @@ class InstanceEvents:
             model=self._model,
             run=run,
             prompt=prompt.name,
-            tokens=found.tokens,
+            tokens=found.prompt_tokens,
             cached=found.cached_tokens,
         )
 

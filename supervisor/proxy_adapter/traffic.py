@@ -13,7 +13,6 @@ from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 from supervisor.admission.controller import Demand
-from supervisor.engine_client.slots import Slot
 from supervisor.errors import DaemonBusy
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
@@ -97,9 +96,9 @@ class TrafficAdapter:
             if replica.name == upstream.name:
                 replica.instance.overdue(replica.instance.snapshot().run, reason)
 
-    def conversation_fingerprints(self, name: str, slots: Sequence[Slot]) -> Mapping[int, str]:
+    def conversation_fingerprints(self, name: str, slots: Sequence[SlotState]) -> Mapping[int, str]:
         """Return what the proxy calls the conversations in an instance's idle slots."""
-        found = self._router.conversation_fingerprints(name, [_seen(slot) for slot in slots])
+        found = self._router.conversation_fingerprints(name, slots)
         return {slot: one.encoded for slot, one in found.items()}
 
     def verify_restore(self, name: str, slot: int, timings: Timings) -> None:
@@ -132,13 +131,8 @@ class DemandAdapter:
         self._router.resume(model)
 
 
-def _seen(slot: Slot) -> SlotState:
-    task = -1 if slot.id_task is None else slot.id_task
-    return SlotState(slot.id_slot, task, slot.tokens, slot.is_processing)
-
-
 def _filled(one: RestoredSlot) -> fingerprint.RestoredSlot:
-    kept, task = one.kept, -1 if one.id_task is None else one.id_task
+    kept, task = one.kept, one.task
     if kept is None:
         return fingerprint.RestoredSlot(one.id_slot, task)
     return fingerprint.RestoredSlot(

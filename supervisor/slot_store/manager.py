@@ -134,7 +134,7 @@ class SlotManager:
         # An engine that falls silent is found out by those who watch it.
         with suppress(EngineUnreachable, OSError, AccessDenied):
             found = await restore(job, client, tally)
-            self._known = {one.id_slot: one.id_task for one in found}
+            self._known = {one.id_slot: one.task for one in found}
             self._begun, self._run = tuple(found) if tally.slots else (), run
         job.restored(tally)
         return tally.slots

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
 
-from supervisor.engine_client.slots import Slot
+from proxy.upstream.slots import SlotState
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import SlotFileHeader
 
@@ -33,12 +33,12 @@ class DiskBudget:
 
 
 def worth_saving(
-    slots: Iterable[Slot],
+    slots: Iterable[SlotState],
     known: Mapping[int, int | None],
     budget: DiskBudget,
     token_bytes: float,
     room_bytes: int,
-) -> list[Slot]:
+) -> list[SlotState]:
     """Return the slots to save, the most recently used first.
 
     Args:
@@ -51,9 +51,9 @@ def worth_saving(
     """
     left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
     chosen = []
-    for slot in sorted(slots, key=lambda slot: -(slot.id_task or 0)):
-        is_saved = slot.id_slot in known and known[slot.id_slot] == slot.id_task
-        if is_saved or slot.is_processing or slot.tokens < budget.tokens_min:
+    for slot in sorted(slots, key=lambda slot: -slot.task):
+        is_saved = slot.id_slot in known and known[slot.id_slot] == slot.task
+        if is_saved or slot.is_busy or slot.tokens < budget.tokens_min:
             continue
         if slot.tokens * token_bytes <= left_bytes:
             left_bytes -= slot.tokens * token_bytes
@@ -116,7 +116,7 @@ def to_restore(
     ]
 
 
-def fill_order(slots: Sequence[Slot]) -> list[int]:
+def fill_order(slots: Sequence[SlotState]) -> list[int]:
     """Return the ids of slots in the order in which they are filled.
 
     An engine that does not match prompts gives a new request the slot that is unused for longest,
@@ -125,9 +125,7 @@ def fill_order(slots: Sequence[Slot]) -> list[int]:
 
     Source: measured on build 10434; llama.cpp, get_available_slot.
     """
-    return [
-        slot.id_slot for slot in sorted(slots, key=lambda one: (one.id_task is None, one.id_slot))
-    ]
+    return [slot.id_slot for slot in sorted(slots, key=lambda one: (one.task < 0, one.id_slot))]
 
 
 def to_evict(kept: Collection[Manifest], budget: DiskBudget) -> list[Manifest]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
-from supervisor.engine_client.slots import Slot, SlotFileInfo
+from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.file_check import InvalidSlotFile, QuarantinedFile
 from supervisor.slot_store.manifest import Manifest
@@ -24,12 +25,12 @@ class RestoredSlot:
 
     Attributes:
         id_slot: Which.
-        id_task: Its latest request; None while it had none.
+        task: Its latest request; -1 while it had none.
         kept: What was put into it; None for nothing.
     """
 
     id_slot: int
-    id_task: int | None = None
+    task: int = -1
     kept: Manifest | None = None
 
 
@@ -76,11 +77,11 @@ def needs_refresh(plan: Plan) -> bool:
     return plan.slots > 1 and not uses_prompt_similarity(plan)
 
 
-def restored_slot(slot: Slot, put: Mapping[int, Manifest]) -> RestoredSlot:
+def restored_slot(slot: SlotState, put: Mapping[int, Manifest]) -> RestoredSlot:
     """Return what a slot holds, when all is done."""
     kept = put.get(slot.id_slot)
     is_there = kept is not None and slot.tokens in {kept.tokens, 0}  # 0: it does not tell
-    return RestoredSlot(slot.id_slot, slot.id_task, kept if is_there else None)
+    return RestoredSlot(slot.id_slot, slot.task, kept if is_there else None)
 
 
 def _quarantine_invalid(job: SlotTask, spool: Path) -> list[QuarantinedFile]:
@@ -107,7 +108,7 @@ def _quarantine_invalid(job: SlotTask, spool: Path) -> list[QuarantinedFile]:
     return rejected
 
 
-def _chosen(job: SlotTask, found: Sequence[Slot]) -> list[Manifest]:
+def _chosen(job: SlotTask, found: Sequence[SlotState]) -> list[Manifest]:
     return to_restore(
         job.store.saved(job.owner.model),
         job.identity,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
-from supervisor.engine_client.slots import Slot
 from supervisor.gguf.metadata import Gguf
 from supervisor.slot_store.manifest import Manifest, SlotOrigin
 from supervisor.slot_store.policy import worth_saving
@@ -48,12 +48,12 @@ async def save(
         label = _label(job, slot, fingerprints.get(slot.id_slot, ""), used_at)
         if saved := await _save_one(job, client, slot, label):
             tally.add(saved)
-        known[slot.id_slot] = slot.id_task
+        known[slot.id_slot] = slot.task
 
 
 def _worth_saving(
-    job: SlotTask, found: tuple[Slot, ...], known: Mapping[int, int | None]
-) -> list[Slot]:
+    job: SlotTask, found: tuple[SlotState, ...], known: Mapping[int, int | None]
+) -> list[SlotState]:
     a_token = _token_bytes(job.plan.gguf)
     job.spool()  # of which disk we ask
     room_bytes = job.store.room_bytes() - _RESERVE_BYTES
@@ -67,7 +67,7 @@ def _token_bytes(gguf: Gguf) -> int:
 
 
 async def _save_one(
-    job: SlotTask, client: EngineClient, slot: Slot, label: SlotOrigin
+    job: SlotTask, client: EngineClient, slot: SlotState, label: SlotOrigin
 ) -> Manifest | None:
     """Save one slot; None where it would add nothing to what is kept, or was refused."""
     spooled = job.spool() / f"{secrets.token_hex(8)}.new"
@@ -81,7 +81,7 @@ async def _save_one(
         spooled.unlink(missing_ok=True)
 
 
-def _label(job: SlotTask, slot: Slot, fingerprint: str, used_at: datetime) -> SlotOrigin:
+def _label(job: SlotTask, slot: SlotState, fingerprint: str, used_at: datetime) -> SlotOrigin:
     return SlotOrigin(
         model=job.owner.model,
         replica=job.owner.replica,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervisor.engine_client.slots import Slot
+from proxy.upstream.slots import SlotState
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
@@ -18,7 +18,7 @@ from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.store import SlotStore
 
 # What the proxy calls the conversations in an instance's idle slots, as these are told of now.
-Fingerprints = Callable[[Sequence[Slot]], Mapping[int, str]]
+Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)

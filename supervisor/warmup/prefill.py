@@ -8,22 +8,15 @@ read ahead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-import orjson
-
-from supervisor.engine_client.client import (
-    EngineClient,
-    EngineUnreachable,
-    ErrorResponse,
-    error_response,
-)
+from proxy.upstream.timings import Timings
+from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.warmup.prompts import WarmPrompt
 
 # The answer is streamed, for that is how an engine hears that nobody waits for it any more.
-_JUST_READ: Final[Mapping[str, Any]] = {
+_ONE_TOKEN: Final[Mapping[str, Any]] = {
     "max_tokens": 1,
     "stream": True,
     "return_progress": True,
@@ -38,19 +31,6 @@ class Warmup(StrEnum):
     WARM = "warm"
     NOTHING_TO_WARM = "nothing to warm"
     FAILED = "sick"
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A prompt that an engine has read.
-
-    Attributes:
-        tokens: How many it computed.
-        cached_tokens: How many it had already.
-    """
-
-    tokens: int
-    cached_tokens: int
 
 
 async def warm(client: EngineClient) -> Warmup:
@@ -75,29 +55,17 @@ def _is_right(refusal: ErrorResponse) -> bool:
     return 400 <= refusal.status < 500 or refusal.status == 501
 
 
-async def prefill(client: EngineClient, prompt: WarmPrompt) -> Prefilled | ErrorResponse:
+async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorResponse:
     """Have a prompt read, and one token made of it; cancelled, that ends with the present batch.
 
     Raises:
         EngineUnreachable: No answer. There is no deadline but the caller's: a long prompt takes
             long.
     """
-    timings: Mapping[str, Any] = {}
-    async with client.stream("/v1/chat/completions", {**prompt.body, **_JUST_READ}) as answer:
-        if answer.status_code != 200:
-            await answer.aread()
-            return error_response(answer)
-        async for line in answer.aiter_lines():
-            timings = timings_in(line) or timings
-    return Prefilled(int(timings.get("prompt_n", 0)), int(timings.get("cache_n", 0)))
-
-
-def timings_in(line: str) -> Mapping[str, Any] | None:
-    """Return the timings in a line of a stream, where there are any."""
-    if not line.startswith("data: {"):
-        return None
-    try:
-        found = orjson.loads(line.removeprefix("data: ")).get("timings")
-    except orjson.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
+    timings = None
+    async with client.stream("/v1/chat/completions", {**prompt.body, **_ONE_TOKEN}) as events:
+        if isinstance(events, ErrorResponse):
+            return events
+        async for event in events:
+            timings = Timings.read(event.get("timings")) or timings
+    return timings or Timings(0, 0, 0, 0, 0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
+from proxy.upstream.timings import Timings
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.warmup.background import (
@@ -22,12 +23,12 @@ from supervisor.warmup.background import (
     LeaseUnavailable,
     run_until_preempted,
 )
-from supervisor.warmup.prefill import Prefilled, prefill
+from supervisor.warmup.prefill import prefill
 from supervisor.warmup.prompts import WarmPrompt
 
 _TRIES_MAX: Final = 5
 
-Tell = Callable[[WarmPrompt, Prefilled | ErrorResponse], None]
+Tell = Callable[[WarmPrompt, Timings | ErrorResponse], None]
 
 
 class PrefillQueue:
@@ -128,5 +129,5 @@ class PrefillQueue:
         self._is_cut = False
         self._tries = 0
         self._left.popleft()
-        self._is_hidden = self._is_hidden or isinstance(found, Prefilled)
+        self._is_hidden = self._is_hidden or isinstance(found, Timings)
         self._tell(prompt, found)

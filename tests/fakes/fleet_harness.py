@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -111,7 +112,7 @@ class FleetHarness:
         if id_slot is not None:
             body["id_slot"] = id_slot
         async with self.client() as client:
-            answer = (await client.post("/v1/chat/completions", body)).json()
+            answer = json.loads((await client.post("/v1/chat/completions", body)).body)
         return answer["choices"][0]["message"]["content"], answer["timings"]
 
     async def saved_one(self) -> tuple[Messages, Manifest]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from proxy.upstream.slots import SlotState
 from supervisor.engine_client.endpoint import Endpoint
-from supervisor.engine_client.slots import Slot
 from supervisor.events import EventStream
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
@@ -51,9 +51,11 @@ class RecordingTraffic:
         self.ends: list[bool] = []
         self.busy = asyncio.Event()
         self.busy.set()
-        self.fingerprints: Callable[[str, Sequence[Slot]], Mapping[int, str]] = lambda *_: {}
+        self.fingerprints: Callable[[str, Sequence[SlotState]], Mapping[int, str]] = lambda *_: {}
 
-    def conversation_fingerprints(self, name: str, slots: Sequence[Slot], /) -> Mapping[int, str]:
+    def conversation_fingerprints(
+        self, name: str, slots: Sequence[SlotState], /
+    ) -> Mapping[int, str]:
         return self.fingerprints(name, slots)
 
     def admit(self, facts: InstanceSnapshot, /) -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from fakes.slot_files import IDENTITY, NOON, manifest
 
-from supervisor.engine_client.slots import Slot
+from proxy.upstream.slots import SlotState
 from supervisor.slot_store.policy import (
     DiskBudget,
     fill_order,
@@ -19,33 +19,39 @@ MUCH = 1 << 40
 OLD = SlotFileHeader(2, tuple(range(1000)))
 
 
-def saved(*slots: Slot, known: dict[int, int | None] | None = None, room: int = MUCH) -> list[int]:
+def slot(id_slot: int, task: int = -1, tokens: int = 0, *, is_busy: bool = False) -> SlotState:
+    return SlotState(id_slot, task, tokens, is_busy)
+
+
+def saved(
+    *slots: SlotState, known: dict[int, int | None] | None = None, room: int = MUCH
+) -> list[int]:
     return [one.id_slot for one in worth_saving(slots, known or {}, BUDGET, 1, room)]
 
 
 def test_the_most_recently_used_is_saved_first() -> None:
-    assert saved(Slot(0, id_task=3, tokens=300), Slot(1, id_task=9, tokens=300)) == [1, 0]
+    assert saved(slot(0, task=3, tokens=300), slot(1, task=9, tokens=300)) == [1, 0]
 
 
 @pytest.mark.parametrize(
-    "slot",
+    "one",
     [
-        Slot(0, id_task=1, tokens=255),
-        Slot(0, is_processing=True, id_task=1, tokens=300),
-        Slot(0),
+        slot(0, task=1, tokens=255),
+        slot(0, is_busy=True, task=1, tokens=300),
+        slot(0),
     ],
 )
-def test_what_is_short_busy_or_unused_is_not_saved(slot: Slot) -> None:
-    assert saved(slot) == []
+def test_what_is_short_busy_or_unused_is_not_saved(one: SlotState) -> None:
+    assert saved(one) == []
 
 
 def test_what_is_saved_already_is_not_saved_again_until_it_is_used() -> None:
-    assert saved(Slot(0, id_task=7, tokens=300), known={0: 7}) == []
-    assert saved(Slot(0, id_task=8, tokens=300), known={0: 7}) == [0]
+    assert saved(slot(0, task=7, tokens=300), known={0: 7}) == []
+    assert saved(slot(0, task=8, tokens=300), known={0: 7}) == [0]
 
 
 def test_what_there_is_no_room_for_is_left_out_and_what_follows_is_not() -> None:
-    large, small = Slot(0, id_task=9, tokens=900), Slot(1, id_task=3, tokens=300)
+    large, small = slot(0, task=9, tokens=900), slot(1, task=3, tokens=300)
     assert saved(large, small, room=500) == [1]
 
 
@@ -77,7 +83,7 @@ def test_each_replica_takes_up_its_own_and_what_is_left_is_dealt_out() -> None:
 
 
 def test_the_slot_that_is_given_away_last_is_filled_first() -> None:
-    assert fill_order([Slot(0), Slot(1), Slot(2), Slot(3, id_task=0)]) == [3, 0, 1, 2]
+    assert fill_order([slot(0), slot(1), slot(2), slot(3, task=0)]) == [3, 0, 1, 2]
 
 
 def test_what_was_used_longest_ago_leaves_first() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from fakes.fleet_harness import LONG, UP, FleetHarness
 
+from proxy.upstream.timings import Timings
 from supervisor.errors import SettingsInvalid, StartFailed
 from supervisor.fleet import cache_commands
 from supervisor.instance.states import State
 from supervisor.warmup.background import Activity
-from supervisor.warmup.prefill import Prefilled, prefill
+from supervisor.warmup.prefill import prefill
 from supervisor.warmup.prompts import WarmPrompt, of_text
 from supervisor.warmup.queue import PrefillQueue
 
@@ -122,7 +123,7 @@ async def test_a_request_ends_the_reading_of_a_prompt_which_is_begun_anew(
     harness = FleetHarness(runtime, tiny_model)
     begun: list[bool] = []
 
-    async def slow_at_first(client: object, prompt: WarmPrompt) -> Prefilled:
+    async def slow_at_first(client: object, prompt: WarmPrompt) -> Timings:
         begun.append(True)
         if len(begun) == 1:
             harness.traffic.now = Activity(in_flight=1)
@@ -130,7 +131,7 @@ async def test_a_request_ends_the_reading_of_a_prompt_which_is_begun_anew(
                 await asyncio.get_running_loop().create_future()
             finally:
                 harness.traffic.now = Activity()
-        return Prefilled(1, 0)
+        return Timings(0, 1, 0, 0, 0)
 
     monkeypatch.setattr("supervisor.warmup.queue.prefill", slow_at_first)
     told: list[str] = []
