@@ -42,7 +42,7 @@ from supervisor.process.orphans import kill_orphans
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.settings import checked, read_nodes
-from supervisor.proxy_adapter.traffic import DemandAdapter, TrafficAdapter
+from supervisor.proxy_adapter.traffic import TrafficAdapter
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
@@ -85,9 +85,8 @@ class Daemon:
             events.emit,
             on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
         )
-        callers = DemandAdapter(self._router)
         self._admission = AdmissionController(
-            self._fleet, callers, events.emit, MemoryUsage(self._fleet)
+            self._fleet, self._router, events.emit, MemoryUsage(self._fleet)
         )
         self._router.on_idle = self._admission.wake
         self._reload = Reload(

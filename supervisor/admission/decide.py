@@ -1,14 +1,11 @@
-"""Which models come into memory, and which leave it for them. Pure.
+"""Decides which models to load, and which to unload for them. Pure.
 
-Whoever is called comes: at once where there is room, else once others have left. Claims are served
-in order, those by command first, then those whose requests have waited longest, and none overtakes
-one that waits for room: so requests for one model are served together while it is in, and a model
-that needs much is not put off for ever by small ones. Who leaves, evict.py says; nobody does while
-it works, nor, while others do, before it was idle for as long as its load took: its next question
-may be on its way. Where nobody falls idle, those who must leave are given nothing new once a claim
-has waited `eviction_wait_s`, and leave when they have finished: a steady stream to one model never
-starves another. A start that nobody waits for any more goes on; only while little of it is done,
-and another needs the room, is it given up.
+A requested model is loaded at once where memory is free, else once others are unloaded. Models are
+served in order, those of commands first, then those whose requests have waited longest. None
+overtakes one that waits for memory, so that a model which needs much is not postponed for ever by
+small ones, and requests for one model are served together while it is loaded.
+
+`_make_room` has the rules of unloading, and `evict.py` chooses among the models that may go.
 """
 
 from __future__ import annotations
@@ -18,30 +15,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from supervisor.admission import evict
-from supervisor.admission.evict import Bytes, EvictionCandidate, EvictionVerdict
+from supervisor.admission.evict import Bytes, EvictionCandidate, choose_victims, fits
 from supervisor.admission.model_state import ModelState
 from supervisor.fleet.availability import Phase
 from supervisor.settings.schema import EvictionSettings
 
-# The time of a program between an answer and its next question.
-_MOMENT_S: Final = 0.25
-# One that can never fit may try as well: its start says by how much, and what would fit.
-_GO: Final = frozenset({EvictionVerdict.FITS, EvictionVerdict.NEVER})
+# How long a program takes from a response to its next request.
+_THINKING_S: Final = 0.25
 _PRESENT: Final = frozenset({Phase.LOADING, Phase.LOADED})
 
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What is to be done now.
+    """What to do now.
 
     Attributes:
-        load: Models to bring up, first the first.
-        unload: Models to send away, and why.
-        pause: Models to give nothing new; all others are to be let go on.
-        refuse: Claims that nothing can make room for, and why.
-        look_again_s: After how long something else may be due, or None where only an event can
-            change anything.
+        load: Models to load, in order.
+        unload: Models to unload, with the reason.
+        pause: Models to send no new requests; all others are resumed.
+        refuse: Models that nothing can make room for, with the reason.
+        look_again_s: Seconds until the decision may change without an event; None for never.
     """
 
     load: tuple[str, ...] = ()
@@ -52,167 +45,168 @@ class Actions:
 
 
 def decide(
-    models: Sequence[ModelState], room: Bytes, free: Bytes, rules: EvictionSettings
+    models: Sequence[ModelState], capacity: Bytes, free: Bytes, rules: EvictionSettings
 ) -> Actions:
-    """Return what is to be done.
+    """Decide for all configured models.
 
     Args:
-        models: Every model that may come, stay or go.
-        room: What models may take of each memory when none is up.
+        models: All of them.
+        capacity: What models may take of each memory when none is loaded.
         free: What they may still take now.
-        rules: What the settings say.
+        rules: The settings for eviction.
     """
     load: list[str] = []
-    made = Actions()
-    for claim in queue(models):
-        found = _make_room(claim, models, room, free, rules)
+    room = Actions()
+    for wanted in queue(models):
+        found = _make_room(wanted, models, capacity, free, rules)
         if found is not None:
-            made = found
+            room = found
             break
-        load.append(claim.name)
-        free = _less(free, claim.required)
+        load.append(wanted.name)
+        free = {name: size - wanted.required.get(name, 0) for name, size in free.items()}
     expired = {model.name: "nobody asked for it" for model in models if _ttl_left_s(model) <= 0}
-    soonest_s = min([made.look_again_s or math.inf, *map(_ttl_left_s, models)])
+    soonest_s = min([room.look_again_s or math.inf, *map(_ttl_left_s, models)])
     return replace(
-        made,
+        room,
         load=tuple(load),
-        unload={**expired, **made.unload},
+        unload={**expired, **room.unload},
         look_again_s=soonest_s if soonest_s < math.inf else None,
     )
 
 
 def queue(models: Iterable[ModelState]) -> list[ModelState]:
-    """Return the claims in the order in which they are served."""
+    """Return the requested models that are not loaded, the first to be loaded first."""
     return sorted(filter(_is_requested, models), key=_priority)
 
 
 def _is_requested(model: ModelState) -> bool:
     if model.phase is Phase.FAILED:
-        return model.is_wished
-    return model.phase is Phase.DOWN and (model.is_wished or model.waiting > 0)
+        return model.is_commanded
+    return model.phase is Phase.DOWN and (model.is_commanded or model.waiting > 0)
 
 
-def _priority(claim: ModelState) -> tuple[bool, float]:
-    return not claim.is_wished, -claim.oldest_wait_s
+def _priority(wanted: ModelState) -> tuple[bool, float]:
+    return not wanted.is_commanded, -wanted.oldest_wait_s
 
 
 def _make_room(
-    claim: ModelState,
+    wanted: ModelState,
     models: Sequence[ModelState],
-    room: Bytes,
+    capacity: Bytes,
     free: Bytes,
     rules: EvictionSettings,
 ) -> Actions | None:
-    """Return what makes room for a claim, or None where it may come now."""
-    soon = _more(free, [model for model in models if model.phase is Phase.UNLOADING])
-    if evict.decide(claim.required, free, [], room=room, min_residency_s=0).verdict in _GO:
+    """Return what makes room for a model, or None where it is to be loaded now."""
+    # 1. There is room; or there never will be: then its start fails and says what would fit.
+    if fits(wanted.required, free) or not fits(wanted.required, capacity):
         return None
-    movable = [model for model in models if _is_evictable(model, rules)]
-    due_s = 0.0 if claim.is_wished else rules.eviction_wait_s - claim.oldest_wait_s
-    idle = [model for model in movable if not model.is_busy]
-    is_quiet = not any(model.is_busy for model in models if model.phase in _PRESENT)
-    lingering_s = {model.name: _grace_s(model, is_quiet=is_quiet) for model in idle}
-    free_to_go = [model for model in idle if due_s <= 0 or not lingering_s[model.name]]
-    gently = _choose_victims(claim, free_to_go, room, soon)
-    if gently is not None:
-        return Actions(unload=_for(claim, gently))
-    rest_s = _soonest(_residency_left_s(model) for model in movable)
-    if due_s > 0:
-        return Actions(look_again_s=min(due_s, rest_s, _soonest(lingering_s.values())))
-    firmly = _choose_victims(claim, movable, room, soon)
-    if firmly is not None:
-        working = {model.name for model in movable if model.working}
-        done = [name for name in firmly if name not in working]
-        return Actions(pause=firmly, unload=_for(claim, done))
-    if rest_s < math.inf or any(model.phase is Phase.LOADING for model in models):
-        return Actions(look_again_s=rest_s)
-    return Actions(refuse={claim.name: _no_room(models)})
+    free_soon = _free_soon(free, models)
+    evictable = [model for model in models if _is_evictable(model, rules)]
+    idle = [model for model in evictable if not model.is_busy]
+    patience_s = 0.0 if wanted.is_commanded else rules.eviction_wait_s - wanted.oldest_wait_s
+    graces_s = _graces_s(idle, models)
+    # 2. Idle models go at once, within their grace only once patience is over.
+    idle_victims = _choose_victims(
+        wanted, [one for one in idle if patience_s <= 0 or not graces_s[one.name]], free_soon
+    )
+    if idle_victims is not None:
+        return Actions(unload=_for(wanted, idle_victims))
+    # 3. Working models are left alone until then.
+    residency_s = _soonest(map(_residency_left_s, evictable))
+    if patience_s > 0:
+        return Actions(look_again_s=min(patience_s, residency_s, _soonest(graces_s.values())))
+    # 4. Then they get no new requests, and go when they have answered those they have.
+    any_victims = _choose_victims(wanted, evictable, free_soon)
+    if any_victims is not None:
+        working = {model.name for model in evictable if model.working}
+        done = [name for name in any_victims if name not in working]
+        return Actions(pause=any_victims, unload=_for(wanted, done))
+    # 5. A model that was just loaded, or still is loading, can go later; nothing else helps.
+    if residency_s < math.inf or any(model.phase is Phase.LOADING for model in models):
+        return Actions(look_again_s=residency_s)
+    return Actions(refuse={wanted.name: _refusal(models)})
 
 
-def _choose_victims(
-    claim: ModelState, movable: Sequence[ModelState], room: Bytes, free: Bytes
-) -> tuple[str, ...] | None:
-    """Return who must leave for a claim, nobody where room is on its way, None where all is not."""
-    candidates = [_candidate(model) for model in movable]
-    found = evict.decide(claim.required, free, candidates, room=room, min_residency_s=0)
-    return None if found.verdict is EvictionVerdict.WAIT else found.names
-
-
-def _for(claim: ModelState, leaving: Iterable[str]) -> Mapping[str, str]:
-    return dict.fromkeys(leaving, f"{claim.name} needs its memory")
-
-
-def _no_room(models: Sequence[ModelState]) -> str:
-    pinned = [model.name for model in models if model.phase is Phase.LOADED and model.stay.pinned]
-    beside = f"beside {', '.join(pinned)}, which never leaves" if pinned else "on this machine now"
-    return f"there is no memory for it {beside}"
+def _free_soon(free: Bytes, models: Iterable[ModelState]) -> Bytes:
+    """Return what is free once the models that are unloading now have done so."""
+    total = dict(free)
+    for model in models:
+        if model.phase is Phase.UNLOADING:
+            for name, size in model.required.items():
+                total[name] = total.get(name, 0) + size
+    return total
 
 
 def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
+    """Return whether a model can go at all: now, or once it is idle or resident long enough."""
     if model.phase is Phase.LOADING:
-        is_forsaken = not model.waiting and not model.is_wished
-        return is_forsaken and model.progress < rules.abandon_load_below
-    return model.phase is Phase.LOADED and not model.stay.pinned
+        is_unneeded = not model.waiting and not model.is_commanded
+        return is_unneeded and model.progress < rules.abandon_load_below
+    return model.phase is Phase.LOADED and not model.residency.pinned
+
+
+def _graces_s(idle: Iterable[ModelState], models: Iterable[ModelState]) -> dict[str, float]:
+    is_quiet = not any(model.is_busy for model in models if model.phase in _PRESENT)
+    return {model.name: _grace_s(model, is_quiet=is_quiet) for model in idle}
+
+
+def _grace_s(model: ModelState, *, is_quiet: bool) -> float:
+    """Return how long an idle model is still kept for its next request.
+
+    As long as reloading takes: a wrong guess costs twice that at most. Where no model is busy,
+    there is no client whose next request may be on its way.
+    """
+    if model.phase is Phase.LOADING:
+        return 0.0
+    grace_s = _THINKING_S if is_quiet else max(_THINKING_S, model.reload_cost_s)
+    return max(0.0, grace_s - model.idle_s)
+
+
+def _residency_left_s(model: ModelState) -> float:
+    """Return how long a model must still stay; a load that nothing waits for need not."""
+    if model.phase is Phase.LOADING:
+        return 0.0
+    return max(0.0, model.residency.min_residency_s - model.resident_s)
+
+
+def _choose_victims(
+    wanted: ModelState, models: Iterable[ModelState], free: Bytes
+) -> tuple[str, ...] | None:
+    candidates = [_candidate(model) for model in models if not _residency_left_s(model)]
+    return choose_victims(wanted.required, free, candidates)
 
 
 def _candidate(model: ModelState) -> EvictionCandidate:
-    """Return a model that may leave as evict.py sees it.
-
-    It is older than nothing once it has stayed long enough, and one that is held already is worth
-    least: the choice stands until it has left.
-    """
+    # A paused model is worth least, so that the choice stands until it is unloaded.
     return EvictionCandidate(
         name=model.name,
-        model=model.name,
-        is_pinned=model.stay.pinned,
-        is_idle=True,
         idle_s=model.idle_s,
-        resident_s=-_residency_left_s(model),
-        reload_cost_s=0.0 if model.is_held else model.reload_cost_s,
-        cached_tokens=0 if model.is_held else model.cached_tokens,
+        reload_cost_s=0.0 if model.is_paused else model.reload_cost_s,
+        cached_tokens=0 if model.is_paused else model.cached_tokens,
         frees=model.required,
     )
 
 
-def _residency_left_s(model: ModelState) -> float:
-    """Return how long a model may not be sent away yet; a forsaken start may at once."""
-    if model.phase is Phase.LOADING:
-        return 0.0
-    return max(0.0, model.stay.min_residency_s - model.resident_s)
+def _for(wanted: ModelState, victims: Iterable[str]) -> Mapping[str, str]:
+    return dict.fromkeys(victims, f"{wanted.name} needs its memory")
 
 
-def _grace_s(model: ModelState, *, is_quiet: bool) -> float:
-    """Return how long an idle model may still wait for its next question.
-
-    For as long as coming back costs: who guesses wrong loses that twice at most. Where nobody works
-    there is nobody who would ask it.
-    """
-    if model.phase is Phase.LOADING:
-        return 0.0
-    queue_timeout_s = _MOMENT_S if is_quiet else max(_MOMENT_S, model.reload_cost_s)
-    return max(0.0, queue_timeout_s - model.idle_s)
+def _refusal(models: Iterable[ModelState]) -> str:
+    loaded = (model for model in models if model.phase is Phase.LOADED)
+    pinned = ", ".join(model.name for model in loaded if model.residency.pinned)
+    return "there is no memory for it " + (
+        f"beside {pinned}, which never leaves" if pinned else "on this machine now"
+    )
 
 
-def _soonest(lefts_s: Iterable[float]) -> float:
-    """Return the least of these times that are still to come; without limit where none is."""
-    return min((left_s for left_s in lefts_s if left_s > 0), default=math.inf)
+def _soonest(times_s: Iterable[float]) -> float:
+    """Return the shortest time above 0; infinite where there is none."""
+    return min((time_s for time_s in times_s if time_s > 0), default=math.inf)
 
 
 def _ttl_left_s(model: ModelState) -> float:
-    """Return how long a model may still be idle before it leaves of itself; often without limit."""
-    stays = model.phase is not Phase.LOADED or model.is_busy or model.stay.pinned
-    if stays or not model.stay.ttl_s:
+    """Return how long a model may still be idle; infinite where it has no limit."""
+    stays = model.phase is not Phase.LOADED or model.is_busy or model.residency.pinned
+    if stays or not model.residency.ttl_s:
         return math.inf
-    return model.stay.ttl_s - model.idle_s
-
-
-def _less(free: Bytes, takes: Bytes) -> Bytes:
-    return {name: left - takes.get(name, 0) for name, left in free.items()}
-
-
-def _more(free: Bytes, leaving: Sequence[ModelState]) -> Mapping[str, int]:
-    freed = dict(free)
-    for model in leaving:
-        for name, size in model.required.items():
-            freed[name] = freed.get(name, 0) + size
-    return freed
+    return model.residency.ttl_s - model.idle_s

@@ -1,14 +1,15 @@
-"""What models take of this machine's memory, what they may take, and what is left."""
+"""Memory that models take, may take, and what is left."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from supervisor.admission.evict import Bytes
-from supervisor.admission.observed_memory import ObservedMemory
 from supervisor.errors import CorralError
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launch_id import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.process_memory import memory_bytes, own_bytes
 from supervisor.host import machine
@@ -17,96 +18,123 @@ from supervisor.instance.states import State
 from supervisor.memory.estimate import Estimate
 from supervisor.memory.fit import RESERVE_SHARE
 
-HOST = "host"
+HOST: Final = "host"
+# More launch fingerprints than a machine has in a year of reloads.
+_OBSERVED_MAX: Final = 256
+
+
+class ObservedMemory:
+    """The most memory of their own that instances of each launch fingerprint were seen to take.
+
+    The most, because a cache that has filled once will fill again.
+    """
+
+    def __init__(self, *, observed_max: int = _OBSERVED_MAX) -> None:
+        self._observed_max = observed_max
+        self._own_bytes: OrderedDict[str, int] = OrderedDict()
+
+    def note(self, fingerprint: LaunchFingerprint, own_bytes: int) -> None:
+        """Record `process_memory.own_bytes` of an instance."""
+        key = _key(fingerprint)
+        self._own_bytes[key] = max(own_bytes, self._own_bytes.get(key, 0))
+        self._own_bytes.move_to_end(key)
+        while len(self._own_bytes) > self._observed_max:
+            self._own_bytes.popitem(last=False)
+
+    def own_bytes(self, fingerprint: LaunchFingerprint) -> int:
+        """Return the most that was seen; 0 for a launch fingerprint that never ran."""
+        key = _key(fingerprint)
+        if key in self._own_bytes:
+            self._own_bytes.move_to_end(key)
+        return self._own_bytes.get(key, 0)
 
 
 class MemoryUsage:
-    """Books of memory.
-
-    Args:
-        fleet: Every model.
-        read_machine: Tells how much memory there is.
-        measured: What instances were seen to take; nothing yet where None.
-    """
+    """Estimates, corrected by what instances were seen to take."""
 
     def __init__(
         self,
         fleet: Fleet,
         read_machine: Callable[[], Machine] = machine.read,
-        measured: ObservedMemory | None = None,
+        observed: ObservedMemory | None = None,
     ) -> None:
         self._fleet = fleet
         self._read_machine = read_machine
         self._planner = fleet.planner
         self._estimates: dict[str, Estimate | None] = {}
-        self._measured = measured or ObservedMemory()
+        self._observed = observed or ObservedMemory()
 
     def capacity(self) -> Bytes:
-        """Return what models may take of each memory when none is up."""
+        """Return what models may take of each memory when none is loaded."""
         try:
             found = self._fleet.planner.capacity(self._fleet.planner.engine())
-        except CorralError:  # without an engine nothing comes up, and its start says why
+        except CorralError:  # without an engine nothing is loaded, and its start says why
             return {}
         return {HOST: found.host, **found.devices}
 
     def free(self) -> Bytes:
-        """Return what they may still take: of the room, and of what the machine has free.
+        """Return what they may still take, and the machine has free.
 
-        What a model that is coming has yet to take is not free any more.
+        What a loading model has yet to take is not free.
         """
         left = Counter(self.capacity())
         outstanding = 0
         for model in self._fleet.models.values():
             present = [replica for replica in model.all_replicas if _is_present(replica)]
             if present:
-                takes = self._of(model, present)
-                left.subtract(takes)
-                outstanding += max(0, takes[HOST] - sum(map(_resident, present)))
+                required = self._of(model, present)
+                left.subtract(required)
+                outstanding += max(0, required[HOST] - sum(map(_resident, present)))
         here = self._read_machine()
         available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
         return {**left, HOST: min(left[HOST], available - outstanding)}
 
     def required(self, model: Model) -> Bytes:
-        """Return what a model takes, or would take: the weights that it maps once for all.
+        """Return what a model takes, or would take; weights that are mapped count once.
 
-        One that was seen to grow beyond all the room there is would take all of it.
+        At most all there is, so that a model which grew beyond that is still loaded, alone.
         """
-        takes, found = self._of(model, model.replicas), self._estimate(model)
+        required, found = self._of(model, model.replicas), self._estimate(model)
         if found:
             at_start = found.mapped_bytes + found.own_at_start_bytes * len(model.replicas)
-            takes[HOST] = max(at_start, min(takes[HOST], self.capacity().get(HOST, 0)))
-        return takes
+            required[HOST] = max(at_start, min(required[HOST], self.capacity().get(HOST, 0)))
+        return required
 
     def _of(self, model: Model, replicas: Iterable[Replica]) -> Counter[str]:
         found = self._estimate(model)
         if found is None:
             return Counter()
-        takes = Counter({HOST: found.mapped_bytes})
+        required = Counter({HOST: found.mapped_bytes})
         for replica in replicas:
-            takes[HOST] += max(found.own_at_start_bytes, self._own(replica))
-            takes.update({name: take.total for name, take in found.devices.items()})
-        return takes
+            required[HOST] += max(found.own_at_start_bytes, self._own(replica))
+            required.update({name: device.total for name, device in found.devices.items()})
+        return required
 
     def _own(self, replica: Replica) -> int:
-        """Return the most that an instance was seen to take for itself; 0 before it ran."""
         pid = replica.instance.snapshot().pid
         if replica.fingerprint is None:
             return 0
         if pid:
-            self._measured.note(replica.fingerprint, own_bytes(pid) or 0)
-        return self._measured.own_bytes(replica.fingerprint)
+            self._observed.note(replica.fingerprint, own_bytes(pid) or 0)
+        return self._observed.own_bytes(replica.fingerprint)
 
     def _estimate(self, model: Model) -> Estimate | None:
-        """Return what one instance takes by estimate; None where it cannot be planned."""
+        """Return the estimate for one instance; None where it cannot be planned."""
         name, planner = model.entry.name, self._fleet.planner
         if planner is not self._planner:
             self._planner, self._estimates = planner, {}
         if name not in self._estimates:
             try:
                 self._estimates[name] = planner.plan(name).estimate
-            except CorralError:  # whose start says why
+            except CorralError:  # its start says why
                 self._estimates[name] = None
         return self._estimates[name]
+
+
+def _key(fingerprint: LaunchFingerprint) -> str:
+    flags = sorted(fingerprint.flags.items())
+    files = (fingerprint.engine, fingerprint.model, fingerprint.draft)
+    return repr((files, fingerprint.library_dirs, flags, fingerprint.args))
 
 
 def _is_present(replica: Replica) -> bool:

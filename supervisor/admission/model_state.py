@@ -1,4 +1,4 @@
-"""A model as far as its coming into memory and leaving it is decided."""
+"""A model as far as loading and unloading it is decided."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from supervisor.settings.schema import ResidencyPolicy
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for a model's memory.
+    """The wait for a model that is not loaded.
 
     Attributes:
-        place: Its turn among the models that wait, 1 for the first.
-        requests: How many; none where only a command does.
+        place: Its position among the models that wait, from 1.
+        requests: How many requests wait; none where only a command does.
         wait_s: How long the first has waited.
-        leaving: Models that get nothing new, so that they can leave for it.
+        leaving: Models that are paused to be unloaded for it.
     """
 
     place: int
@@ -28,31 +28,28 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model, as far as its coming and going is decided.
+    """One model at one moment.
 
     Attributes:
-        name: The model.
-        phase: Where it is.
-        stay: What the settings say.
-        required: Of each memory, what it takes, or would take if it came.
-        is_wished: Whether a command asks for it.
-        is_held: Whether it is given nothing new, so that it can leave.
+        required: Bytes of each memory that it takes, or would take when loaded.
+        is_commanded: Whether a command asks for it.
+        is_paused: Whether it gets no new requests, so that it can be unloaded.
         waiting: Requests that wait for it.
         oldest_wait_s: How long the first of them, or the command, has waited.
-        working: Requests that it answers.
-        idle_s: Seconds since it last had one; 0 while it has.
-        resident_s: Seconds it has been up.
-        progress: How far its start has come, 0 to 1.
-        reload_cost_s: Seconds that a start takes.
-        cached_tokens: Tokens that would have to be read anew if it left.
+        working: Requests that it is answering.
+        idle_s: Seconds since the last of them ended; 0 while there are any.
+        resident_s: Seconds since it was loaded.
+        progress: Share of its load that is done, 0 to 1.
+        reload_cost_s: Seconds that loading it takes.
+        cached_tokens: Tokens that would be computed again if it were unloaded.
     """
 
     name: str
     phase: Phase
-    stay: ResidencyPolicy = ResidencyPolicy()  # noqa: RUF009 (frozen)
+    residency: ResidencyPolicy = ResidencyPolicy()  # noqa: RUF009 (frozen)
     required: Bytes = field(default_factory=dict)
-    is_wished: bool = False
-    is_held: bool = False
+    is_commanded: bool = False
+    is_paused: bool = False
     waiting: int = 0
     oldest_wait_s: float = 0.0
     working: int = 0
@@ -64,5 +61,4 @@ class ModelState:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether somebody has or awaits an answer of it."""
         return bool(self.waiting or self.working)

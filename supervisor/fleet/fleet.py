@@ -183,7 +183,7 @@ class Fleet:
             for name, model in found.items()
         } | rest
         for name in found:
-            self.models[name].stay = planner.model_settings(name)
+            self.models[name].residency = planner.model_settings(name)
 
     def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
         """Make a replica in a place that is free; it is down until somebody starts it."""

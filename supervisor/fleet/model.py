@@ -62,14 +62,13 @@ class Model:
             is configured no more, and only what it still holds is being finished.
         coming: Those that come up to take the place of one of `replicas`.
         leaving: Those that finish what they hold.
-        stay: How it comes and goes.
         is_open: Whether a request brings it up; not after it was stopped by command.
         refusal: Why it could not be brought up the last time that it was asked for, or None.
     """
 
-    def __init__(self, entry: ModelEntry, stay: ResidencyPolicy) -> None:
+    def __init__(self, entry: ModelEntry, residency: ResidencyPolicy) -> None:
         self.entry = entry
-        self.stay = stay
+        self.residency = residency
         self.is_open = True
         self.refusal: str | None = None
         self.replicas: tuple[Replica, ...] = ()

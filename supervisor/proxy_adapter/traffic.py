@@ -12,7 +12,6 @@ from proxy.router.router import Router
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
-from supervisor.admission.controller import Demand
 from supervisor.errors import DaemonBusy
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
@@ -111,24 +110,6 @@ class TrafficAdapter:
                 self.fleet.spawn(cache_commands.verify(replica, slot, had))
 
 
-class DemandAdapter:
-    """What admission needs of the proxy (`supervisor.admission.controller.DemandSource`)."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    def demand(self, model: str) -> Demand:
-        """Return what clients have and want of a model."""
-        found = self._router.demand(model)
-        return Demand(found.waiting, found.working, found.idle_since_s, found.cached_tokens)
-
-    def pause(self, model: str) -> None:
-        """Have all requests for a model wait in line."""
-        self._router.pause(model)
-
-    def resume(self, model: str) -> None:
-        """Let them go on."""
-        self._router.resume(model)
 
 
 def _filled(one: RestoredSlot) -> fingerprint.RestoredSlot:

@@ -45,7 +45,7 @@ def test_one_that_nobody_calls_stays_away() -> None:
 def test_one_that_is_broken_comes_only_by_command() -> None:
     broken = called("a", phase=Phase.FAILED)
     assert moves(broken) == Actions()
-    assert moves(replace(broken, is_wished=True)).load == ("a",)
+    assert moves(replace(broken, is_commanded=True)).load == ("a",)
 
 
 def test_the_idle_leave_for_one_that_is_called() -> None:
@@ -70,7 +70,7 @@ def test_where_nobody_works_a_moment_is_enough() -> None:
 
 
 def test_a_command_does_not_wait_for_the_next_question() -> None:
-    found = moves(up("a", idle_s=0.4), up("b", working=1), called("c", is_wished=True))
+    found = moves(up("a", idle_s=0.4), up("b", working=1), called("c", is_commanded=True))
     assert set(found.unload) == {"a"}
 
 
@@ -94,14 +94,14 @@ def test_who_works_is_left_alone_until_the_wait_is_long(work: dict[str, int]) ->
     assert set(late.unload) == (set() if "working" in work else set(late.pause))
 
 
-def test_who_is_held_stays_so_until_it_has_left() -> None:
-    held = up("a", working=1, is_held=True, cached_tokens=5000)
+def test_who_is_paused_stays_so_until_it_has_left() -> None:
+    held = up("a", working=1, is_paused=True, cached_tokens=5000)
     found = moves(held, up("b", working=1), called("c", waited_s=20.0))
     assert found.pause == ("a",)
 
 
 def test_a_command_does_not_wait_for_that() -> None:
-    found = moves(up("a", working=1), up("b", working=1), called("c", is_wished=True))
+    found = moves(up("a", working=1), up("b", working=1), called("c", is_commanded=True))
     assert len(found.pause) == 1
 
 
@@ -112,7 +112,7 @@ def test_who_came_just_now_may_stay_a_while() -> None:
 
 def test_the_pinned_never_leave() -> None:
     pinned = ResidencyPolicy(pinned=True, ttl_s=1.0)
-    found = moves(up("a", stay=pinned), up("b", stay=pinned), called("c", waited_s=60.0))
+    found = moves(up("a", residency=pinned), up("b", residency=pinned), called("c", waited_s=60.0))
     assert found == Actions(
         refuse={"c": "there is no memory for it beside a, b, which never leaves"}
     )
@@ -136,15 +136,15 @@ def test_a_small_one_does_not_overtake_a_large_one() -> None:
 
 
 def test_commands_come_before_requests() -> None:
-    found = moves(called("a", 9.0, required={"host": 8}), called("b", is_wished=True))
+    found = moves(called("a", 9.0, required={"host": 8}), called("b", is_commanded=True))
     assert found.load == ("b",)
 
 
 def test_a_model_nobody_asked_for_leaves_after_its_time() -> None:
-    stay = ResidencyPolicy(ttl_s=60.0)
-    assert moves(up("a", stay=stay, idle_s=59.0)) == Actions(look_again_s=1.0)
-    assert moves(up("a", stay=stay, idle_s=60.0)).unload == {"a": "nobody asked for it"}
-    assert moves(up("a", stay=stay, idle_s=60.0, working=1)) == Actions()
+    residency = ResidencyPolicy(ttl_s=60.0)
+    assert moves(up("a", residency=residency, idle_s=59.0)) == Actions(look_again_s=1.0)
+    assert moves(up("a", residency=residency, idle_s=60.0)).unload == {"a": "nobody asked for it"}
+    assert moves(up("a", residency=residency, idle_s=60.0, working=1)) == Actions()
 
 
 def test_a_start_nobody_waits_for_is_given_up_only_early_and_only_for_another() -> None:
@@ -160,9 +160,11 @@ GUESTS = st.lists(
         ModelState,
         name=st.sampled_from("abcdef"),
         phase=st.sampled_from(Phase),
-        stay=st.builds(ResidencyPolicy, pinned=st.booleans(), ttl_s=st.sampled_from([0.0, 30.0])),
+        residency=st.builds(
+            ResidencyPolicy, pinned=st.booleans(), ttl_s=st.sampled_from([0.0, 30.0])
+        ),
         required=st.fixed_dictionaries({"host": st.integers(1, 12)}),
-        is_wished=st.booleans(),
+        is_commanded=st.booleans(),
         waiting=st.integers(0, 2),
         oldest_wait_s=st.floats(0, 60),
         working=st.integers(0, 2),
@@ -181,7 +183,7 @@ def test_whatever_happens_nobody_is_wronged(models: list[ModelState]) -> None:
     for name in found.unload:
         model = by_name[name]
         assert not model.working
-        assert not model.stay.pinned
+        assert not model.residency.pinned
         assert model.phase in {Phase.LOADED, Phase.LOADING}
     for name in found.load:
         assert by_name[name].phase in {Phase.DOWN, Phase.FAILED}

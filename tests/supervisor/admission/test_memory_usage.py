@@ -1,12 +1,12 @@
-"""What models take of the memory there is."""
+"""Memory that models take, by estimate and by observation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fakes.instance_harness import RecordingTraffic
 from samples import engine, model
 
-from supervisor.admission.memory_usage import HOST, MemoryUsage
-from supervisor.admission.observed_memory import ObservedMemory
+from supervisor.admission.memory_usage import HOST, MemoryUsage, ObservedMemory
 from supervisor.engines.discover import Engine
 from supervisor.flags.plan import Plan
 from supervisor.fleet.fleet import Fleet
@@ -18,7 +18,8 @@ from supervisor.settings.schema import Settings
 
 BUDGET_BYTES = 8 * 1024**3
 STAMP = FileVersion(Path("/models/chat.gguf"))
-RECIPE = LaunchFingerprint(STAMP, (), STAMP, None, {}, ())
+FINGERPRINT = LaunchFingerprint(STAMP, (), STAMP, None, {"ctx-size": 4096, "parallel": 2}, ())
+OTHER = replace(FINGERPRINT, flags={"ctx-size": 8192})
 
 
 class Planned(LaunchPlanner):
@@ -33,23 +34,48 @@ class Planned(LaunchPlanner):
 
 
 def taken_bytes(directory: Path, seen_bytes: int) -> int:
-    """Return what a model takes of whose instances so much was seen."""
+    """Return the memory of a model whose instance was seen to take so much."""
     settings = Settings(
         models={"chat": {"path": "/models/chat.gguf"}},
         supervisor={"memory_budget": BUDGET_BYTES},
     )
     planner = Planned(settings, Directories(*[directory] * 5))
     fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
-    fleet.replica("chat.0").fingerprint = RECIPE
-    measured = ObservedMemory()
-    measured.note(RECIPE, seen_bytes)
-    return MemoryUsage(fleet, measured=measured).required(fleet.models["chat"])[HOST]
+    fleet.replica("chat.0").fingerprint = FINGERPRINT
+    observed = ObservedMemory()
+    observed.note(FINGERPRINT, seen_bytes)
+    return MemoryUsage(fleet, observed=observed).required(fleet.models["chat"])[HOST]
 
 
-def test_what_was_seen_counts_where_it_is_more_than_was_estimated(tmp_path: Path) -> None:
+def test_an_observation_above_the_estimate_replaces_it(tmp_path: Path) -> None:
     estimated = taken_bytes(tmp_path, 0)
     assert estimated < taken_bytes(tmp_path, BUDGET_BYTES // 2) < BUDGET_BYTES
 
 
-def test_one_that_outgrew_all_room_takes_all_of_it_and_can_come_alone(tmp_path: Path) -> None:
+def test_a_model_that_outgrew_the_capacity_takes_all_of_it(tmp_path: Path) -> None:
     assert taken_bytes(tmp_path, 2 * BUDGET_BYTES) == BUDGET_BYTES
+
+
+def test_observations_are_per_launch_fingerprint() -> None:
+    observed = ObservedMemory()
+    observed.note(FINGERPRINT, 500)
+    same = replace(FINGERPRINT, flags={"parallel": 2, "ctx-size": 4096})
+    assert observed.own_bytes(same) == 500
+    assert observed.own_bytes(OTHER) == 0
+
+
+def test_the_largest_observation_is_kept() -> None:
+    observed = ObservedMemory()
+    for seen in (500, 900, 700):
+        observed.note(FINGERPRINT, seen)
+    assert observed.own_bytes(FINGERPRINT) == 900
+
+
+def test_the_least_recently_used_fingerprints_are_forgotten() -> None:
+    observed = ObservedMemory(observed_max=2)
+    observed.note(FINGERPRINT, 1)
+    observed.note(OTHER, 2)
+    assert observed.own_bytes(FINGERPRINT) == 1
+    observed.note(replace(FINGERPRINT, args=("--verbose",)), 3)
+    assert observed.own_bytes(FINGERPRINT) == 1
+    assert observed.own_bytes(OTHER) == 0
