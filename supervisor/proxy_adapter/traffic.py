@@ -110,8 +110,6 @@ class TrafficAdapter:
                 self.fleet.spawn(cache_commands.verify(replica, slot, had))
 
 
-
-
 def _filled(one: RestoredSlot) -> fingerprint.RestoredSlot:
     kept, task = one.kept, one.task
     if kept is None:
