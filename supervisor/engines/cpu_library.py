@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.engines.packages import find_inside
-from supervisor.engines.pins import EnginePin, PortablePin, sha256_of
+from supervisor.engines.pins import EnginePin, PortablePin, find_inside, sha256_of
 from supervisor.errors import AccessDenied
 from supervisor.host.paths import make_ours, make_private
 

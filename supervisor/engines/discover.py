@@ -17,8 +17,7 @@ from typing import Final, Literal
 from supervisor.engines import help as flags_help
 from supervisor.engines.cpu_library import CpuLibraryOverride, FindInside, cpu_library_for
 from supervisor.engines.help import Flags
-from supervisor.engines.packages import find_inside
-from supervisor.engines.pins import EnginePin, engine_pins, sha256_of
+from supervisor.engines.pins import EnginePin, engine_pins, find_inside, sha256_of
 from supervisor.engines.probe import probe
 from supervisor.errors import EngineBroken, EngineMissing
 from supervisor.host import json_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,3 +97,13 @@ def sha256_of(path: Path) -> str:
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_inside(module: str, name: str) -> Path | None:
+    """Return a file of an installed top-level module, or None when either is missing."""
+    spec = importlib.util.find_spec(module)
+    for place in (spec and spec.submodule_search_locations) or ():
+        path = Path(place) / name
+        if path.is_file():
+            return path
+    return None

@@ -14,12 +14,13 @@ from typing import Final
 
 from supervisor.engines.help import FlagValue
 from supervisor.errors import SettingsInvalid
-from supervisor.flags.inputs import PlanInputs
+from supervisor.flags.setting import CORRAL, Setting
 from supervisor.gguf.embedding import embedding
 from supervisor.gguf.metadata import Gguf
+from supervisor.host.machine import Machine
 from supervisor.memory import kv_cache
 from supervisor.memory.compute import compute_bytes
-from supervisor.memory.context import ContextLayout
+from supervisor.memory.context import NUMBER_MAX, Chosen, ContextLayout
 from supervisor.memory.kv_cache import Cache
 
 AUTO: Final = "auto"
@@ -38,22 +39,44 @@ _CTX_SLOT: Final = 8192
 _CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
-# An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
-NUMBER_MAX: Final = 2**31 - 1
 # LLAMA_MAX_SEQ of llama.cpp is 256; some room is left for builds with more.
 MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 
 @dataclass(frozen=True, slots=True)
-class AutoValue:
-    """A value, where it comes from (`machine`, `gguf` or `llama-corral`), and why."""
+class PlanInputs:
+    """What the derived values depend on.
 
-    value: FlagValue
-    origin: str
-    reason: str
+    Attributes:
+        gguf: The model.
+        machine: The machine.
+        device_bytes: Memory of all devices that layers can be offloaded to; 0 without a device.
+        instances: Processes that share the machine, this one among them.
+    """
 
+    gguf: Gguf
+    machine: Machine
+    device_bytes: int
+    instances: int
 
-Chosen = Mapping[str, FlagValue]
+    @property
+    def share_bytes(self) -> int:
+        """Return the memory that one instance may use beside the weights.
+
+        On a device, nine tenths of it without the weights; in main memory, three quarters without
+        the weights, which instances of one model share by mapping the file. Never less than an
+        eighth of the memory, or the plan would be for nothing.
+        """
+        if self.device_bytes:
+            room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
+            return max(room, self.device_bytes // 8) // self.instances
+        memory = self.machine.memory_bytes
+        return max(memory * 3 // 4 - self.gguf.tensor_bytes, memory // 8) // self.instances
+
+    @property
+    def kv_budget_bytes(self) -> int:
+        """Return what the KV cache may take: the device's whole share, or half of main memory's."""
+        return self.share_bytes if self.device_bytes else self.share_bytes // 2
 
 
 def slots(chosen: Chosen) -> int:
@@ -102,11 +125,11 @@ def positive(key: str, value: FlagValue) -> int:
     return number
 
 
-def _parallel(_case: PlanInputs, _chosen: Chosen) -> AutoValue:
-    return AutoValue(_SLOTS, "llama-corral", "slots enough for a few conversations at once")
+def _parallel(_case: PlanInputs, _chosen: Chosen) -> Setting:
+    return Setting(_SLOTS, CORRAL, "slots enough for a few conversations at once")
 
 
-def _threads(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+def _threads(case: PlanInputs, _chosen: Chosen) -> Setting:
     """Return the threads that decode: all cores but one.
 
     They meet after every operation, so one that is put aside for another program holds up all. On 2
@@ -116,23 +139,23 @@ def _threads(case: PlanInputs, _chosen: Chosen) -> AutoValue:
     cores, instances = case.machine.physical_cores, case.instances
     spare = f"one of {_counted(cores, 'physical core')} is left for all else, the rest"
     reason = f"{spare} shared out over {_counted(instances, 'instance')}"
-    return AutoValue(max(1, (cores - 1) // instances), "machine", reason)
+    return Setting(max(1, (cores - 1) // instances), "machine", reason)
 
 
-def _threads_batch(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+def _threads_batch(case: PlanInputs, _chosen: Chosen) -> Setting:
     """Return the threads that read prompts: all cores, as they meet far less often then."""
     cores, instances = case.machine.physical_cores, case.instances
     reason = f"{_counted(cores, 'physical core')} shared out over {_counted(instances, 'instance')}"
-    return AutoValue(max(1, cores // instances), "machine", reason)
+    return Setting(max(1, cores // instances), "machine", reason)
 
 
-def _batch_size(case: PlanInputs, chosen: Chosen) -> AutoValue:
+def _batch_size(case: PlanInputs, chosen: Chosen) -> Setting:
     if case.device_bytes:
-        return AutoValue(_BATCH_MAX, "machine", "a device reads this much in well under a second")
+        return Setting(_BATCH_MAX, "machine", "a device reads this much in well under a second")
     rate = _prompt_rate(case, chosen)
     size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
     reason = f"about half a second of reading at some {rate:.0f} tokens/s on this CPU"
-    return AutoValue(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
+    return Setting(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
 
 
 def _prompt_rate(case: PlanInputs, chosen: Chosen) -> float:
@@ -145,29 +168,27 @@ def _prompt_rate(case: PlanInputs, chosen: Chosen) -> float:
     return cores * _CORE_FLOPS / (2 * max(1, case.gguf.parameters))
 
 
-def _ubatch_size(_case: PlanInputs, chosen: Chosen) -> AutoValue:
+def _ubatch_size(_case: PlanInputs, chosen: Chosen) -> Setting:
     batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
-    return AutoValue(
-        min(_UBATCH_MAX, batch), "llama-corral", "no more than a batch, and at most 512"
-    )
+    return Setting(min(_UBATCH_MAX, batch), CORRAL, "no more than a batch, and at most 512")
 
 
-def _cache_type(case: PlanInputs, chosen: Chosen) -> AutoValue:
+def _cache_type(case: PlanInputs, chosen: Chosen) -> Setting:
     gguf = case.gguf
     if not kv_cache.can_quantise(gguf):
         sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
-        return AutoValue("f16", "gguf", f"{sizes} cannot be cut into blocks of {kv_cache.BLOCK}")
+        return Setting("f16", "gguf", f"{sizes} cannot be cut into blocks of {kv_cache.BLOCK}")
     if case.device_bytes:
-        return AutoValue("q8_0", "machine", "halves the cache, and costs a device next to nothing")
+        return Setting("q8_0", "machine", "halves the cache, and costs a device next to nothing")
     ctx = ctx_slot(chosen) or _wanted_ctx(gguf, cache_count(chosen))
     wanted = kv_cache.cache_bytes(gguf, _cache(chosen, ctx, "f16", "f16"))
     if wanted > case.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
-        return AutoValue("q8_0", "machine", reason)
-    return AutoValue("f16", "machine", "on a CPU q8_0 reads prompts slower, and memory suffices")
+        return Setting("q8_0", "machine", reason)
+    return Setting("f16", "machine", "on a CPU q8_0 reads prompts slower, and memory suffices")
 
 
-def _ctx_size(case: PlanInputs, chosen: Chosen) -> AutoValue:
+def _ctx_size(case: PlanInputs, chosen: Chosen) -> Setting:
     count = cache_count(chosen)
     types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
     wanted = fitting = _wanted_ctx(case.gguf, count)
@@ -181,8 +202,8 @@ def _ctx_size(case: PlanInputs, chosen: Chosen) -> AutoValue:
     elif wanted == case.gguf.ctx_train:
         reason, origin = f"{wanted} tokens a slot, as the model was trained for", "gguf"
     else:
-        reason, origin = f"{wanted} tokens a slot", "llama-corral"
-    return AutoValue(fitting * count, origin, f"{_counted(count, 'slot')}, {reason}")
+        reason, origin = f"{wanted} tokens a slot", CORRAL
+    return Setting(fitting * count, origin, f"{_counted(count, 'slot')}, {reason}")
 
 
 def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
@@ -220,24 +241,24 @@ def _wanted_ctx(gguf: Gguf, count: int) -> int:
     return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
 
 
-def _cache_ram(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+def _cache_ram(case: PlanInputs, _chosen: Chosen) -> Setting:
     memory = case.machine.memory_bytes
     share = max(memory * 3 // 4 - case.gguf.tensor_bytes, memory // 8) // case.instances // 4
     reason = f"a quarter of one instance's share of {memory // _MIB} MiB memory"
-    return AutoValue(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", reason)
+    return Setting(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", reason)
 
 
-def _fit(case: PlanInputs, _chosen: Chosen) -> AutoValue:
+def _fit(case: PlanInputs, _chosen: Chosen) -> Setting:
     if case.device_bytes:
-        return AutoValue("on", "machine", "the engine fits the model to its devices")
-    return AutoValue("off", "machine", "without a device there is nothing to fit; starts sooner")
+        return Setting("on", "machine", "the engine fits the model to its devices")
+    return Setting("off", "machine", "without a device there is nothing to fit; starts sooner")
 
 
-def _spec_type(_case: PlanInputs, chosen: Chosen) -> AutoValue:
+def _spec_type(_case: PlanInputs, chosen: Chosen) -> Setting:
     if "spec-draft-model" in chosen:
-        return AutoValue("draft-simple", "llama-corral", "a draft model is given")
+        return Setting("draft-simple", CORRAL, "a draft model is given")
     reason = "without a draft model, repeated text is what can be foreseen"
-    return AutoValue("ngram-mod", "llama-corral", reason)
+    return Setting("ngram-mod", CORRAL, reason)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -245,7 +266,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 # In the order they are decided: each may look at those before it.
-DERIVED: Final[Mapping[str, Callable[[PlanInputs, Chosen], AutoValue]]] = MappingProxyType(
+DERIVED: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = MappingProxyType(
     {
         "parallel": _parallel,
         "threads": _threads,

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.flags.auto import Chosen
-from supervisor.flags.inputs import PlanInputs
+from supervisor.flags.auto import PlanInputs
 from supervisor.memory import kv_cache
-
-_UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
+from supervisor.memory.context import Chosen
 
 
 def reason_against(key: str, case: PlanInputs, chosen: Chosen) -> str | None:
@@ -52,14 +50,14 @@ def _cache_type_k(case: PlanInputs, chosen: Chosen) -> str | None:
 
 
 def _cache_type_v(case: PlanInputs, chosen: Chosen) -> str | None:
-    is_quantised = chosen["cache-type-v"] not in _UNQUANTISED
+    is_quantised = chosen["cache-type-v"] not in kv_cache.UNQUANTISED
     if is_quantised and chosen.get("flash-attn") in {"off", False}:
         return "a quantised V cache needs flash attention"
     return _unquantisable(case, chosen, "cache-type-v")
 
 
 def _unquantisable(case: PlanInputs, chosen: Chosen, key: str) -> str | None:
-    if chosen[key] in _UNQUANTISED or kv_cache.can_quantise(case.gguf):
+    if chosen[key] in kv_cache.UNQUANTISED or kv_cache.can_quantise(case.gguf):
         return None
     return f"heads of {case.gguf.key_length} values cannot be cut into blocks of {kv_cache.BLOCK}"
 

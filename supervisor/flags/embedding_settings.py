@@ -20,7 +20,7 @@ from typing import Final
 
 from supervisor.engines.help import FlagValue
 from supervisor.flags.auto import AUTO, ctx_slot, positive, slots
-from supervisor.flags.setting import CORRAL, Setting, Settings
+from supervisor.flags.setting import CORRAL, Setting, Settings, values
 from supervisor.gguf.embedding import Embedding, embedding
 from supervisor.gguf.metadata import Gguf
 
@@ -59,7 +59,7 @@ def purposed(settings: Settings, args: Sequence[str], model: str, gguf: Gguf) ->
 
 def shaped(settings: Settings, gguf: Gguf) -> Settings:
     """Return the settings of a model for embeddings before anything is derived; others as given."""
-    chosen = {key: one.value for key, one in settings.items()}
+    chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:
         return settings
@@ -71,7 +71,7 @@ def shaped(settings: Settings, gguf: Gguf) -> Settings:
 
 def batched(settings: Settings, gguf: Gguf) -> Settings:
     """Return the settings with batches that hold the longest input in one piece."""
-    chosen = {key: one.value for key, one in settings.items()}
+    chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:
         return settings
@@ -104,7 +104,7 @@ def _wanted(settings: Settings, use: Embedding) -> dict[str, Setting]:
 
 def _one_cache(settings: Settings, use: Embedding) -> dict[str, Setting]:
     """Return what has several slots share one cache, whoever set it otherwise."""
-    count = slots({key: one.value for key, one in settings.items()})
+    count = slots(values(settings))
     if count == 1 or use.can_split:
         return {}
     reason = f"with caches of their own, {count} slots would get vectors of parts of their texts"

@@ -12,20 +12,19 @@ from typing import Final
 
 from supervisor.engines.discover import Engine
 from supervisor.engines.help import Flags, FlagValue
-from supervisor.flags.auto import cache_count, ctx_slot, slots
+from supervisor.flags.auto import PlanInputs, cache_count, ctx_slot, slots
 from supervisor.flags.constraints import reason_against
 from supervisor.flags.draft_model import Draft
-from supervisor.flags.inputs import PlanInputs
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import OmittedFlag, Rendered, canonical, render
 from supervisor.flags.resolve import CORRAL_DEFAULTS, ModelEntry, is_auto, resolve
-from supervisor.flags.setting import CORRAL, Settings
+from supervisor.flags.setting import CORRAL, Settings, values
 from supervisor.gguf.embedding import Embedding, embedding
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
 from supervisor.memory.estimate import Estimate, MemoryInputs, estimate
 
-__all__ = ["ModelEntry", "Omission", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
+__all__ = ["ModelEntry", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
 
 
 _ALONE: Final = Draft()
@@ -40,23 +39,6 @@ class PlanLine:
         value: The word after it, or None.
         origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
         reason: A clause; empty where the origin says it all.
-    """
-
-    flag: str
-    value: str | None
-    origin: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Omission:
-    """A setting that is not on the command line.
-
-    Attributes:
-        flag: Today's name with dashes.
-        value: What was set.
-        origin: Who set it.
-        reason: A clause.
     """
 
     flag: str
@@ -85,7 +67,7 @@ class Plan:
     engine: Engine
     gguf: Gguf
     lines: tuple[PlanLine, ...]
-    omitted: tuple[Omission, ...]
+    omitted: tuple[PlanLine, ...]
     warnings: tuple[str, ...]
     slots: int
     ctx_size: int
@@ -163,7 +145,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     )
     settings = resolve(entry, profile, engine.flags, case, draft)
     kept, barred = without_conflicts(settings, case)
-    chosen = {key: one.value for key, one in kept.items()}
+    chosen = values(kept)
     rendered = render(chosen, engine.flags)
     if draft.reason and not draft.gguf:
         barred.append(OmittedFlag("spec-draft-model", str(entry.draft), draft.reason))
@@ -204,7 +186,7 @@ def unix_sockets(engine: Engine) -> bool:
 
 
 def without_conflicts(settings: Settings, case: PlanInputs) -> tuple[Settings, list[OmittedFlag]]:
-    chosen = {key: one.value for key, one in settings.items()}
+    chosen = values(settings)
     reasons = {key: reason_against(key, case, chosen) for key in settings}
     kept = {key: one for key, one in settings.items() if not reasons[key]}
     return kept, [
@@ -234,11 +216,11 @@ def _lines(
 
 def _omissions(
     entry: ModelEntry, left_out: list[OmittedFlag], settings: Settings
-) -> tuple[Omission, ...]:
+) -> tuple[PlanLine, ...]:
     """Return what was left out, our own wishes aside: those are for builds that know them."""
     origins = {key: one.origin for key, one in settings.items()}
     return tuple(
-        Omission(
+        PlanLine(
             flag=f"--no-{one.key}" if one.value is False else f"--{one.key}",
             value=None if isinstance(one.value, bool) else str(one.value),
             origin=origins.get(one.key, f"model {entry.name}"),

@@ -5,7 +5,7 @@ What wins: a model's own flags, then its profile, then what llama-corral wants o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,13 +13,20 @@ from typing import Final, Literal
 
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.engines.spec_types import draft_limits
-from supervisor.flags.auto import AUTO, DERIVED, cache_count, ctx_slot, positive, slots
+from supervisor.flags.auto import (
+    AUTO,
+    DERIVED,
+    PlanInputs,
+    cache_count,
+    ctx_slot,
+    positive,
+    slots,
+)
 from supervisor.flags.draft_model import Draft, Wanted
 from supervisor.flags.embedding_settings import batched, purposed, shaped
-from supervisor.flags.inputs import PlanInputs
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import canonical
-from supervisor.flags.setting import CORRAL, Setting, Settings
+from supervisor.flags.setting import CORRAL, Setting, Settings, values
 
 # What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
 # without the option is not told.
@@ -93,16 +100,8 @@ def is_auto(key: str, value: FlagValue) -> bool:
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
     """Return every setting in today's vocabulary, the strongest last and so the winner."""
     ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
-    named = {
-        key: Setting(value, f"profile {profile.origins[name]}")
-        for name, set_value in profile.flags.items()
-        for key, value in [canonical(name, set_value, flags)]
-    }
-    own = {
-        key: Setting(value, f"model {entry.name}")
-        for name, set_value in entry.flags.items()
-        for key, value in [canonical(name, set_value, flags)]
-    }
+    named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")
+    own = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
     if draft.gguf:
         path = str(draft.gguf.path)
         own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.reason)
@@ -117,22 +116,28 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
 
 
+def _canonical(
+    given: Mapping[str, FlagValue], flags: Flags, origin: Callable[[str], str]
+) -> dict[str, Setting]:
+    found = ((name, canonical(name, value, flags)) for name, value in given.items())
+    return {key: Setting(value, origin(name)) for name, (key, value) in found}
+
+
 def _derived(settings: Settings, case: PlanInputs) -> Settings:
     """Return the settings with every `auto` that we work out ourselves replaced."""
     chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
     found: dict[str, Setting] = {}
     for key, decide in DERIVED.items():
         if key in settings and key not in chosen:
-            derived = decide(case, chosen)
-            chosen[key] = derived.value
-            found[key] = Setting(derived.value, derived.origin, derived.reason)
+            found[key] = decide(case, chosen)
+            chosen[key] = found[key].value
     return {**settings, **found}
 
 
 def _cap_context(settings: Settings, case: PlanInputs) -> Settings:
     """Return the settings with a profile's context cut to what the model was trained for."""
     ctx, trained = settings.get("ctx-size"), case.gguf.ctx_train
-    chosen = {key: one.value for key, one in settings.items()}
+    chosen = values(settings)
     if (
         not ctx
         or not ctx.origin.startswith("profile")
@@ -153,7 +158,7 @@ def _raise_batch(settings: Settings) -> Settings:
     tools/server, server_slot::handle_last_sampled_token.
     """
     batch = settings.get("batch-size")
-    chosen = {key: one.value for key, one in settings.items()}
+    chosen = values(settings)
     drafted = [positive(key, chosen.get(key, default)) for key, default in draft_limits(chosen)]
     needed = slots(chosen) * (1 + max(drafted, default=0))
     if batch is None or not drafted or positive("batch-size", batch.value) >= needed:

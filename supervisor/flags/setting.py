@@ -75,3 +75,7 @@ class Setting:
 
 
 Settings = Mapping[str, Setting]
+
+
+def values(settings: Settings) -> dict[str, FlagValue]:
+    return {key: setting.value for key, setting in settings.items()}

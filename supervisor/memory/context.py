@@ -7,7 +7,7 @@ common/arg.cpp; what several of them come to together is in its log at `client_c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from supervisor.engines.discover import Engine
@@ -19,7 +19,7 @@ from supervisor.memory.kv_cache import Cache
 
 _MIB: Final = 1024**2
 # An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
-_NUMBER_MAX: Final = 2**31 - 1
+NUMBER_MAX: Final = 2**31 - 1
 _CTX: Final = 4096
 _SLOTS: Final = 4
 _BATCH: Final = 2048
@@ -100,23 +100,12 @@ def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
 
 def draft_layout(of: ContextLayout, chosen: Chosen) -> ContextLayout:
     """Return the numbers of a draft model beside the model that it drafts for."""
-    cache = of.cache
-    return ContextLayout(
-        cache=Cache(
-            ctx=cache.ctx,
-            streams=cache.streams,
-            slots=cache.slots,
-            ubatch=cache.ubatch,
-            type_k=str(chosen.get("spec-draft-type-k", "f16")),
-            type_v=str(chosen.get("spec-draft-type-v", "f16")),
-            full_window=cache.full_window,
-        ),
-        tokens=of.tokens,
-        outputs=cache.slots,
-        flash=of.flash,
-        prompt_cache_bytes=0,
-        checkpoints=0,
+    cache = replace(
+        of.cache,
+        type_k=str(chosen.get("spec-draft-type-k", "f16")),
+        type_v=str(chosen.get("spec-draft-type-v", "f16")),
     )
+    return replace(of, cache=cache, outputs=cache.slots, prompt_cache_bytes=0, checkpoints=0)
 
 
 def number(chosen: Chosen, key: str, otherwise: int) -> int:
@@ -125,7 +114,7 @@ def number(chosen: Chosen, key: str, otherwise: int) -> int:
         found = int(chosen.get(key, otherwise))
     except (ValueError, OverflowError):
         return otherwise
-    return found if 0 <= found <= _NUMBER_MAX else otherwise
+    return found if 0 <= found <= NUMBER_MAX else otherwise
 
 
 def _drafted(chosen: Chosen) -> int:

@@ -24,7 +24,6 @@ RESERVE_SHARE: Final = 0.05
 _MIB: Final = 1024**2
 _CTX_SLOT_MIN: Final = 512
 _SLOTS_EACH: Final = 64
-_UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,7 @@ def _smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagVal
     chosen = memory_inputs.chosen
     types = {str(chosen.get(f"cache-type-{one}", "f16")) for one in "kv"}
     has_flash = chosen.get("flash-attn", "auto") not in {"off", False}
-    if types & _UNQUANTISED and has_flash and kv_cache.can_quantise(memory_inputs.gguf):
+    if types & kv_cache.UNQUANTISED and has_flash and kv_cache.can_quantise(memory_inputs.gguf):
         yield {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
 
 

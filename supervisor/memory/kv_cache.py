@@ -35,6 +35,7 @@ BYTES_PER_VALUE: Final[Mapping[str, float]] = MappingProxyType(
         "iq4_nl": 18 / 32,
     }
 )
+UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
 PADDING_TOKENS: Final = 256
 # Values are quantised in blocks of this many, within one head.
 BLOCK: Final = 32

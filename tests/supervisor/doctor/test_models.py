@@ -8,7 +8,7 @@ from supervisor.doctor.models import Need, check_memory, check_plan, need
 from supervisor.engines.discover import Device, Engine
 from supervisor.engines.help import FlagValue
 from supervisor.flags import profile
-from supervisor.flags.plan import ModelEntry, Omission, Plan, make_plan
+from supervisor.flags.plan import ModelEntry, Plan, PlanLine, make_plan
 from supervisor.gguf import metadata
 from supervisor.host import machine
 from supervisor.host.machine import Machine
@@ -60,7 +60,7 @@ def test_what_a_plan_warns_of_is_told_once(plan: Plan) -> None:
 
 
 def test_what_a_plan_leaves_out_is_told(plan: Plan) -> None:
-    poor = replace(plan, omitted=(Omission("prio", "2", "profile base", "not permitted"),))
+    poor = replace(plan, omitted=(PlanLine("prio", "2", "profile base", "not permitted"),))
     assert "goes without prio 2 (profile base): not permitted" in [
         one.text for one in check_plan(poor)
     ]
@@ -75,7 +75,7 @@ def test_a_model_needs_its_weights_once_and_a_cache_for_each_process(plan: Plan)
 
 
 def test_a_model_on_a_device_locks_no_main_memory(plan: Plan) -> None:
-    asks = replace(plan, omitted=(Omission("load-mode", "mmap+mlock", "profile base", "limit"),))
+    asks = replace(plan, omitted=(PlanLine("load-mode", "mmap+mlock", "profile base", "limit"),))
     assert need(asks, 1).locked_bytes == plan.gguf.tensor_bytes
     on_device = replace(plan.engine, devices=(Device("Vulkan0", "Some GPU", 8192),))
     assert need(replace(asks, engine=on_device), 1).locked_bytes == 0

@@ -1,4 +1,4 @@
-from supervisor.engines.packages import find_inside
+from supervisor.engines.pins import find_inside
 
 
 def test_a_file_of_an_installed_package_is_found_without_importing_it() -> None:
