@@ -411,11 +411,11 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
 
     A running daemon takes it from the next second on.
     """
-    from supervisor.commands.key import Wish
+    from proxy.auth.keys_file import Key
     from supervisor.commands.key import add as call
 
-    wish = Wish(name, tuple(models) if models else None, in_flight, rpm, priority)
-    _finish("key add", lambda: call(wish, config), as_json=as_json)
+    key = Key(name, b"", in_flight, rpm, frozenset(models) if models else None, priority)
+    _finish("key add", lambda: call(key, config), as_json=as_json)
 
 
 @key_app.command("list")

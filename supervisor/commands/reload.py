@@ -1,32 +1,27 @@
-"""`corral reload`: take new settings in, and show what they change."""
+"""`corral reload`: apply changed settings, and show what changed."""
 
 from __future__ import annotations
 
-from typing import Final
-
-from supervisor.commands.start import last_of
+from supervisor.commands.stream import last_message
 from supervisor.control.client import Client
 from supervisor.control.messages import ErrorFields, ReloadReport
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored
 
-_FAILED: Final = 1
-
 
 def reload(*, dry_run: bool) -> CommandResult:
-    """Have the daemon read its settings again; exit code 1 when something did not come up.
+    """Reload the daemon's settings; exit code 1 if a changed model did not start.
 
     Raises:
         NotRunning: No daemon runs.
-        CorralError: The settings cannot be used; nothing was changed.
+        CorralError: The settings are invalid; nothing was changed.
     """
-    report = last_of(Client(directories().control_socket).reload(dry_run=dry_run))["reloaded"]
-    exit_code = _FAILED if report["failures"] else 0
-    return CommandResult(report, render(report, dry_run=dry_run), tuple(report["notes"]), exit_code)
+    report = last_message(Client(directories().control_socket).reload(dry_run=dry_run))["reloaded"]
+    text = render(report, dry_run=dry_run)
+    return CommandResult(report, text, tuple(report["notes"]), 1 if report["failures"] else 0)
 
 
 def render(report: ReloadReport, *, dry_run: bool) -> str:
-    """Return what a reload did, or would do, as a person reads it."""
     rows = (
         ("would add", "added", report["added"]),
         ("would remove", "removed", report["removed"]),
@@ -34,7 +29,7 @@ def render(report: ReloadReport, *, dry_run: bool) -> str:
         ("would keep", "kept", report["kept"]),
     )
     lines = [
-        f"{would if dry_run else did}: {', '.join(places)}" for would, did, places in rows if places
+        f"{would if dry_run else did}: {', '.join(names)}" for would, did, names in rows if names
     ]
     failures = [line for failure in report["failures"] for line in _explain(failure)]
     return "\n".join([*lines, *failures])

@@ -1,70 +1,102 @@
-"""`corral serve`: the daemon itself, in the foreground or started by `corral start`."""
+"""`corral serve`: the daemon, in the foreground or started by `corral start`.
+
+What only the daemon needs is imported after the words are resolved: a mistake in them is reported
+without the wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvloop
-
-from supervisor import log
 from supervisor.commands.targets import Targets, choose, settings_reader
-from supervisor.daemon import Daemon
 from supervisor.errors import CorralError
-from supervisor.events import EventStream
-from supervisor.failures import FailureHandler
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.output import CommandResult
-from supervisor.process.log_file import LogFile
+
+if TYPE_CHECKING:
+    from supervisor.daemon import Daemon
+    from supervisor.log import Sink
 
 
 def serve(
     words: Sequence[str], config: Path | None, listen: str | None, report_fd: int | None
 ) -> CommandResult:
-    """Run the daemon until it is told to end.
+    """Run the daemon until it is asked to stop.
 
     Args:
-        words: The models to bring up; none means all that come up with the daemon.
+        words: The models to bring up; none means all with `preload`.
         config: The settings file that was named.
         listen: The address that was named.
-        report_fd: Set by `corral start`: a pipe for one line of JSON, `{"ok": true}` or
-            `{"error": …}`. Such a daemon brings up nothing by itself, and logs to a file.
+        report_fd: A pipe to `corral start` for one line of JSON: `{"models": [names]}` when the
+            daemon answers, or `{"error": …}`. It then loads nothing by itself, and logs to a file.
     """
     raise_descriptor_limit()
     where = directories()
-    with _reporting(report_fd) as report:
-        is_background = report_fd is not None
-        choice = choose(words, config, where, listen)
-        with _sink(where, is_background=is_background) as sink:
-            wanted = () if is_background else _wanted(words, choice)
-            daemon = functools.partial(
-                Daemon,
-                choice.loaded,
-                settings_reader(choice, where, listen),
-                where,
-                EventStream(sink),
+    report = _Report(report_fd)
+    try:
+        targets = choose(words, config, where, listen)
+        named = targets.names if words else ()
+        wanted = () if report.is_open else named or _preloaded(targets)
+        with _log_sink(where, to_file=report.is_open) as sink:
+            _run(
+                lambda: _daemon(targets, listen, where, sink),
+                wanted,
+                lambda: report.send({"models": named}),
             )
-            _run(daemon, wanted, report)
+    except CorralError as error:
+        if not report.is_open:
+            raise
+        report.send({"error": error.as_json()})  # `corral start` shows it
+        return CommandResult(None, exit_code=error.exit_code)
     return CommandResult(None)
 
 
-def _wanted(words: Sequence[str], choice: Targets) -> list[str]:
-    """Return the models to bring up at once: those named, or those that come up with the daemon."""
-    models = choice.loaded.settings.models
-    return [name for name in choice.names if words or models[name].preload]
+class _Report:
+    """The pipe to the process that waits for this daemon, if any; takes one message."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor is not None
+
+    def send(self, content: Mapping[str, object]) -> None:
+        if self._descriptor is not None:
+            os.write(self._descriptor, json.dumps(content).encode() + b"\n")
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _preloaded(targets: Targets) -> list[str]:
+    models = targets.loaded.settings.models
+    return [name for name in targets.names if models[name].preload]
+
+
+def _daemon(targets: Targets, listen: str | None, where: Directories, sink: Sink) -> Daemon:
+    from supervisor.daemon import Daemon
+    from supervisor.events import EventStream
+
+    reader = settings_reader(targets, where, listen)
+    return Daemon(targets.loaded, reader, where, EventStream(sink))
 
 
 def _run(
     make_daemon: Callable[[], Daemon], wanted: Sequence[str], report: Callable[[], None]
 ) -> None:
+    import uvloop
+
+    from supervisor.failures import FailureHandler
+
     async def main() -> None:
         logging.basicConfig(level=logging.WARNING, handlers=[FailureHandler()])
         await make_daemon().run(wanted, report)
@@ -74,28 +106,18 @@ def _run(
 
 
 @contextmanager
-def _sink(where: Directories, *, is_background: bool) -> Iterator[log.Sink]:
-    if not is_background:
+def _log_sink(where: Directories, *, to_file: bool) -> Iterator[Sink]:
+    from supervisor import log
+    from supervisor.process.log_file import LogFile, open_log
+
+    if not to_file:
         yield log.stream_sink(sys.stderr)
         return
     make_private(where.log)
+    descriptor = open_log(where.daemon_log)
+    for ours in (1, 2):
+        os.dup2(descriptor, ours)
+    os.close(descriptor)
+    os.chdir("/")  # keeps no file system busy
     with LogFile(where.daemon_log, streams=(1, 2)) as file:
         yield log.json_sink(lambda line: file.write(f"{line}\n".encode()))
-
-
-@contextmanager
-def _reporting(report_fd: int | None) -> Iterator[Callable[[], None]]:
-    """Tell whoever waits on the pipe that the daemon answers, or why it does not come up."""
-
-    def say(content: object) -> None:
-        nonlocal report_fd
-        if report_fd is not None:
-            os.write(report_fd, json.dumps(content).encode() + b"\n")
-            os.close(report_fd)
-            report_fd = None
-
-    try:
-        yield lambda: say({"ok": True})
-    except CorralError as error:
-        say({"error": error.as_json()})
-        raise

@@ -1,13 +1,14 @@
-"""`corral slots list|save|forget`: conversations kept on the disk."""
+"""`corral slots list|save|forget`: conversations and learned prompts on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from supervisor.commands.status import not_persisted_reason
+from supervisor.commands.status import not_persisted_reasons
+from supervisor.commands.stream import last_message
 from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
-from supervisor.control.messages import SavedSlot, StreamMessage
+from supervisor.control.messages import SavedSlot
 from supervisor.control.status import saved_slot
 from supervisor.errors import DaemonBusy, NotRunning, SettingsInvalid
 from supervisor.host.paths import directories
@@ -17,15 +18,15 @@ from supervisor.warmup.learned import LearnedPrompts
 
 
 def list_slots() -> CommandResult:
-    """List what is kept, by model, the last used first; a daemon need not run."""
+    """List saved conversations by model, the last used first; works without a daemon."""
     kept = sorted(store_in(directories()).saved(), key=lambda one: one.used_at, reverse=True)
     found = [saved_slot(one) for one in sorted(kept, key=lambda one: one.model)]
-    text = render(found) if found else "no conversations are kept"
-    return CommandResult(found, text, (*_learned(), *_unkept()))
+    text = render(found) if found else "no saved conversations"
+    return CommandResult(found, text, (*_learned(), *_not_persisted()))
 
 
 def save(words: Sequence[str]) -> CommandResult:
-    """Have the daemon save what idle slots hold, and list what is kept then.
+    """Save the idle slots of running models, and list what is saved then.
 
     Raises:
         NotRunning: No daemon runs.
@@ -33,54 +34,40 @@ def save(words: Sequence[str]) -> CommandResult:
     """
     client = Client(directories().control_socket)
     names = resolve_running(words, client.status()) if words else []
-    found = last_of(client.save_slots(names))["slots"]
-    return CommandResult(found, render(found) if found else "nothing was worth saving")
+    found = last_message(client.save_slots(names))["slots"]
+    return CommandResult(found, render(found) if found else "no idle slot was worth saving")
 
 
 def forget(model: str | None, *, everything: bool) -> CommandResult:
-    """Delete what is kept of a model, or everything, learned prompts too; a daemon need not run.
+    """Delete the conversations and learned prompts of a model, or of all; works without a daemon.
 
     Raises:
-        SettingsInvalid: It is not said which.
+        SettingsInvalid: Neither a model nor --all is given, or both.
     """
     if (model is None) is not everything:
         raise SettingsInvalid("name a model, or give --all", hint="corral slots list shows them")
     where = directories()
     found = [saved_slot(one) for one in store_in(where).forget(model)]
-    whole = sum(one["size_bytes"] for one in found)
+    total_bytes = sum(one["size_bytes"] for one in found)
     learned = LearnedPrompts(where.prompts).forget(model)
-    notes = (f"learned prompts forgotten: {learned}",) if learned else ()
-    return CommandResult(found, f"forgotten: {len(found)} conversations, {size(whole)}", notes)
+    notes = (f"deleted learned prompts: {learned}",) if learned else ()
+    text = f"deleted: {len(found)} conversations, {size(total_bytes)}"
+    return CommandResult(found, text, notes)
 
 
-def _unkept() -> tuple[str, ...]:
-    """Return why models that run keep none, a line each; nothing without a daemon."""
+def _not_persisted() -> list[str]:
     try:
-        return tuple(not_persisted_reason(Client(directories().control_socket).status()["models"]))
+        return not_persisted_reasons(Client(directories().control_socket).status()["models"])
     except (NotRunning, DaemonBusy):
-        return ()
+        return []
 
 
-def _learned() -> tuple[str, ...]:
-    """Return a line for each model of which prompts were learned."""
+def _learned() -> list[str]:
     counts = LearnedPrompts(directories().prompts).counts()
-    return tuple(f"learned prompts of {model}: {count}" for model, count in counts.items())
-
-
-def last_of(lines: Iterable[StreamMessage]) -> StreamMessage:
-    """Return the line that ends a stream.
-
-    Raises:
-        DaemonBusy: There is none.
-    """
-    for line in lines:
-        if "waiting" not in line:
-            return line
-    raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
+    return [f"learned prompts of {model}: {count}" for model, count in counts.items()]
 
 
 def render(found: Sequence[SavedSlot]) -> str:
-    """Return kept conversations as a person reads them; never what was said in them."""
     rows = [
         (
             one["model"],

@@ -1,4 +1,4 @@
-"""`corral start` and `corral restart`: bring models up, and show how that goes."""
+"""`corral start`, `restart` and `load`: bring models up, and show the progress."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.commands.stop import end_daemon
-from supervisor.commands.targets import Targets, choose, resolve_running
+from supervisor.commands.stop import stop_daemon
+from supervisor.commands.stream import last_message
+from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
-from supervisor.control.messages import (
-    DaemonStatus,
-    ErrorFields,
-    InstanceStatus,
-    ModelStatus,
-    StreamMessage,
-)
+from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
@@ -30,70 +25,63 @@ from supervisor.errors import (
     StartFailed,
     from_json,
 )
-from supervisor.host.paths import Directories, directories, make_private
-from supervisor.output import CommandResult, ProgressMeter
-from supervisor.process.log_file import open_log
+from supervisor.host.paths import Directories, directories
+from supervisor.output import CommandResult
 
-# Codes of causes that are the settings' own fault, found before anything was spawned, keep their
-# exit code; whatever an engine ended with is a failed start.
-_OWN_CODES: Final = frozenset(
+# Causes that lie in the settings and are found before a spawn keep their own exit code; any other
+# end of an engine is a failed start.
+_SETTINGS_CODES: Final = frozenset(
     {"settings_invalid", "engine_missing", "engine_broken", "model_invalid"}
     | {"no_room", "state_denied"}
 )
-# How long a daemon may hold its lock before it answers, and how often to look.
-_COMING_UP_S: Final = 5.0
-_LOOK_EVERY_S: Final = 0.05
+# How long a daemon may hold its lock before it answers, and how often to ask.
+_ANSWER_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.05
 
 
 def start(
     words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
 ) -> CommandResult:
-    """Bring models up; where no daemon runs, start one in the background first.
-
-    A daemon that was started for this and brought nothing up is ended again.
+    """Bring models up, in a new background daemon if none runs; that one stops if no model starts.
 
     Raises:
-        CorralError: A model did not come up; says why.
+        CorralError: Why a model did not start.
     """
     where = directories()
     client = Client(where.control_socket)
     try:
         names = resolve_running(words, client.status())
     except NotRunning:
-        choice = choose(words, config, where, listen)
         try:
-            _spawn_daemon(choice, listen, where)
+            names = _spawn_daemon(words, config, listen, where)
         except DaemonBusy:
             names = resolve_running(words, _await_status(client))
         else:
-            names = choice.names if words else ()  # those that come up with the daemon
-            return _start_fresh(client, names, where, wait=wait)
+            return _start_first(client, names, where, wait=wait)
     return _command(client, "start", names, wait=wait)
 
 
 def restart(words: Sequence[str]) -> CommandResult:
-    """Drain models and bring them up again.
-
-    Raises:
-        NotRunning: No daemon runs.
-        CorralError: A model did not come up; says why.
-    """
-    client = Client(directories().control_socket)
-    return _command(client, "restart", resolve_running(words, client.status()), wait=True)
+    """Drain models and bring them up again; raises as `load`."""
+    return _command_running("restart", words)
 
 
 def load(words: Sequence[str]) -> CommandResult:
-    """Bring models into memory, others making room where that is needed.
+    """Load models into memory, unloading idle ones if needed.
 
     Raises:
         NotRunning: No daemon runs.
-        CorralError: A model did not come up; says why.
+        CorralError: Why a model did not start.
     """
+    return _command_running("load", words)
+
+
+def _command_running(verb: str, words: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
-    return _command(client, "load", resolve_running(words, client.status()), wait=True)
+    return _command(client, verb, resolve_running(words, client.status()), wait=True)
 
 
-def _start_fresh(
+def _start_first(
     client: Client, names: Sequence[str], where: Directories, *, wait: bool
 ) -> CommandResult:
     try:
@@ -101,93 +89,65 @@ def _start_fresh(
     except Interrupted:
         raise
     except CorralError:
-        if not any(instance["state"] == "ready" for instance in _instances(client.status(), ())):
-            end_daemon(where)
+        instances = [one for model in client.status()["models"] for one in _instances(model)]
+        if not any(instance["state"] == "ready" for instance in instances):
+            stop_daemon(where)
         raise
 
 
 def _await_status(client: Client) -> DaemonStatus:
-    """Wait for a daemon that somebody else is starting at this moment.
+    """Wait for a daemon that another process is just starting.
 
     Raises:
         NotRunning: It does not answer in time.
     """
-    give_up_at_s = time.monotonic() + _COMING_UP_S
+    deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
     while True:
         try:
             return client.status()
         except NotRunning:
-            if time.monotonic() > give_up_at_s:
+            if time.monotonic() > deadline_s:
                 raise
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
 
 def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> CommandResult:
-    lines = client.command(verb, names)
+    messages = client.command(verb, names)
     if not wait:
-        next(lines, None)
+        next(messages, None)
         status = client.status()
         return CommandResult(status, f"starting on {status['url']}/v1")
-    status = watch(lines)
-    models = [model for model in status["models"] if _is_meant(model, names)]
-    for model in models:
-        if model["state"] == "failed" and model["reason"] and not _error(model):
-            raise OutOfMemory(f"{model['name']} did not start: {model['reason']}")
-    instances = [one for model in models for one in model["instances"] if not one["leaving"]]
-    for instance in instances:
-        if instance["state"] != "ready":
-            raise _failure(instance)
-    ready = "\n".join(f"ready: {instance['name']}" for instance in instances)
-    return CommandResult(status, f"{ready}\n{status['url']}/v1")
-
-
-def _instances(status: DaemonStatus, names: Sequence[str]) -> list[InstanceStatus]:
-    """Return the instances of the named models, or of all, those that leave left out."""
-    chosen = (model for model in status["models"] if not names or model["name"] in names)
-    return [one for model in chosen for one in model["instances"] if not one["leaving"]]
+    status = last_message(messages)["done"]
+    ready = [
+        name for model in status["models"] if _is_meant(model, names) for name in _ready(model)
+    ]
+    return CommandResult(
+        status, "\n".join([*(f"ready: {name}" for name in ready), f"{status['url']}/v1"])
+    )
 
 
 def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:
-    """Return whether a command was about a model; without names, not those that wait for calls."""
+    """Return whether a command was about a model; without names, not those that stay unloaded."""
     return model["name"] in names if names else model["state"] != "unloaded"
 
 
-def _error(model: ModelStatus) -> ErrorFields | None:
-    return next((one["error"] for one in model["instances"] if one["error"]), None)
+def _instances(model: ModelStatus) -> list[InstanceStatus]:
+    return [one for one in model["instances"] if not one["leaving"]]
 
 
-def watch(lines: Iterable[StreamMessage]) -> DaemonStatus:
-    """Show the progress that lines tell of, and return the status at their end.
-
-    Raises:
-        DaemonBusy: They ended without one.
-    """
-    return last_of(lines)["done"]
-
-
-def last_of(lines: Iterable[StreamMessage]) -> StreamMessage:
-    """Show the progress that lines tell of, and return the one that ends them.
+def _ready(model: ModelStatus) -> list[str]:
+    """Return the names of a model's instances.
 
     Raises:
-        DaemonBusy: They ended without one.
-        Interrupted: Ctrl-C; what was begun goes on.
+        CorralError: One is not ready.
     """
-    meter = ProgressMeter()
-    try:
-        for line in lines:
-            if "done" in line or "reloaded" in line:
-                return line
-            if "event" in line and line["event"]["name"] == "instance.load_progress":
-                fields = line["event"]["fields"]
-                meter.show(f"loading {fields['instance']}", float(str(fields["value"])))
-    except KeyboardInterrupt as interrupt:
-        raise Interrupted(
-            "no longer waiting; what was begun goes on",
-            hint="corral status shows it, corral stop ends it",
-        ) from interrupt
-    finally:
-        meter.clear()
-    raise DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
+    has_error = any(one["error"] for one in model["instances"])
+    if model["state"] == "failed" and model["reason"] and not has_error:
+        raise OutOfMemory(f"{model['name']} did not start: {model['reason']}")
+    for instance in _instances(model):
+        if instance["state"] != "ready":
+            raise _failure(instance)
+    return [instance["name"] for instance in _instances(model)]
 
 
 def _failure(instance: InstanceStatus) -> CorralError:
@@ -198,47 +158,40 @@ def _failure(instance: InstanceStatus) -> CorralError:
             hint="it was stopped or unloaded meanwhile" if instance["state"] == "stopped" else None,
             log=instance["log"],
         )
-    told = from_json({**error, "message": f"{instance['name']} did not start: {error['message']}"})
-    if error["code"] in _OWN_CODES:
-        return told
-    return StartFailed(told.message, hint=told.hint, log=told.log)
+    message = f"{instance['name']} did not start: {error['message']}"
+    if error["code"] in _SETTINGS_CODES:
+        return from_json({**error, "message": message})
+    return StartFailed(message, hint=error["hint"], log=error["log"])
 
 
-def _spawn_daemon(choice: Targets, listen: str | None, where: Directories) -> None:
-    """Start `corral serve` in a session of its own and wait until it answers.
+def _spawn_daemon(
+    words: Sequence[str], config: Path | None, listen: str | None, where: Directories
+) -> tuple[str, ...]:
+    """Start `corral serve` in its own session, wait until it answers, and return the models meant.
+
+    It resolves the words in our working directory, and warns on our stderr until it has.
 
     Raises:
-        CorralError: What the daemon met, or that it died without a word.
+        CorralError: What the daemon reported, or that it exited without a report.
     """
-    make_private(where.log)
-    output = open_log(where.daemon_log)
     reader, writer = os.pipe()
+    argv = [sys.executable, "-m", "supervisor.cli", "serve", "--report-fd", str(writer)]
+    argv += ["--config", str(config)] if config else []
+    argv += ["--listen", listen] if listen else []
     try:
-        words = _daemon_words(choice, listen, writer)
         subprocess.Popen(  # it outlives us by design
-            words,
+            [*argv, "--", *words],
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=subprocess.DEVNULL,
             pass_fds=[writer],
-            cwd="/",
             start_new_session=True,
         )
     finally:
-        os.close(output)
         os.close(writer)
     with os.fdopen(reader, encoding="utf-8") as reports:
-        report = reports.readline()
-    if not report:
-        raise StartFailed("the daemon ended before it answered", log=str(where.daemon_log))
-    if told := json.loads(report).get("error"):
-        raise from_json(told)
-
-
-def _daemon_words(choice: Targets, listen: str | None, report_fd: int) -> list[str]:
-    words = [sys.executable, "-m", "supervisor.cli", "serve", *choice.words]
-    if choice.loaded.path:
-        words += ["--config", str(choice.loaded.path)]
-    if listen:
-        words += ["--listen", listen]
-    return [*words, "--report-fd", str(report_fd)]
+        report = json.loads(reports.readline() or "null")
+    if report is None:
+        raise StartFailed("the daemon exited before it answered", log=str(where.daemon_log))
+    if "error" in report:
+        raise from_json(report["error"])
+    return tuple(report["models"])

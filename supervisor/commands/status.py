@@ -39,7 +39,7 @@ def render(status: DaemonStatus) -> str:
     remarks = [*map(_wait, status["models"]), *map(_draft, instances)]
     asides = [
         *filter(None, remarks),
-        *(f"\n{line}" for line in not_persisted_reason(status["models"])),
+        *(f"\n{line}" for line in not_persisted_reasons(status["models"])),
     ]
     shown = [head, "", table(_HEAD, rows), *asides, *troubles]
     return "\n".join([*shown, *_nodes(status["nodes"])])
@@ -70,7 +70,7 @@ def _wait(model: ModelStatus) -> str | None:
     return f"\n{model['name']}: {who} for memory, {duration(found['wait_s'])} so far{turn}{leaving}"
 
 
-def not_persisted_reason(models: Iterable[ModelStatus]) -> list[str]:
+def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
     """Return a line for each model whose conversations do not outlive their engine."""
     return [
         f"{one['name']} keeps no conversations over restarts: {one['not_persisted_reason']}"

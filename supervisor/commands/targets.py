@@ -1,7 +1,7 @@
-"""What the words on the command line mean: which settings, which models.
+"""Resolves the words of the command line to settings and models.
 
-A model is a name from `corral.toml`, the name of a fetched model, or the path of a GGUF; the last
-two need no settings file.
+A word is a model of `corral.toml`, a fetched model, or the path of a GGUF file; the last two need
+no settings file.
 """
 
 from __future__ import annotations
@@ -22,69 +22,67 @@ from supervisor.settings.load import Loaded, load
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The settings to run with, and the models that were meant.
+    """The settings to run with, and the models that were named.
 
     Attributes:
         loaded: The settings, with the models that only the command line names.
-        names: The models meant, by their names in the settings; all where none was named.
-        words: The same, as words that mean them in any directory; empty where none was named.
+        names: The models named, or all of the settings.
+        added: The words for models that the settings do not have, valid in any directory.
     """
 
     loaded: Loaded
     names: tuple[str, ...]
-    words: tuple[str, ...]
+    added: tuple[str, ...]
 
 
 def choose(
     words: Sequence[str], config: Path | None, where: Directories, listen: str | None = None
 ) -> Targets:
-    """Read the settings and find the models that the words mean.
+    """Read the settings and find the models that the words name.
 
     Raises:
-        SettingsInvalid: The settings are wrong, or there is no model at all.
-        NoSuchModel: A word is no model's name and no file.
+        SettingsInvalid: The settings are invalid, or there is no model at all.
+        NoSuchModel: A word is neither a model nor a path.
         ModelInvalid: A word is a pinned model that was not fetched yet.
     """
     overrides: dict[str, Any] = {"proxy": {"listen": listen}} if listen else {}
     loaded = load(config, config_dir=where.config, overrides=overrides)
     known = loaded.settings.models
-    files = {word: _file(word, where, known) for word in words if word not in known}
-    if files:
-        overrides["models"] = {name: {"path": str(path)} for name, path in files.values()}
+    added = {word: _file(word, where, known) for word in words if word not in known}
+    if added:
+        overrides["models"] = {name: {"path": str(path)} for name, path in added.values()}
         loaded = load(config, config_dir=where.config, overrides=overrides)
     if not (loaded.settings.models or loaded.settings.nodes):
         raise SettingsInvalid(
             "no model is configured",
             hint="corral start FILE.gguf serves a file; corral model get smollm2 fetches one",
         )
-    names = tuple(files[word][0] if word in files else word for word in words)
+    names = tuple(added[word][0] if word in added else word for word in words)
     return Targets(
         loaded,
         names=names or tuple(loaded.settings.models),
-        words=tuple(str(files[word][1]) if _looks_like_path(word) else word for word in words),
+        added=tuple(
+            str(path) if _looks_like_path(word) else word for word, (_, path) in added.items()
+        ),
     )
 
 
 def settings_reader(
-    choice: Targets, where: Directories, listen: str | None
+    targets: Targets, where: Directories, listen: str | None
 ) -> Callable[[], Loaded]:
-    """Return what reads the sources of a choice again: the same file, and the same words.
+    """Return a function that reads the same settings file and added models again.
 
-    Only words that name files are said again: those that name models of the settings file chose
-    among them, and the file may have others by now.
+    Words that chose among the models of the file are dropped: the file may have others by now.
     """
-    origins = choice.loaded.origins
-    pairs = zip(choice.names, choice.words, strict=False)  # without words, all are named
-    files = [word for name, word in pairs if origins[f"models.{name}.path"] == "command line"]
 
     def read() -> Loaded:
-        return choose(files, choice.loaded.path, where, listen).loaded
+        return choose(targets.added, targets.loaded.path, where, listen).loaded
 
     return read
 
 
 def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
-    """Return which models of a running daemon the words mean: by name, or by the file's path.
+    """Return the models of a running daemon that the words name, by name or by the file's path.
 
     Raises:
         NoSuchModel: It has no such model.
@@ -96,20 +94,19 @@ def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ..
         if name is None:
             raise NoSuchModel(
                 f"the running daemon has no model {word!r}",
-                hint=f"it has: {', '.join(names)}; corral stop ends it, to start it with others",
+                hint=f"available: {', '.join(names)}; to serve others, run corral stop, then start",
             )
     return tuple(name for name in found if name)
 
 
 def _file(word: str, where: Directories, known: Mapping[str, object]) -> tuple[str, Path]:
-    """Return name and path of a model that the settings do not name."""
     if _looks_like_path(word):
         return name_of(Path(word)), expanded(Path(word)).absolute()
     pins = download.pins()
     if word not in pins:
         raise NoSuchModel(
-            f"no model is named {word!r}, and it is no path of a GGUF",
-            hint=f"models there are: {', '.join([*known, *pins])}",
+            f"no model is named {word!r}, and it is not the path of a GGUF file",
+            hint=f"available: {', '.join([*known, *pins])}",
         )
     if not download.is_fetched(pins[word], where.models):
         raise ModelInvalid(f"{word} was not fetched yet", hint=f"corral model get {word}")
@@ -121,6 +118,6 @@ def _looks_like_path(word: str) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """Return a model name for a file: its stem, with what names may not have made dashes."""
+    """Return a model name for a file: its stem, with `-` for characters that names cannot have."""
     cleaned = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", path.stem).lstrip("._:@+-")
     return cleaned[:64] or "model"

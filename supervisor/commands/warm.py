@@ -1,10 +1,10 @@
-"""`corral warm`: have a running model read a prompt ahead."""
+"""`corral warm`: prefill a prompt on a running model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.commands.slots import last_of
+from supervisor.commands.stream import last_message
 from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
 from supervisor.host.paths import directories
@@ -13,20 +13,20 @@ from supervisor.warmup.prompts import read
 
 
 def warm(model: str, file: Path) -> CommandResult:
-    """Have every instance of a model read the prompt in a file.
+    """Prefill the prompt in a file on every instance of a model.
 
     Raises:
         NotRunning: No daemon runs.
         NoSuchModel: The name is not configured.
-        SettingsInvalid: The file is no prompt, or an instance refused it.
-        StartFailed: No instance is ready, or one did not come to it.
+        SettingsInvalid: The file is not a prompt, or an instance rejected it.
+        StartFailed: No instance is ready, or one did not finish in time.
     """
     prompt = read(file)
     client = Client(directories().control_socket)
     (name,) = resolve_running([model], client.status())
-    warmed = last_of(client.warm(name, dict(prompt.body)))["warmed"]
+    warmed = last_message(client.warm(name, dict(prompt.body)))["warmed"]
     lines = [
-        f"{one['instance']}: {one['tokens']} tokens read, {one['cached']} known already"
+        f"{one['instance']}: {one['tokens']} tokens prefilled, {one['cached']} already cached"
         for one in warmed
     ]
     return CommandResult(warmed, "\n".join(lines))

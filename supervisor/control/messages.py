@@ -1,22 +1,16 @@
-"""The shapes that the daemon and its commands exchange, as JSON.
+"""The JSON that the daemon and its commands exchange.
 
-A stream of lines (start, stop, restart, reload, events and the rest) carries one object a line,
-each with one key: `event` (something happened), `waiting` (nothing did for a while), and last
-`done`, `reloaded`, `slots`, `warmed` or `error`.
+A stream (start, stop, reload, events, …) has one object a line, each with one key of StreamMessage.
+None is unknown or not applicable; rates are tokens per second of one sequence.
 """
 
 from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
+from supervisor.errors import DaemonBusy, ErrorFields
 
-class ErrorFields(TypedDict):
-    """What went wrong; see supervisor.errors."""
-
-    code: str
-    message: str
-    hint: str | None
-    log: str | None
+__all__ = ["ErrorFields"]
 
 
 class DraftStatus(TypedDict):
@@ -30,9 +24,8 @@ class DraftStatus(TypedDict):
 class InstanceStatus(TypedDict):
     """One llama-server process.
 
-    `leaving` is whether it only finishes what it holds, for settings that are no more.
-    `progress` is 0 to 1 while loading; rates are tokens per second while decoding; None is unknown.
-    `draft` is None without speculative decoding.
+    `leaving`: it only finishes its requests, because new settings replaced it. `progress`: 0 to 1
+    while it loads. `draft` is None without speculative decoding.
     """
 
     name: str
@@ -57,10 +50,10 @@ class InstanceStatus(TypedDict):
 
 
 class WaitStatus(TypedDict):
-    """What waits for a model's memory: requests, or only a command.
+    """A wait for a model's memory, by requests or (0 requests) a command.
 
-    `place` is the model's turn among those that wait, 1 for the first; `leaving` are models that
-    get nothing new, so that they can leave for it.
+    `place`: 1 for the model that loads next. `leaving`: models that get no new requests, so that
+    they can be unloaded.
     """
 
     place: int
@@ -70,11 +63,9 @@ class WaitStatus(TypedDict):
 
 
 class ModelStatus(TypedDict):
-    """One model; slots and context are each instance's, known once it was planned.
+    """One model; `slots` and `ctx_size` are those of one instance, known once it was planned.
 
-    `state` is loaded, loading, unloaded (a request brings it up) or failed, for the `reason` given.
-    `waiting` is None where nothing waits for it to come into memory. `not_persisted_reason` says
-    why its conversations do not outlive their engine; None where they do, or before it was planned.
+    `state`: loaded, loading, unloaded (a request loads it), or failed with a `reason`.
     """
 
     name: str
@@ -91,9 +82,9 @@ class ModelStatus(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """Another machine; `state` is up or down, for the `reason` given.
+    """A remote server; `state`: up, or down with a `reason`.
 
-    `slots` are the requests it gets at once over all its models, 0 while it is down.
+    `slots`: how many requests it gets at once over all models, 0 while it is down.
     """
 
     name: str
@@ -106,8 +97,6 @@ class NodeStatus(TypedDict):
 
 
 class DaemonStatus(TypedDict):
-    """The daemon, all its models, and the other machines it knows."""
-
     pid: int
     version: str
     url: str
@@ -119,10 +108,9 @@ class DaemonStatus(TypedDict):
 
 
 class ReloadReport(TypedDict):
-    """What a reload did, or would do; replicas are named as `chat.0`.
+    """Names of replicas (`chat.0`), each in one of the first four lists.
 
-    Each replica stands in one of the first four; of those changed and added, some may have failed,
-    and `failures` says why. Those kept run on untouched.
+    Those in `kept` continue untouched; added or changed ones that did not start are in `failures`.
     """
 
     added: list[str]
@@ -134,7 +122,7 @@ class ReloadReport(TypedDict):
 
 
 class SavedSlot(TypedDict):
-    """One conversation that is kept; `saved_at` is ISO 8601 in UTC."""
+    """A saved conversation; `saved_at` is ISO 8601 in UTC."""
 
     name: str
     model: str
@@ -145,7 +133,7 @@ class SavedSlot(TypedDict):
 
 
 class WarmedInstance(TypedDict):
-    """An instance that has read a prompt: the tokens it computed, and those it had already."""
+    """An instance that prefilled a prompt: tokens computed, and tokens already in its cache."""
 
     instance: str
     tokens: int
@@ -153,7 +141,7 @@ class WarmedInstance(TypedDict):
 
 
 class EventLine(TypedDict):
-    """One event; `fields` are those of supervisor.events.EVENTS."""
+    """An event; `fields` are those of supervisor.events.EVENTS, `at` is ISO 8601 in UTC."""
 
     name: str
     level: str
@@ -161,13 +149,28 @@ class EventLine(TypedDict):
     fields: dict[str, object]
 
 
+class LoadProgress(TypedDict):
+    """The share of a model's weights that an instance has loaded, 0 to 1."""
+
+    instance: str
+    fraction: float
+
+
 class StreamMessage(TypedDict):
-    """One line of a stream: exactly one of the keys is there."""
+    """One line of a stream, with exactly one key; the last five end it.
+
+    `waiting` is sent after so many seconds without another message.
+    """
 
     event: NotRequired[EventLine]
+    progress: NotRequired[LoadProgress]
     waiting: NotRequired[float]
     done: NotRequired[DaemonStatus]
     reloaded: NotRequired[ReloadReport]
     slots: NotRequired[list[SavedSlot]]
     warmed: NotRequired[list[WarmedInstance]]
     error: NotRequired[ErrorFields]
+
+
+def daemon_exited() -> DaemonBusy:
+    return DaemonBusy("the daemon exited before the command was done", hint="corral logs shows why")

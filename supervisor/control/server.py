@@ -1,18 +1,19 @@
-"""The daemon's side of the control socket: JSON over HTTP on a 0600 unix socket.
+"""The daemon's side of the control socket: JSON over HTTP on a unix socket of mode 0600.
 
-    GET  /v1/status     what runs
-    GET  /v1/events     what happens, line by line, until the client leaves
-    POST /v1/start      {"models": [names]}; lines until each is ready or has failed
-    POST /v1/stop       {"models": [names]}; lines until each is down
-    POST /v1/restart    {"models": [names]}; lines until each is ready or has failed
-    POST /v1/load       {"models": [names]}; the same as start
-    POST /v1/unload     {"models": [names]}; lines until each is down, until a request calls it
-    POST /v1/reload     {"dry_run": bool}; lines until the settings are taken in, or refused
-    POST /v1/slots/save {"models": [names]}; lines until what their idle slots hold is saved
-    POST /v1/models/NAME/warm   a chat request; lines until each instance has read its prompt
-    POST /v1/shutdown   drain and end; lines until nothing runs any more
+    GET  /v1/status     status of the daemon, its models and instances
+    GET  /v1/events     events, until the client disconnects
+    POST /v1/start      {"models": [names]}; until each is ready or has failed
+    POST /v1/stop       {"models": [names]}; until each has stopped
+    POST /v1/restart    {"models": [names]}; until each is ready or has failed
+    POST /v1/load       as start
+    POST /v1/unload     {"models": [names]}; until each has stopped; the next request loads it
+    POST /v1/reload     {"dry_run": bool}; until the settings are applied or rejected
+    POST /v1/slots/save {"models": [names]}; until their idle slots are saved
+    POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
+    POST /v1/shutdown   drain and stop; until no engine runs
 
-A client that leaves a stream changes nothing: what it asked for goes on.
+All but status are streams of supervisor.control.messages.StreamMessage. A client that disconnects
+stops no command.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from supervisor.control.messages import DaemonStatus, StreamMessage
+from supervisor.control.messages import DaemonStatus, StreamMessage, daemon_exited
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
-from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, SettingsInvalid
-from supervisor.events import EventStream, Listener
+from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
+from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.reload.reload import ReloadResult
 from supervisor.slot_store.manifest import Manifest
@@ -39,65 +40,48 @@ from supervisor.warmup import prompts
 from supervisor.warmup.prompts import WarmPrompt
 
 _WAITING_EVERY_S: Final = 5.0
-# Said when nothing runs any more, and before this socket closes: every stream ends with it.
-_LAST_EVENT: Final = "daemon.stopped"
-# A prompt to be read ahead is the largest thing that anybody sends.
 _BODY_MAX_BYTES: Final = 2 * prompts.SIZE_MAX_BYTES
-_ENDING: Final = DaemonBusy("the daemon ended before it was done", hint="corral logs shows why")
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class Service(Protocol):
-    """What the control API needs of the daemon."""
+    """The daemon, as the control API uses it.
 
-    def status(self) -> DaemonStatus:
-        """Return what runs."""
+    Methods that take model names raise NoSuchModel for one that is not configured. Those that
+    return a future raise DaemonBusy while the daemon stops, and it cancels the future when it does.
+    """
+
+    def status(self) -> DaemonStatus: ...
 
     async def refresh(self) -> None:
-        """Bring the figures of `status` up to date; takes a fraction of a second at most."""
+        """Update the figures of `status`, in a fraction of a second."""
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
-        """Begin to start, stop or restart models; return what tells whether that is over.
-
-        Raises:
-            NoSuchModel: A name is not configured.
-        """
+        """Begin a command on models; return a test for its end."""
 
     def reload(self, *, dry_run: bool) -> asyncio.Future[ReloadResult | CorralError]:
-        """Begin to reload the settings, or to find out what that would do.
-
-        Not a dry run, it ends with an event. It is cancelled when the daemon ends before it.
+        """Begin to reload the settings; emits an event at the end unless it is a dry run.
 
         Raises:
-            DaemonBusy: A reload is under way, or the daemon ends.
+            DaemonBusy: Another reload is in progress.
         """
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
-        """Begin to save what the idle slots of models hold; it ends with all that is kept then.
-
-        Raises:
-            NoSuchModel: A name is not configured.
-            DaemonBusy: The daemon ends.
-        """
+        """Begin to save idle slots; the result is everything that is saved then."""
 
     def warm(
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Future[list[PrefilledInstance] | CorralError]:
-        """Begin to have every instance of a model read a prompt.
-
-        Raises:
-            NoSuchModel: The name is not configured.
-            DaemonBusy: The daemon ends.
-        """
+        """Begin to prefill a prompt on every instance of a model."""
 
     def shutdown(self, reason: str) -> None:
-        """Begin to drain and end; said again, shorten the drain."""
+        """Begin to drain and stop; a repeated call shortens the drain."""
 
 
 @asynccontextmanager
 async def serve(service: Service, events: EventStream, path: Path) -> AsyncIterator[None]:
-    """Answer on the control socket for the length of the block."""
+    """Serve the control socket until the block ends."""
     app = web.Application(client_max_size=_BODY_MAX_BYTES, middlewares=[_errors_as_json])
     api = _Api(service, events)
     app.add_routes(
@@ -148,105 +132,56 @@ class _Api:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
-            return await self._stream(request, listener, lambda: False, self._done)
+            return await _send(request, _events(listener, lambda: False, _event_line), self._done)
 
     async def command(self, request: web.Request) -> web.StreamResponse:
         models = await _models(request)
         with self._events.listen() as listener:
             is_over = self._service.command(request.match_info["verb"], models)
-            return await self._stream(request, listener, is_over, self._done)
+            return await _send(request, _events(listener, is_over), self._done)
 
     async def reload(self, request: web.Request) -> web.StreamResponse:
-        dry_run = await _dry_run(request)
+        dry_run = await _member(request, "dry_run", _is_bool, '{"dry_run": true or false}')
         with self._events.listen() as listener:
-            reloading = self._service.reload(dry_run=dry_run)
+            task = self._service.reload(dry_run=dry_run)
             if dry_run:
-                await asyncio.wait([reloading])
-            return await self._stream(
-                request, listener, reloading.done, lambda: _outcome(reloading)
+                await asyncio.wait([task])
+            return await _send(
+                request, _events(listener, task.done), lambda: _last_message(task, _reloaded)
             )
 
     async def save_slots(self, request: web.Request) -> web.StreamResponse:
-        saving = self._service.save_slots(await _models(request))
-        return await _until(
-            request, saving, lambda kept: {"slots": [saved_slot(one) for one in kept]}
-        )
+        task = self._service.save_slots(await _models(request))
+        return await _send(request, _pauses(task), lambda: _last_message(task, _saved))
 
     async def warm(self, request: web.Request) -> web.StreamResponse:
         model = request.match_info["model"]
-        warming = self._service.warm(model, await _prompt(request, model))
-        return await _until(request, warming, _warmed)
+        task = self._service.warm(model, await _prompt(request, model))
+        return await _send(request, _pauses(task), lambda: _last_message(task, _warmed))
 
     async def shutdown(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
-            self._service.shutdown("asked over the control socket")
-            return await self._stream(request, listener, lambda: False, self._done)
+            self._service.shutdown("requested over the control socket")
+            return await _send(request, _events(listener, lambda: False), self._done)
 
     def _done(self) -> StreamMessage:
         return {"done": self._service.status()}
 
-    @staticmethod
-    async def _stream(
-        request: web.Request,
-        listener: Listener,
-        is_over: Callable[[], bool],
-        last_line: Callable[[], StreamMessage],
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        while not is_over():
-            line = await _next_line(listener)
-            await _write(response, line)
-            if line.get("event", {}).get("name") == _LAST_EVENT:
-                break
-        await _write(response, last_line())
-        return response
 
-
-async def _until(
-    request: web.Request, task: asyncio.Future[Result], last_line: Callable[[Result], StreamMessage]
+async def _send(
+    request: web.Request,
+    messages: AsyncIterator[StreamMessage],
+    last_message: Callable[[], StreamMessage],
 ) -> web.StreamResponse:
-    """Answer with lines until something is over. A client that leaves does not end it."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-    while not (await asyncio.wait([task], timeout=_WAITING_EVERY_S))[0]:
-        await _write(response, {"waiting": _WAITING_EVERY_S})
-    await _write(response, _error_line(_ENDING) if task.cancelled() else last_line(task.result()))
+    async for message in messages:
+        await response.write(orjson.dumps(message) + b"\n")
+    await response.write(orjson.dumps(last_message()) + b"\n")
     return response
 
 
-def _warmed(outcome: list[PrefilledInstance] | CorralError) -> StreamMessage:
-    if isinstance(outcome, CorralError):
-        return _error_line(outcome)
-    return {"warmed": [warmed_instance(one) for one in outcome]}
-
-
-def _outcome(reloading: asyncio.Future[ReloadResult | CorralError]) -> StreamMessage:
-    if reloading.cancelled():
-        return _error_line(_ENDING)
-    outcome = reloading.result()
-    if isinstance(outcome, CorralError):
-        return _error_line(outcome)
-    return {"reloaded": reload_report(outcome)}
-
-
-def _error_line(error: CorralError) -> StreamMessage:
-    return {
-        "error": {
-            "code": error.code,
-            "message": error.message,
-            "hint": error.hint,
-            "log": error.log,
-        }
-    }
-
-
-async def _next_line(listener: Listener) -> StreamMessage:
-    try:
-        async with asyncio.timeout(_WAITING_EVERY_S):
-            event = await listener.next()
-    except TimeoutError:
-        return {"waiting": _WAITING_EVERY_S}
+def _event_line(event: Event) -> StreamMessage:
     return {
         "event": {
             "name": event.name,
@@ -257,22 +192,87 @@ async def _next_line(listener: Listener) -> StreamMessage:
     }
 
 
-async def _write(response: web.StreamResponse, line: StreamMessage) -> None:
-    await response.write(orjson.dumps(line) + b"\n")
+def _progress_or_event(event: Event) -> StreamMessage:
+    if event.name != LOAD_PROGRESS:
+        return _event_line(event)
+    instance, fraction = event.fields["instance"], event.fields["value"]
+    return {"progress": {"instance": str(instance), "fraction": float(str(fraction))}}
 
 
-async def _dry_run(request: web.Request) -> bool:
+async def _events(
+    listener: Listener,
+    is_over: Callable[[], bool],
+    message_of: Callable[[Event], StreamMessage] = _progress_or_event,
+) -> AsyncIterator[StreamMessage]:
+    """Yield events until a command is over, or to the last event of the daemon."""
+    while not is_over():
+        try:
+            async with asyncio.timeout(_WAITING_EVERY_S):
+                event = await listener.next()
+        except TimeoutError:
+            yield {"waiting": _WAITING_EVERY_S}
+            continue
+        yield message_of(event)
+        if event.name == DAEMON_STOPPED:
+            return
+
+
+async def _pauses(task: asyncio.Future[Any]) -> AsyncIterator[StreamMessage]:
+    """Yield `waiting` until a task is over; does not cancel it."""
+    while not (await asyncio.wait([task], timeout=_WAITING_EVERY_S))[0]:
+        yield {"waiting": _WAITING_EVERY_S}
+
+
+def _last_message(
+    task: asyncio.Future[Any], message_of: Callable[[Any], StreamMessage]
+) -> StreamMessage:
+    outcome = daemon_exited() if task.cancelled() else task.result()
+    return {"error": outcome.as_json()} if isinstance(outcome, CorralError) else message_of(outcome)
+
+
+def _reloaded(result: ReloadResult) -> StreamMessage:
+    return {"reloaded": reload_report(result)}
+
+
+def _saved(saved: Sequence[Manifest]) -> StreamMessage:
+    return {"slots": [saved_slot(one) for one in saved]}
+
+
+def _warmed(warmed: Sequence[PrefilledInstance]) -> StreamMessage:
+    return {"warmed": [warmed_instance(one) for one in warmed]}
+
+
+async def _models(request: web.Request) -> list[str]:
+    return await _member(request, "models", _is_names, '{"models": [names]}')
+
+
+def _is_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_bool(value: object) -> TypeGuard[bool]:
+    return isinstance(value, bool)
+
+
+async def _member(
+    request: web.Request, name: str, is_valid: Callable[[object], TypeGuard[Value]], shape: str
+) -> Value:
+    """Return a member of the JSON body.
+
+    Raises:
+        SettingsInvalid: The body does not have this shape.
+    """
     try:
-        dry_run = orjson.loads(await request.read())["dry_run"]
+        value = orjson.loads(await request.read())[name]
     except (ValueError, TypeError, KeyError) as error:
-        raise SettingsInvalid('the body must be {"dry_run": true or false}') from error
-    if not isinstance(dry_run, bool):
-        raise SettingsInvalid('the body must be {"dry_run": true or false}')
-    return dry_run
+        raise SettingsInvalid(f"the body must be {shape}") from error
+    if not is_valid(value):
+        raise SettingsInvalid(f"the body must be {shape}")
+    return value
 
 
 async def _prompt(request: web.Request, model: str) -> WarmPrompt:
-    """Return the prompt of a chat request, or of a system prompt as `{"prompt": text}`."""
+    """Return the prompt of a chat request, or of a system prompt `{"prompt": text}`."""
     try:
         body = orjson.loads(await request.read())
     except orjson.JSONDecodeError as error:
@@ -280,13 +280,3 @@ async def _prompt(request: web.Request, model: str) -> WarmPrompt:
     if isinstance(body, dict) and isinstance(body.get("prompt"), str):
         return prompts.of_text(f"for {model}", body["prompt"])
     return prompts.of_request(f"for {model}", body)
-
-
-async def _models(request: web.Request) -> list[str]:
-    try:
-        models = orjson.loads(await request.read())["models"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise SettingsInvalid('the body must be {"models": [names]}') from error
-    if not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
-        raise SettingsInvalid('the body must be {"models": [names]}')
-    return models

@@ -1,6 +1,10 @@
-"""What models and instances are, in the shapes of `wire`. Pure."""
+"""Status of models and instances as control messages. Pure."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
 
 from supervisor.admission.model_state import Waiting
 from supervisor.control.messages import (
@@ -21,15 +25,15 @@ from supervisor.fleet.model import Model
 from supervisor.fleet.stats import EngineStats
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.process.exit_cause import FailureCause
-from supervisor.reload.reload import ReloadFailure, ReloadResult
+from supervisor.reload.reload import ReloadResult
 from supervisor.slot_store.manifest import Manifest
 
 
 def model_status(
     model: Model, instances: list[InstanceStatus], waiting: Waiting | None
 ) -> ModelStatus:
-    """Return a model with its instances; context and slots are known once it was planned."""
     plan, (state, reason) = model.plan, availability(model)
+    planned = (one.keeper.reason for one in model.all_replicas if one.plan)
     return {
         "name": model.entry.name,
         "state": state,
@@ -39,20 +43,9 @@ def model_status(
         "profile": model.entry.profile,
         "slots": plan.slots if plan else 0,
         "ctx_size": plan.ctx_size if plan else None,
-        "waiting": _wait(waiting) if waiting else None,
-        "not_persisted_reason": next(
-            (one.keeper.reason for one in model.all_replicas if one.plan), None
-        ),
+        "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
+        "not_persisted_reason": next(planned, None),
         "instances": instances,
-    }
-
-
-def _wait(waiting: Waiting) -> WaitStatus:
-    return {
-        "place": waiting.place,
-        "requests": waiting.requests,
-        "wait_s": waiting.wait_s,
-        "leaving": list(waiting.leaving),
     }
 
 
@@ -64,8 +57,9 @@ def instance_status(
     *,
     is_leaving: bool,
 ) -> InstanceStatus:
-    """Return an instance; what only a living process has is None without one."""
     endpoint = facts.endpoint
+    # An instance that is meant to be stopped shows no error of an earlier run.
+    cause = facts.cause if facts.wanted else None
     return {
         "name": facts.name,
         "state": facts.state.value,
@@ -82,9 +76,8 @@ def instance_status(
         "tokens_per_second": stats.tokens_per_second,
         "memory_bytes": stats.memory_bytes if facts.pid else None,
         "address": str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
-        "log": str(facts.log_path) if facts.log_path else None,
-        # Why one that is meant to be down once fell is no trouble any more.
-        "error": _error(facts, facts.cause) if facts.cause and facts.wanted else None,
+        "log": _text(facts.log_path),
+        "error": _error(cause, cause.sentence, facts.log_path) if cause else None,
         "warnings": [f"{warning.sentence}: {warning.hint}" for warning in facts.warnings],
         "draft": _draft(stats) if plan and spec_types(plan.memory_inputs.chosen) else None,
     }
@@ -98,17 +91,7 @@ def _draft(stats: EngineStats) -> DraftStatus:
     }
 
 
-def _error(facts: InstanceSnapshot, cause: FailureCause) -> ErrorFields:
-    return {
-        "code": cause.code,
-        "message": cause.sentence,
-        "hint": cause.hint,
-        "log": str(facts.log_path) if facts.log_path else None,
-    }
-
-
 def saved_slot(one: Manifest) -> SavedSlot:
-    """Return a conversation that is kept."""
     return {
         "name": one.name,
         "model": one.model,
@@ -120,27 +103,29 @@ def saved_slot(one: Manifest) -> SavedSlot:
 
 
 def warmed_instance(one: PrefilledInstance) -> WarmedInstance:
-    """Return an instance that has read a prompt."""
     return {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
 
 
-def reload_report(done: ReloadResult) -> ReloadReport:
-    """Return what came of a reload."""
-    places = done.difference
+def reload_report(result: ReloadResult) -> ReloadReport:
+    replicas = result.difference
     return {
-        "added": [str(place) for place in places.added],
-        "removed": [str(place) for place in places.removed],
-        "changed": [str(place) for place in places.changed],
-        "kept": [str(place) for place in places.kept],
-        "notes": list(done.notes),
-        "failures": [_failure(failure) for failure in done.failures],
+        "added": [*map(str, replicas.added)],
+        "removed": [*map(str, replicas.removed)],
+        "changed": [*map(str, replicas.changed)],
+        "kept": [*map(str, replicas.kept)],
+        "notes": list(result.notes),
+        "failures": [_error(one.cause, str(one), one.log_path) for one in result.failures],
     }
 
 
-def _failure(failure: ReloadFailure) -> ErrorFields:
+def _error(cause: FailureCause | None, message: str, log: Path | None) -> ErrorFields:
     return {
-        "code": failure.cause.code if failure.cause else "start_failed",
-        "message": str(failure),
-        "hint": failure.cause.hint if failure.cause else None,
-        "log": str(failure.log_path) if failure.log_path else None,
+        "code": cause.code if cause else "start_failed",
+        "message": message,
+        "hint": cause.hint if cause else None,
+        "log": _text(log),
     }
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None

@@ -87,5 +87,5 @@ def test_a_new_conversation_finds_what_others_began_with_before_a_restart(
     for page in PAGES:
         assert cached_share(url, page, "four") > 0.9, page
     assert "learned prompts of chat: 3" in corral("slots", "list").stderr
-    assert "learned prompts forgotten: 3" in corral("slots", "forget", "chat").stderr
+    assert "deleted learned prompts: 3" in corral("slots", "forget", "chat").stderr
     assert not list((corral.home / "data").rglob("*.json"))

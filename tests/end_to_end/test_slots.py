@@ -107,7 +107,7 @@ def test_a_prompt_is_read_by_command(corral: Corral, tiny_model: Path) -> None:
     (corral.home / "kind.txt").write_text("be kind")
     assert corral("warm", "chat", "kind.txt").returncode == 3
     corral.ok("start")
-    assert "tokens read" in corral.ok("warm", "chat", "kind.txt")
+    assert "tokens prefilled" in corral.ok("warm", "chat", "kind.txt")
     (warmed,) = corral.data("warm", "chat", "kind.txt")
     assert warmed["instance"] == "chat.0"
     status, told = warm_by_page(corral, "be kind")
@@ -115,7 +115,7 @@ def test_a_prompt_is_read_by_command(corral: Corral, tiny_model: Path) -> None:
     assert told["data"][0]["cached"] > 0
     assert corral("warm", "other", "kind.txt").returncode == 4
     assert corral("warm", "chat", "none.txt").returncode == 78
-    assert "nothing was worth saving" in corral.ok("slots", "save")
+    assert "no idle slot was worth saving" in corral.ok("slots", "save")
     assert corral("slots", "save", "other").returncode == 4
     corral.ok("stop", "chat")
     status, told = warm_by_page(corral, "be kind")

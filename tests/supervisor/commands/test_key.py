@@ -2,17 +2,19 @@
 
 import hashlib
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.commands.key import Wish, add, list_keys, remove
+from proxy.auth.keys_file import Key
+from supervisor.commands.key import add, list_keys, remove
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.proxy_adapter.settings import api_keys
 
-TOOLS = Wish("tools", ("qwen3",), 4, 60, "batch")
-ME = Wish("me", None, None, None, "interactive")
+TOOLS = Key("tools", b"", 4, 60, frozenset({"qwen3"}), "batch")
+ME = Key("me", b"")
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +26,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(wish: Wish) -> Any:
-    return add(wish, None).data
+def added(key: Key) -> Any:
+    return add(key, None).data
 
 
-def test_a_key_is_shown_once_and_kept_as_its_digest(home: Path) -> None:
+def test_a_key_is_shown_once_and_stored_as_its_digest(home: Path) -> None:
     outcome = add(TOOLS, None)
     secret = outcome.text
     assert secret.startswith("corral-")
@@ -37,44 +39,43 @@ def test_a_key_is_shown_once_and_kept_as_its_digest(home: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert secret not in path.read_text("utf-8")
     (key,) = api_keys(path)
-    assert key == TOOLS.granted(secret)
-    assert key.digest == hashlib.sha256(secret.encode()).digest()
+    assert key == replace(TOOLS, digest=hashlib.sha256(secret.encode()).digest())
 
 
 def test_two_keys_are_never_the_same(home: Path) -> None:
-    assert made(ME)["key"] != made(TOOLS)["key"]
+    assert added(ME)["key"] != added(TOOLS)["key"]
     assert [key.name for key in api_keys(home / "keys.toml")] == ["me", "tools"]
 
 
-def test_who_makes_the_first_key_is_told_what_is_still_to_do() -> None:
+def test_the_first_key_comes_with_notes_on_the_next_steps() -> None:
     outcome = add(TOOLS, None)
     assert any("api_keys_file = " in note for note in outcome.notes)
     assert any("no model qwen3" in note for note in outcome.notes)
 
 
-def test_once_it_is_set_the_file_is_the_one_that_is_set(home: Path) -> None:
+def test_a_key_goes_to_the_file_of_the_settings(home: Path) -> None:
     (home / "corral.toml").write_text('[proxy]\napi_keys_file = "clients.toml"\n')
     outcome = add(ME, None)
     assert (home / "clients.toml").exists()
     assert not any("api_keys_file = " in note for note in outcome.notes)
 
 
-def test_a_name_is_given_once() -> None:
+def test_a_second_key_of_one_name_is_rejected() -> None:
     add(ME, None)
-    with pytest.raises(SettingsInvalid, match="there is a key me") as error:
+    with pytest.raises(SettingsInvalid, match="already has a key me") as error:
         add(ME, None)
-    assert error.value.hint == "corral key remove me takes it back"
+    assert error.value.hint == "corral key remove me removes it"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65, "a\nb"])
-def test_a_name_that_is_none_changes_nothing(home: Path, name: str) -> None:
+def test_an_invalid_name_changes_nothing(home: Path, name: str) -> None:
     with pytest.raises(SettingsInvalid, match="not a name"):
-        add(Wish(name, None, None, None, "interactive"), None)
+        add(Key(name, b""), None)
     assert not (home / "keys.toml").exists()
 
 
-def test_the_list_says_what_each_may_and_no_key() -> None:
-    secret = made(TOOLS)["key"]
+def test_the_list_shows_limits_and_no_secret() -> None:
+    secret = added(TOOLS)["key"]
     add(ME, None)
     shown = list_keys(None)
     assert secret not in shown.text
@@ -98,21 +99,21 @@ def test_the_list_says_what_each_may_and_no_key() -> None:
     ]
 
 
-def test_a_list_of_nothing_says_how_to_begin() -> None:
+def test_an_empty_list_names_the_command_that_adds_a_key() -> None:
     assert "corral key add NAME" in list_keys(None).text
 
 
-def test_what_is_removed_is_gone_and_the_rest_stays(home: Path) -> None:
+def test_remove_takes_one_key_and_keeps_the_rest(home: Path) -> None:
     add(ME, None)
     add(TOOLS, None)
     assert remove("me", None).notes == ()
     assert [key.name for key in api_keys(home / "keys.toml")] == ["tools"]
-    assert "nobody may ask" in remove("tools", None).notes[0]
+    assert "will be rejected" in remove("tools", None).notes[0]
 
 
-def test_what_is_not_there_cannot_be_removed() -> None:
+def test_an_unknown_key_cannot_be_removed() -> None:
     add(ME, None)
-    with pytest.raises(SettingsInvalid, match="there is no key you") as error:
+    with pytest.raises(SettingsInvalid, match="has no key you") as error:
         remove("you", None)
     assert error.value.hint == "its keys are: me"
 
@@ -126,7 +127,7 @@ def test_a_key_written_by_hand_becomes_its_digest(home: Path) -> None:
     assert api_keys(path)[0].digest == hashlib.sha256(b"hunter2hunter2").digest()
 
 
-def test_a_file_that_others_may_read_is_not_added_to(home: Path) -> None:
+def test_a_file_that_others_can_read_is_rejected(home: Path) -> None:
     path = home / "keys.toml"
     path.touch(0o644)
     with pytest.raises(SettingsInvalid, match="open to others"):
@@ -134,7 +135,7 @@ def test_a_file_that_others_may_read_is_not_added_to(home: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_a_directory_that_cannot_be_made_is_named(home: Path) -> None:
+def test_an_error_names_the_file_that_cannot_be_written(home: Path) -> None:
     (home / "file").touch()
     (home / "corral.toml").write_text('[proxy]\napi_keys_file = "file/keys.toml"\n')
     with pytest.raises(AccessDenied, match=r"file/keys\.toml"):

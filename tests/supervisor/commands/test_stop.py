@@ -28,10 +28,10 @@ def test_a_lock_that_stays_is_not_waited_for_without_end(
 ) -> None:
     where = Directories(*[tmp_path] * 5)
     monkeypatch.setattr(stop, "Client", SaysItStopped)
-    monkeypatch.setattr(stop, "_GONE_WITHIN_S", 0.01)
-    assert stop.end_daemon(where).data == {"running": False}
+    monkeypatch.setattr(stop, "_EXIT_TIMEOUT_S", 0.01)
+    assert stop.stop_daemon(where).data == {"running": False}
     with (
         filelock.FileLock(where.lock_file, is_singleton=False),
-        pytest.raises(DaemonBusy, match="its own process"),
+        pytest.raises(DaemonBusy, match="own process"),
     ):
-        stop.end_daemon(where)
+        stop.stop_daemon(where)

@@ -23,14 +23,14 @@ def test_no_words_mean_all_configured_models(where: Directories) -> None:
     configure("chat", "code")
     choice = choose([], None, where)
     assert choice.names == ("chat", "code")
-    assert choice.words == ()
+    assert choice.added == ()
 
 
 def test_a_path_is_a_model_named_by_its_file(where: Directories, tmp_path: Path) -> None:
     configure("chat")
     choice = choose(["deep/Qwen3 8B (q4).gguf", "chat"], None, where)
     assert choice.names == ("Qwen3-8B-q4-", "chat")
-    assert choice.words == (str(tmp_path / "deep/Qwen3 8B (q4).gguf"), "chat")
+    assert choice.added == (str(tmp_path / "deep/Qwen3 8B (q4).gguf"),)
     path = choice.loaded.settings.models["Qwen3-8B-q4-"].path
     assert path == tmp_path / "deep/Qwen3 8B (q4).gguf"
 
@@ -45,7 +45,7 @@ def test_an_unknown_word_lists_what_there_is(where: Directories) -> None:
     configure("chat")
     with pytest.raises(NoSuchModel) as caught:
         choose(["cht"], None, where)
-    assert caught.value.hint == "models there are: chat, smollm2"
+    assert caught.value.hint == "available: chat, smollm2"
 
 
 def test_nothing_configured_says_how_to_begin(where: Directories) -> None:

@@ -146,7 +146,7 @@ async def test_status_is_told_with_fresh_figures(service: Service, path: Path) -
 async def test_a_command_tells_what_happens_until_it_is_over(service: Service, path: Path) -> None:
     told = await lines(lambda: Client(path).command("start", ["chat"]))
     assert service.commands == [("start", ["chat"])]
-    progress = [line["event"]["fields"]["value"] for line in told if "event" in line]
+    progress = [line["progress"]["fraction"] for line in told if "progress" in line]
     assert progress == [0.1, 0.5, 1.0]
     assert told[-1].get("done", {}).get("pid") == 1
 
@@ -178,7 +178,7 @@ async def test_a_reload_that_the_end_of_the_daemon_ends_says_so(
     service: Service, path: Path
 ) -> None:
     service.is_cut = True
-    with pytest.raises(DaemonBusy, match="ended before"):
+    with pytest.raises(DaemonBusy, match="exited before"):
         await lines(lambda: Client(path).reload(dry_run=False))
 
 
@@ -225,7 +225,7 @@ async def test_a_prompt_that_no_instance_read_is_an_error(service: Service, path
 
 async def test_what_the_end_of_the_daemon_ends_says_so(service: Service, path: Path) -> None:
     service.is_cut = True
-    with pytest.raises(DaemonBusy, match="ended before"):
+    with pytest.raises(DaemonBusy, match="exited before"):
         await lines(lambda: Client(path).save_slots([]))
 
 
@@ -286,7 +286,7 @@ async def test_a_body_that_makes_no_sense_is_refused(
 
 async def test_nothing_is_changed_by_get(service: Service, path: Path) -> None:
     with pytest.raises(DaemonBusy, match="405"):
-        await asyncio.to_thread(lambda: next(Client(path)._lines("GET", "/v1/start", None)))
+        await asyncio.to_thread(lambda: next(Client(path)._messages("GET", "/v1/start", None)))
     assert service.commands == []
 
 
