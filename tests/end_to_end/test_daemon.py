@@ -178,7 +178,7 @@ def test_no_engine_survives_a_daemon_killed_while_it_loads(corral: Corral, smoll
     assert ask(corral)
 
 
-def test_a_start_that_is_no_longer_waited_for_goes_on(corral: Corral, tiny_model: Path) -> None:
+def test_the_daemon_continues_after_ctrl_c_of_a_start(corral: Corral, tiny_model: Path) -> None:
     engine = corral.home / "llama-server"
     path = corral.ok("engine", "path").strip()
     engine.write_text(f'#!/bin/sh\n[ $# -eq 1 ] && exec {path} "$@"\nexec sleep 60\n', "utf-8")
@@ -191,7 +191,7 @@ def test_a_start_that_is_no_longer_waited_for_goes_on(corral: Corral, tiny_model
     waiting.send_signal(signal.SIGINT)
     _, said = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
-    assert "what was begun goes on" in said
+    assert "the daemon continues" in said
     assert corral.data("status")["models"][0]["instances"][0]["state"] == "starting"
 
 

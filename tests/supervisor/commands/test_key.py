@@ -69,7 +69,7 @@ def test_a_second_key_of_one_name_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65, "a\nb"])
 def test_an_invalid_name_changes_nothing(home: Path, name: str) -> None:
-    with pytest.raises(SettingsInvalid, match="not a name"):
+    with pytest.raises(SettingsInvalid, match="invalid name"):
         add(Key(name, b""), None)
     assert not (home / "keys.toml").exists()
 
