@@ -31,8 +31,8 @@ from proxy.forward.forward import Forward
 from proxy.forward.props import PropsResponse, Remembered
 from proxy.headers import HOP
 from proxy.metrics import models_endpoint
-from proxy.metrics.overview import engine_list, has_idle, overview
 from proxy.metrics.prometheus import Metrics
+from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
 from proxy.middleware import ACCESS_RECORD, RequestMiddleware
 from proxy.models import ModelInfo, ModelLoader, PromptWarmer
 from proxy.nodes.merge import local

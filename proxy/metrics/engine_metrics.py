@@ -1,8 +1,8 @@
-"""The engines' own figures, read seldom and passed on under the names of model and instance.
+"""The engines' own metrics, relabelled by model and instance.
 
-Reading an engine's `/metrics` costs it: polls at 1 Hz or more delay its notice of clients that
-left, and each one starts its averages anew for every other reader. So an engine is read at most
-once in two seconds, only when somebody asks us, and what is an average is not passed on.
+Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left, and
+each read resets its averages for all other readers. So an engine is read only on request and at
+most once in two seconds, and averages are left out.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
@@ -15,31 +15,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from multidict import CIMultiDict
 from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.errors import ProxyError
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest, send
+from proxy.upstream.fetch import fetch, get_request
+from proxy.upstream.metrics_text import PREFIX, EngineMetric, parse_metrics
 from proxy.upstream.upstream import Upstream
 
 _AGE_MIN_S: Final = 2.0
 _TIMEOUT_S: Final = 1.0
-_PAGE_MAX_BYTES: Final = 256 * 1024
-_NOW: Final = frozenset({"llamacpp:requests_processing", "llamacpp:requests_deferred"})
-_NO_TOTAL: Final = "llamacpp:n_tokens_max"  # the largest so far, though it calls itself a counter
-_LETTER: Final = UpstreamRequest("GET", "/metrics", "", CIMultiDict(), b"")
+_MAX_BYTES: Final = 256 * 1024
+_GAUGES: Final = frozenset({f"{PREFIX}requests_processing", f"{PREFIX}requests_deferred"})
+_MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is the largest value so far
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """What one engine said of itself.
+    """One read of one engine.
 
     Attributes:
-        upstream: The engine's instance.
-        at_s: Monotonic time at which it was asked.
-        families: Its figures; empty where it gave none.
+        at_s: Monotonic time of the request.
+        families: Empty if the read failed.
     """
 
     upstream: Upstream
@@ -48,7 +45,7 @@ class Scraped:
 
 
 class Scrape:
-    """Reads engines, each at most once in two seconds."""
+    """Reads each engine at most once in two seconds."""
 
     def __init__(
         self, settings: ProxySettings, clock: Callable[[], float] = time.monotonic
@@ -58,72 +55,67 @@ class Scrape:
         self._readings: dict[str, Scraped] = {}
 
     async def read(self, upstreams: Sequence[Upstream]) -> list[Scraped]:
-        """Return the latest reading of each, at most two seconds old, all asked at once.
+        """The latest reading of each, at most two seconds old; all are requested concurrently.
 
-        Instances that are not among them are forgotten. An engine that does not answer within a
-        second, or not with figures, has an empty reading.
+        Readings of other instances are dropped. Takes at most a second.
         """
         names = {upstream.name for upstream in upstreams}
         for name in self._readings.keys() - names:
             del self._readings[name]
         async with asyncio.TaskGroup() as group:
             for upstream in self._due(upstreams):
-                group.create_task(self._ask(upstream))
+                group.create_task(self._read(upstream))
         return [reading for _, reading in sorted(self._readings.items())]
 
     def _due(self, upstreams: Sequence[Upstream]) -> Iterator[Upstream]:
-        """Yield whom to ask; from now on nobody else asks them for two seconds."""
+        """Yield the engines to read; no other caller reads them for two seconds."""
         now_s = self._clock()
         for upstream in upstreams:
             last = self._readings.get(upstream.name)
-            if last and last.upstream == upstream and now_s - last.at_s < _AGE_MIN_S:
+            is_same = last is not None and last.upstream == upstream
+            if last and is_same and now_s - last.at_s < _AGE_MIN_S:
                 continue
-            families = last.families if last and last.upstream == upstream else ()
+            families = last.families if last and is_same else ()
             self._readings[upstream.name] = Scraped(upstream, now_s, families)
             yield upstream
 
-    async def _ask(self, upstream: Upstream) -> None:
-        text = await _fetch(upstream, self._settings)
-        asked = self._readings.get(upstream.name)
-        if asked and asked.upstream == upstream:
+    async def _read(self, upstream: Upstream) -> None:
+        text = await self._fetch(upstream)
+        latest = self._readings.get(upstream.name)
+        if latest and latest.upstream == upstream:
             families = tuple(relabelled_metrics(text, upstream))
-            self._readings[upstream.name] = Scraped(upstream, asked.at_s, families)
+            self._readings[upstream.name] = Scraped(upstream, latest.at_s, families)
 
-
-async def _fetch(upstream: Upstream, settings: ProxySettings) -> str:
-    """Return an engine's page of figures, empty where it gives none."""
-    page = bytearray()
-    try:
-        async with asyncio.timeout(_TIMEOUT_S), send(upstream, _LETTER, settings) as reply:
-            while len(page) < _PAGE_MAX_BYTES and (chunk := await reply.read()):
-                page += chunk
-    except (ProxyError, TimeoutError):
-        return ""
-    return page.decode("utf-8", "replace") if reply.status == 200 else ""
+    async def _fetch(self, upstream: Upstream) -> str:
+        request = get_request("/metrics")
+        try:
+            page = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
+        except ProxyError:
+            return ""
+        return page.body.decode("utf-8", "replace") if page.status == 200 else ""
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
-    """Yield the figures of a page that mean the same to every reader, with their origin.
+    """Yield the metrics that no reader resets, with the labels `model` and `instance`."""
+    labels = {"model": upstream.model, "instance": upstream.name}
+    for metric in parse_metrics(text):
+        if metric.name in _GAUGES:
+            yield _family(metric, metric.name, metric.name, labels)
+        elif metric.type == "counter" and metric.name != _MAXIMUM:
+            # The encoder adds `_total` to the name of the family, not to those of its samples.
+            name = metric.name.removesuffix("_total")
+            yield _family(metric, name, f"{name}_total", labels)
 
-    Args:
-        text: The page in the text format of Prometheus; what cannot be read is left out.
-        upstream: The instance it comes from: the labels `model` and `instance`.
-    """
-    origin = {"model": upstream.model, "instance": upstream.name}
-    try:
-        for family in text_string_to_metric_families(text):
-            is_total = family.type == "counter" and family.name != _NO_TOTAL
-            if is_total or family.name in _NOW:
-                passed = Metric(family.name, family.documentation, family.type)
-                for sample in family.samples:
-                    passed.add_sample(sample.name, {**sample.labels, **origin}, sample.value)
-                yield passed
-    except ValueError:
-        return
+
+def _family(metric: EngineMetric, name: str, sample: str, labels: dict[str, str]) -> Metric:
+    family = Metric(name, metric.help, metric.type)
+    for own, value in metric.samples:
+        family.add_sample(sample, {**own, **labels}, value)
+    return family
 
 
 def merged(families: Iterable[Metric]) -> list[Metric]:
-    """Return one family for each name, with the samples of all; a page may name each only once."""
+    """One family for each name: the text format allows each name only once."""
     by_name: dict[str, Metric] = {}
     for family in families:
         whole = by_name.setdefault(

@@ -1,8 +1,7 @@
-"""The pages that the proxy answers for all models: health, and the list of models.
+"""`/health` and `/v1/models`, for all models.
 
-Each client library wants members of its own, and none minds the others': an entry of the list is
-OpenAI's and Anthropic's at once, and says beside it what editors and chat clients read of a local
-server.
+An entry of the list has OpenAI's and Anthropic's members, and those that editors and chat clients
+read from local servers; no client library rejects the others' members.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _STATES: Final = ("loaded", "loading", "unloaded", "failed")
 
 
 def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
-    """Return that no model can be served, or None where at least one can.
+    """None if at least one model can be served.
 
-    Anybody who reaches the port may ask for this, so it counts and gives no reason: reasons name
-    files, flags and what an engine said.
+    Readable without a key, so it gives counts but no reasons: those name files, flags and engine
+    messages.
     """
     states = Counter[str](model_info.state for model_info in model_infos)
     if states["loaded"] or states["unloaded"]:
@@ -34,35 +33,35 @@ def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
         return ModelLoading(f"no model is loaded yet; {loading} of {len(model_infos)} loading")
     if not model_infos:
         return Unavailable("no model is configured", retry_after_s=10)
-    told = f"no model can be served, {states['failed']} of {len(model_infos)} failed; corral status"
-    return Unavailable(f"{told} on this machine tells why", retry_after_s=10)
+    failed = f"{states['failed']} of {len(model_infos)} failed"
+    message = f"no model can be served, {failed}; see `corral status` on this machine"
+    return Unavailable(message, retry_after_s=10)
 
 
 def health(
     model_infos: Sequence[ModelInfo], instances: Sequence[InstanceStats]
 ) -> dict[str, object]:
-    """Return the page `/health` of a proxy that can serve: models by state, slots by use."""
+    """`/health` of a proxy that can serve: models by state, slots by use."""
     states = Counter[str](model_info.state for model_info in model_infos)
-    admitted = [instance for instance in instances if instance.in_service]
-    busy = sum(len(instance.leases) for instance in admitted)
+    in_service = [instance for instance in instances if instance.in_service]
+    busy = sum(len(instance.leases) for instance in in_service)
     return {
         **HEALTHY,
         "models": {state: states[state] for state in _STATES},
-        "slots_idle": sum(instance.upstream.slots for instance in admitted) - busy,
+        "slots_idle": sum(instance.upstream.slots for instance in in_service) - busy,
         "slots_processing": busy,
     }
 
 
 def model_list(model_infos: Sequence[ModelInfo]) -> dict[str, object]:
-    """Return the page `/v1/models`: every configured model, loaded or not."""
-    pages = [model_page(model_info) for model_info in model_infos]
+    """`/v1/models`: every configured model, loaded or not."""
     return {
         "object": "list",
-        "data": pages,
-        # Codex refuses a list without this member, and the whole of it for one entry that lacks
-        # any of its own two dozen; without entries it goes on with what it knows.
+        "data": [model_page(model_info) for model_info in model_infos],
+        # Codex rejects a list without this member, and a list with an entry that lacks any of its
+        # own two dozen members; without entries it uses its built-in list.
         "models": [],
-        # Anthropic's clients ask page by page; this is the last.
+        # Anthropic's clients paginate; this is the last page.
         "has_more": False,
         "first_id": model_infos[0].id if model_infos else None,
         "last_id": model_infos[-1].id if model_infos else None,
@@ -70,9 +69,9 @@ def model_list(model_infos: Sequence[ModelInfo]) -> dict[str, object]:
 
 
 def model_page(model_info: ModelInfo) -> dict[str, object]:
-    """Return the page `/v1/models/{id}`.
+    """`/v1/models/{id}`.
 
-    The states in `status` are the three that Open WebUI and Jan know; `failed` stands beside them.
+    `status.value` has the three states that Open WebUI and Jan know; `failed` is a separate member.
     """
     has_failed = model_info.state == "failed"
     return {
@@ -86,7 +85,7 @@ def model_page(model_info: ModelInfo) -> dict[str, object]:
         "display_name": model_info.id,
         "created_at": datetime.fromtimestamp(model_info.created, tz=UTC).isoformat(),
         "max_input_tokens": model_info.context_length,
-        # What is read of local servers.
+        # Read from local servers.
         "aliases": list(model_info.aliases),
         "context_length": model_info.context_length,
         "meta": {"n_ctx": model_info.context_length, "slots": model_info.slots},

@@ -1,45 +1,72 @@
-"""The page `/metrics`, for Prometheus: what we count, what is going on, what the engines say.
+"""`/metrics` for Prometheus: request counters, gauges of the router, and the engines' metrics.
 
-Nothing here runs while a request does: its end is counted once, and everything else is looked up
-when somebody asks for the page.
+Requests cost one count at their end; everything else is computed when the endpoint is read.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import Metric, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.exposition import choose_encoder
 
 from proxy.access_log import AccessRecord, Emit
 from proxy.failures import FAILURES
-from proxy.metrics import families
-from proxy.metrics.counters import RequestCounters
+from proxy.metrics.counters import BY_INSTANCE, COUNTERS, HISTOGRAMS, RequestCounters
 from proxy.metrics.engine_metrics import Scrape, Scraped, merged
+from proxy.metrics.slots_endpoint import SlotTotals, all_slots, totals_of
 from proxy.models import ModelInfo
+from proxy.router.instances import InstanceStats
+from proxy.router.model_queue import QueueStats
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
 
+_PREFIX: Final = "corral_"
 _ENDS: Final = ("requests_finished", "requests_failed", "requests_cancelled")
-_TEXT: Final = "text/plain"
+_Values = Mapping[tuple[str, ...], float]
+
+_OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals], float]]]] = {
+    "slots": ("Slots.", lambda _, totals: totals.slots),
+    "slots_prefill": ("Slots that process a prompt.", lambda _, totals: totals.prefill),
+    "slots_decode": ("Slots that generate tokens.", lambda _, totals: totals.decode),
+    "conversations": (
+        "Conversations whose next turn is routed here.",
+        lambda instance, _: instance.conversations,
+    ),
+    "prefill_tokens_per_second": (
+        "Prompt tokens computed per second, running average.",
+        lambda instance, _: instance.prefill_tps,
+    ),
+    "decode_tokens_per_second": (
+        "Tokens generated per second and request, running average.",
+        lambda instance, _: instance.decode_tps,
+    ),
+}
 
 
 class Metrics:
-    """Counts what it hears told, and writes the page."""
+    """Counts events, and renders the endpoint."""
 
     def __init__(
         self,
         router: Router,
         settings: ProxySettings,
-        tell: Emit,
+        emit: Emit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
-        self._told = tell
+        self._emit = emit
         self._clock = clock
         self._counters = RequestCounters()
         self._scrape = Scrape(settings, clock)
@@ -47,13 +74,13 @@ class Metrics:
         self._open: set[AccessRecord] = set()
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Count an event, and pass it on to whoever else is told."""
+        """Count an event, and pass it on."""
         self._counters.observe(name, fields)
-        self._told(name, **fields)
+        self._emit(name, **fields)
 
     @contextmanager
     def counting(self, record: AccessRecord) -> Iterator[None]:
-        """Count a request as under way for the length of the block."""
+        """Count a request as in flight for the length of the block."""
         self._open.add(record)
         try:
             yield
@@ -61,54 +88,56 @@ class Metrics:
             self._open.discard(record)
 
     async def page(self, accept: str, model_infos: Sequence[ModelInfo]) -> tuple[bytes, str]:
-        """Return the page and its content type.
+        """The body, and its content type: plain text or OpenMetrics.
 
         Args:
-            accept: The client's header field of this name: plain text, or OpenMetrics.
-            model_infos: The models that the client may know of.
+            accept: The client's `Accept`.
+            model_infos: The models that the client may see.
         """
-        admitted = (
+        in_service = (
             instance.upstream for instance in self._router.instances() if instance.in_service
         )
-        # A node's figures are its own to show, with labels of its own.
-        upstreams = [upstream for upstream in admitted if not upstream.node]
-        readings = await self._scrape.read(upstreams)
+        # A node serves its own metrics, with its own labels.
+        readings = await self._scrape.read([one for one in in_service if not one.node])
         encode, content_type = _encoder(accept)
-        return encode(
-            VisibleMetrics(self._collect(readings), {model_info.id for model_info in model_infos})
-        ), content_type
+        models = {model_info.id for model_info in model_infos}
+        return encode(VisibleMetrics(self._collect(readings), models)), content_type
 
     def _collect(self, readings: Sequence[Scraped]) -> Iterator[Metric]:
-        yield from self._requests()
-        yield from families.counted(self._counters)
-        yield families.failures(FAILURES.counts)
-        yield from families.histograms(self._counters)
-        yield from families.queues(self._router.queues())
-        yield from families.instances(self._router.instances(), self._clock())
-        yield families.scrape_success(
-            {reading.upstream: bool(reading.families) for reading in readings}
-        )
+        instances = self._router.instances()
+        yield from self._requests(instances)
+        for name, (labels, text) in COUNTERS.items():
+            yield _counter(name, labels, text, self._counters.counts[name])
+        failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
+        yield _counter("task_failures", ("task",), "Failures of internal tasks.", failures)
+        yield from _histograms(self._counters)
+        yield from _queues(self._router.queues())
+        yield from _instances(instances, self._clock())
+        is_read = {_labels(one.upstream): float(bool(one.families)) for one in readings}
+        text = "Whether the engine's own metrics were read."
+        yield _gauge("engine_scrape_success", BY_INSTANCE, text, is_read)
         yield from merged(family for reading in readings for family in reading.families)
         yield from self._process.collect()
 
-    def _requests(self) -> Iterator[Metric]:
-        upstreams = (instance.upstream for instance in self._router.instances())
-        in_flight = Counter({self._counters.labels_of(one.model, one.name): 0 for one in upstreams})
-        given = (record for record in self._open if record.instance)
-        in_flight.update(
-            self._counters.labels_of(record.model, record.instance) for record in given
-        )
-        # By model alone: a second try moves a request from one instance to another.
+    def _requests(self, instances: Iterable[InstanceStats]) -> Iterator[Metric]:
+        labels_of, counts = self._counters.labels_of, self._counters.counts
+        upstreams = (instance.upstream for instance in instances)
+        in_flight = Counter({labels_of(one.model, one.name): 0 for one in upstreams})
+        assigned = (record for record in self._open if record.instance)
+        in_flight.update(labels_of(record.model, record.instance) for record in assigned)
+        # By model alone: a retry moves a request from one instance to another.
         accepted = Counter[tuple[str, ...]]()
-        for counts in (in_flight, *(self._counters.counts[end] for end in _ENDS)):
-            for (model, _), count in counts.items():
+        for counter in (in_flight, *(counts[end] for end in _ENDS)):
+            for (model, _), count in counter.items():
                 accepted[model,] += count
-        yield families.requests_accepted(accepted)
-        yield families.requests_in_flight(in_flight)
+        text = "Requests that were not rejected."
+        yield _counter("requests_accepted", ("model",), text, accepted)
+        text = "Requests that an instance is answering."
+        yield _gauge("requests_in_flight", BY_INSTANCE, text, in_flight)
 
 
 class VisibleMetrics:
-    """A page as somebody may see it: of models, only those that they may know of."""
+    """Metrics without those of models that the client may not see."""
 
     def __init__(self, whole: Iterable[Metric], models: Collection[str]) -> None:
         self._whole = whole
@@ -116,15 +145,65 @@ class VisibleMetrics:
 
     def collect(self) -> Iterator[Metric]:
         for family in self._whole:
-            family.samples = [one for one in family.samples if self._shows(one.labels.get("model"))]
+            family.samples = [
+                one for one in family.samples if self._is_visible(one.labels.get("model"))
+            ]
             yield family
 
-    def _shows(self, model: str | None) -> bool:
+    def _is_visible(self, model: str | None) -> bool:
         return not model or model in self._models
+
+
+def _histograms(counters: RequestCounters) -> Iterator[Metric]:
+    for name, (bounds, text) in HISTOGRAMS.items():
+        family = HistogramMetricFamily(_PREFIX + name, text, labels=BY_INSTANCE)
+        edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
+        for labels, histogram in counters.histograms[name].items():
+            sums = accumulate(histogram.counts)
+            family.add_metric(labels, list(zip(edges, sums, strict=True)), histogram.total)
+        yield family
+
+
+def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
+    waiting: _Values = {
+        (model, priority): count
+        for model, queue in queues.items()
+        for priority, count in (("interactive", queue.interactive), ("batch", queue.batch))
+    }
+    oldest_s: _Values = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
+    expected_s: _Values = {(model,): queue.expected_wait_s for model, queue in queues.items()}
+    yield _gauge("requests_waiting", ("model", "priority"), "Queued requests.", waiting)
+    yield _gauge("oldest_wait_seconds", ("model",), "Wait of the oldest queued request.", oldest_s)
+    yield _gauge("expected_wait_seconds", ("model",), "Expected wait of a new request.", expected_s)
+
+
+def _instances(instances: Sequence[InstanceStats], now_s: float) -> Iterator[Metric]:
+    totals = [(instance, totals_of(all_slots([instance], now_s))) for instance in instances]
+    for name, (text, value) in _OF_INSTANCE.items():
+        values = {_labels(instance.upstream): value(instance, one) for instance, one in totals}
+        yield _gauge(name, BY_INSTANCE, text, values)
+
+
+def _labels(upstream: Upstream) -> tuple[str, ...]:
+    return upstream.model, upstream.name
+
+
+def _counter(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
+    family = CounterMetricFamily(_PREFIX + name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _gauge(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
+    family = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
 
 
 def _encoder(accept: str) -> tuple[Callable[[VisibleMetrics], bytes], str]:
     try:
         return choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is no number
-        return choose_encoder(_TEXT)
+    except (TypeError, ValueError):  # an invalid version number
+        return choose_encoder("text/plain")

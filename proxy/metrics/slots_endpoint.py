@@ -1,39 +1,37 @@
-"""Every slot of every instance, and what they do together. Pure.
+"""`/slots` and `/corral/v1/slots`: the slots of all instances. Pure.
 
-The source is our own account of who holds what, not a poll of the engines. We never pin a slot, so
-which of its slots an engine uses for a request is its own affair: `index` only counts them, the
-oldest request first. Nothing here tells what anybody asks, or who asks.
+`/slots` is a list as llama-server's own, for tools that read that one. `/corral/v1/slots` adds
+instances, totals and queues. The source is the router's own leases, not a poll of the engines, and
+nothing here identifies a request or its client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
 from proxy.router.lease import LeaseStats
+from proxy.router.model_queue import QueueStats
 
 State = Literal["prefill", "decode", "idle"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot at one moment.
+    """One slot.
 
     Attributes:
-        id: Its number among all that are listed, from 0.
-        model: The id of the model.
-        instance: The name of the instance.
-        index: Its number among those of the instance, from 0.
-        state: What the engine does in it.
-        is_ending: Whether its request is over for the client, and the engine has yet to stop.
-        prompt_tokens: Tokens of the prompt; a guess until the engine says, None without one.
-        prompt_tokens_done: Tokens of the prompt that are in the cache by now.
-        cached_tokens: Those of them that were there before.
-        decoded_tokens: Tokens generated.
-        tokens_per_second: Tokens generated each second so far; 0 unless it decodes.
-        age_s: Seconds since the instance got the request; 0 where it is idle.
+        id: Number in the whole list, from 0.
+        index: Number in the instance, from 0, oldest request first; not the engine's `id_slot`.
+        is_ending: Whether its request has ended but the engine still computes.
+        prompt_tokens: An estimate until the engine reports it; None without one.
+        prompt_tokens_done: Prompt tokens in the cache so far.
+        cached_tokens: Those of them that were in the cache before.
+        tokens_per_second: Decode rate; 0 in other states.
+        age_s: Seconds since the instance got the request.
     """
 
     id: int
@@ -52,18 +50,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotTotals:
-    """What the slots of an instance, or of all, do together.
+    """Slots by state.
 
     Attributes:
-        slots: Slots there are.
-        idle: Those that nothing uses.
-        active: Those in use.
-        generating: Those that decode.
-        prefill: Sequences whose prompt is being read.
-        decode: Sequences to which tokens are added.
-        batch: What the engine's batches are made of; None where all is idle.
-        utilisation: Active slots as a share of all, 0 to 1.
-        tokens_per_second: Tokens generated each second, over all slots.
+        generating: As `decode`.
+        batch: What the engine's batches contain; None if all slots are idle.
+        utilisation: Share of active slots, 0 to 1.
+        tokens_per_second: Decode rate over all slots.
     """
 
     slots: int
@@ -77,27 +70,49 @@ class SlotTotals:
     tokens_per_second: float
 
 
-def all_slots(instances: Iterable[InstanceStats], now_s: float) -> list[Slot]:
-    """Return the slots of some instances; of one that is withdrawn, those still in use.
+def overview(
+    instances: Iterable[InstanceStats],
+    queues: Mapping[str, QueueStats],
+    model_infos: Sequence[ModelInfo],
+    now_s: float,
+) -> dict[str, object]:
+    """`/corral/v1/slots` for these models; `now_s` is on the clock of the leases."""
+    shown = _shown(instances, model_infos)
+    slots = all_slots(shown, now_s)
+    models = (model_info.id for model_info in model_infos)
+    return {
+        "slots": slots,
+        "instances": [_instance_page(instance, slots) for instance in shown],
+        "totals": totals_of(slots),
+        "queues": {model: _queue_page(queues[model]) for model in models if model in queues},
+    }
 
-    Args:
-        instances: The instances.
-        now_s: The moment, on the clock of the leases.
-    """
+
+def engine_list(
+    instances: Iterable[InstanceStats], model_infos: Sequence[ModelInfo], now_s: float
+) -> list[dict[str, object]]:
+    """`/slots` for these models."""
+    contexts = {model_info.id: model_info.context_length for model_info in model_infos}
+    slots = all_slots(_shown(instances, model_infos), now_s)
+    return [_slot_page(slot, contexts[slot.model]) for slot in slots]
+
+
+def has_idle(listed: Sequence[Mapping[str, object]]) -> bool:
+    """Whether a slot in `/slots` is idle."""
+    return any(not slot["is_processing"] for slot in listed)
+
+
+def all_slots(instances: Iterable[InstanceStats], now_s: float) -> list[Slot]:
+    """The slots of instances; of withdrawn ones, only those still in use."""
     slots: list[Slot] = []
-    for instance_stats in instances:
-        idle = (
-            instance_stats.upstream.slots - len(instance_stats.leases)
-            if instance_stats.in_service
-            else 0
-        )
-        for index, lease in enumerate((*instance_stats.leases, *[None] * idle)):
-            slots.append(_slot(len(slots), instance_stats, index, lease, now_s))
+    for instance in instances:
+        idle = instance.upstream.slots - len(instance.leases) if instance.in_service else 0
+        for index, lease in enumerate((*instance.leases, *[None] * idle)):
+            slots.append(_slot(len(slots), instance, index, lease, now_s))
     return slots
 
 
 def totals_of(slots: Sequence[Slot]) -> SlotTotals:
-    """Return what some slots do together."""
     prefill = sum(slot.state == "prefill" for slot in slots)
     decode = sum(slot.state == "decode" for slot in slots)
     active = prefill + decode
@@ -115,15 +130,15 @@ def totals_of(slots: Sequence[Slot]) -> SlotTotals:
 
 
 def _slot(
-    number: int, instance_stats: InstanceStats, index: int, lease: LeaseStats | None, now_s: float
+    number: int, instance: InstanceStats, index: int, lease: LeaseStats | None, now_s: float
 ) -> Slot:
-    model, instance = instance_stats.upstream.model, instance_stats.upstream.name
+    model, name = instance.upstream.model, instance.upstream.name
     if lease is None:
-        return Slot(number, model, instance, index)
+        return Slot(number, model, name, index)
     return Slot(
         id=number,
         model=model,
-        instance=instance,
+        instance=name,
         index=index,
         state="prefill" if lease.first_token_at_s is None else "decode",
         is_ending=lease.phase == "ending",
@@ -131,13 +146,13 @@ def _slot(
         prompt_tokens_done=lease.prompt_done,
         cached_tokens=lease.cached,
         decoded_tokens=lease.decoded,
-        tokens_per_second=_rate(lease, now_s),
+        tokens_per_second=_decode_rate(lease, now_s),
         age_s=round(max(0.0, now_s - lease.began_at_s), 3),
     )
 
 
-def _rate(lease: LeaseStats, now_s: float) -> float:
-    """Return the tokens after the first by the time since it."""
+def _decode_rate(lease: LeaseStats, now_s: float) -> float:
+    """Tokens after the first per second since the first."""
     if lease.first_token_at_s is None or now_s <= lease.first_token_at_s or lease.decoded < 2:
         return 0.0
     return round((lease.decoded - 1) / (now_s - lease.first_token_at_s), 2)
@@ -149,3 +164,63 @@ def _batch(prefill: int, decode: int) -> Literal["prefill", "decode", "mixed"] |
     if prefill:
         return "prefill"
     return "decode" if decode else None
+
+
+def _shown(
+    instances: Iterable[InstanceStats], model_infos: Sequence[ModelInfo]
+) -> list[InstanceStats]:
+    """The instances of these models, in an order that restarts do not change."""
+    order = {model_info.id: number for number, model_info in enumerate(model_infos)}
+
+    def position(instance: InstanceStats) -> tuple[int, int, str]:
+        name = instance.upstream.name
+        return order[instance.upstream.model], len(name), name  # chat.10 comes after chat.9
+
+    return sorted((one for one in instances if one.upstream.model in order), key=position)
+
+
+def _queue_page(queue: QueueStats) -> dict[str, object]:
+    return {
+        "interactive": queue.interactive,
+        "batch": queue.batch,
+        "oldest_wait_s": round(queue.oldest_wait_s, 3),
+        "expected_wait_s": round(queue.expected_wait_s, 3),
+    }
+
+
+def _instance_page(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, object]:
+    name = instance.upstream.name
+    return {
+        "instance": name,
+        "model": instance.upstream.model,
+        "in_service": instance.in_service,
+        "conversations": instance.conversations,
+        "prefill_tokens_per_second": round(instance.prefill_tps, 2),
+        "decode_tokens_per_second": round(instance.decode_tps, 2),
+        "draft_acceptance": None if instance.acceptance is None else round(instance.acceptance, 3),
+        **_members(totals_of([slot for slot in slots if slot.instance == name])),
+    }
+
+
+def _slot_page(slot: Slot, context_length: int | None) -> dict[str, object]:
+    """llama-server's members and ours.
+
+    Source: `server_slot::to_json` of llama.cpp's tools/server, build 10434.
+    """
+    page: dict[str, object] = {
+        "id": slot.id,
+        "n_ctx": context_length or 0,
+        "is_processing": slot.state != "idle",
+    }
+    if slot.state != "idle":
+        page |= {
+            "n_prompt_tokens": slot.prompt_tokens or 0,
+            "n_prompt_tokens_processed": slot.prompt_tokens_done - slot.cached_tokens,
+            "n_prompt_tokens_cache": slot.cached_tokens,
+            "next_token": [{"has_next_token": True, "n_decoded": slot.decoded_tokens}],
+        }
+    return page | _members(slot)
+
+
+def _members(one: Slot | SlotTotals) -> dict[str, object]:
+    return {name: getattr(one, name) for name in one.__slots__}

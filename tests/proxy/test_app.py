@@ -132,7 +132,7 @@ async def test_it_is_well_while_one_model_can_be_served(proxy: ProxyHarness, pat
         (
             [model_info("a", "failed", "no such file /home/me/a.gguf")],
             "unavailable",
-            "no model can be served, 1 of 1 failed; corral status on this machine tells why",
+            "no model can be served, 1 of 1 failed; see `corral status` on this machine",
         ),
         ([], "unavailable", "no model is configured"),
     ],

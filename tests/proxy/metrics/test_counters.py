@@ -1,4 +1,4 @@
-"""What is counted of how requests ended."""
+"""Counters and histograms of requests."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ FINISHED: Any = {
     "drafted_tokens": 8,
     "accepted_tokens": 6,
 }
-WHO = ("chat", "chat.1")
+LABELS = ("chat", "chat.1")
 
 
 def after(*events: Any) -> RequestCounters:
@@ -45,12 +45,12 @@ def after(*events: Any) -> RequestCounters:
 def test_an_end_is_counted_once_by_its_status(status: int, counter: str) -> None:
     counters = after(("request.finished", {"status": status}))
     ends = ("requests_finished", "requests_cancelled", "requests_failed")
-    assert {name: counters.counts[name][WHO] for name in ends} == {
+    assert {name: counters.counts[name][LABELS] for name in ends} == {
         name: int(name == counter) for name in ends
     }
 
 
-def test_a_refusal_is_counted_by_its_reason() -> None:
+def test_a_rejection_is_counted_by_its_code() -> None:
     counters = after(
         ("request.rejected", {"model": "chat", "code": "queue_full"}),
         ("request.rejected", {"model": None, "code": "forbidden"}),
@@ -58,17 +58,17 @@ def test_a_refusal_is_counted_by_its_reason() -> None:
     assert counters.counts["requests_rejected"] == {("chat", "queue_full"): 1, ("", "forbidden"): 1}
 
 
-def test_tokens_are_added_up() -> None:
+def test_tokens_are_summed() -> None:
     counters = after(("request.finished", {}), ("request.finished", {"cached_tokens": 2}))
     names = ("prompt_tokens", "cached_tokens", "expected_cached_tokens", "decoded_tokens")
-    assert [counters.counts[name][WHO] for name in names] == [24, 30, 60, 22]
-    assert counters.counts["drafted_tokens"][WHO] == 16
-    assert counters.counts["accepted_tokens"][WHO] == 12
+    assert [counters.counts[name][LABELS] for name in names] == [24, 30, 60, 22]
+    assert counters.counts["drafted_tokens"][LABELS] == 16
+    assert counters.counts["accepted_tokens"][LABELS] == 12
 
 
-def test_times_are_seconds_and_the_time_between_tokens_is_a_mean() -> None:
-    spreads = after(("request.finished", {})).histograms
-    totals = {name: spread[WHO].total for name, spread in spreads.items()}
+def test_times_are_in_seconds_and_the_time_per_token_is_a_mean() -> None:
+    histograms = after(("request.finished", {})).histograms
+    totals = {name: histogram[LABELS].total for name, histogram in histograms.items()}
     assert totals == pytest.approx(
         {
             "queue_seconds": 0.0,
@@ -79,26 +79,26 @@ def test_times_are_seconds_and_the_time_between_tokens_is_a_mean() -> None:
     )
 
 
-def test_what_was_not_said_is_not_counted() -> None:
-    silent = dict.fromkeys(
+def test_missing_fields_are_not_counted() -> None:
+    missing = dict.fromkeys(
         ("first_token_ms", "cached_tokens", "prompt_tokens", "decoded_tokens", "decode_ms")
     )
-    counters = after(("request.finished", silent))
+    counters = after(("request.finished", missing))
     assert not counters.counts["prompt_tokens"]
     assert not counters.histograms["time_to_first_token_seconds"]
     assert not counters.histograms["time_per_output_token_seconds"]
 
 
-def test_a_second_try_and_a_break_are_counted() -> None:
+def test_retries_and_upstream_failures_are_counted() -> None:
     counters = after(
         ("upstream.failed", {}),
         ("request.finished", {"attempts": 2, "instance": "chat.2"}),
     )
-    assert counters.counts["upstream_failures"] == {WHO: 1}
+    assert counters.counts["upstream_failures"] == {LABELS: 1}
     assert counters.counts["retries"] == {("chat", "chat.2"): 1}
 
 
-def test_other_events_are_none_of_its_business() -> None:
+def test_other_events_are_ignored() -> None:
     counters = after(("instance.state_changed", {}))
     assert not any(counters.counts.values())
 
@@ -115,8 +115,8 @@ def test_names_beyond_a_limit_are_counted_together() -> None:
     assert counts[OTHER, OTHER] == 44
 
 
-def test_a_bound_is_part_of_what_lies_below_it() -> None:
-    spread = Histogram((1.0, 2.0))
-    for figure in (0.5, 1.0, 1.5, 9.0):
-        spread.add(figure)
-    assert (spread.counts, spread.total) == ([2, 1, 1], 12.0)
+def test_bounds_are_inclusive() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.add(value)
+    assert (histogram.counts, histogram.total) == ([2, 1, 1], 12.0)

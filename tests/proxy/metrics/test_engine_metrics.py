@@ -1,4 +1,4 @@
-"""The engines' own figures: which are passed on, whose they are, how seldom they are read."""
+"""The engines' own metrics: which are exported, their labels, how rarely they are read."""
 
 import asyncio
 
@@ -39,12 +39,12 @@ class Clock:
         return self.now_s
 
 
-async def say_figures(call: Call) -> None:
+async def send_metrics(call: Call) -> None:
     await call.head("Content-Type: text/plain", f"Content-Length: {len(PAGE)}")
     await call.send(PAGE.encode())
 
 
-def test_totals_and_what_is_going_on_are_passed_and_averages_are_not() -> None:
+def test_totals_and_current_values_are_exported_and_averages_are_not() -> None:
     samples = [one for family in relabelled_metrics(PAGE, upstream()) for one in family.samples]
     assert {one.name for one in samples} == {
         "llamacpp:prompt_tokens_total",
@@ -56,11 +56,11 @@ def test_totals_and_what_is_going_on_are_passed_and_averages_are_not() -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"error":{"code":501}}', "llamacpp:x 1 2 3 4\n", "\x00"])
-def test_what_is_no_page_of_figures_has_none(text: str) -> None:
+def test_text_that_is_not_metrics_has_none(text: str) -> None:
     assert list(relabelled_metrics(text, upstream())) == []
 
 
-def test_families_of_several_engines_become_one() -> None:
+def test_families_of_several_engines_are_merged() -> None:
     pages = [relabelled_metrics(PAGE, upstream(name)) for name in ("chat.1", "chat.2")]
     families = merged(family for page in pages for family in page)
     assert len({family.name for family in families}) == len(families) == 3
@@ -68,7 +68,7 @@ def test_families_of_several_engines_become_one() -> None:
 
 
 async def test_an_engine_is_read_once_in_two_seconds(proxy: ProxyHarness) -> None:
-    fake, clock = await proxy.fake(say_figures), Clock()
+    fake, clock = await proxy.fake(send_metrics), Clock()
     scrape = Scrape(proxy.settings, clock)
     for later_s, asked in ((0.0, 1), (1.9, 1), (2.0, 2)):
         clock.now_s = 50.0 + later_s
@@ -80,8 +80,8 @@ async def test_an_engine_is_read_once_in_two_seconds(proxy: ProxyHarness) -> Non
     assert call.headers["Authorization"] == "Bearer inner"
 
 
-async def test_two_who_ask_at_once_are_one_reading(proxy: ProxyHarness) -> None:
-    fake = await proxy.fake(say_figures)
+async def test_concurrent_reads_are_one_request(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(send_metrics)
     scrape = Scrape(proxy.settings, Clock())
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
@@ -89,8 +89,8 @@ async def test_two_who_ask_at_once_are_one_reading(proxy: ProxyHarness) -> None:
     assert fake.calls.qsize() == 1
 
 
-async def test_an_instance_that_was_started_anew_is_read_anew(proxy: ProxyHarness) -> None:
-    fake = await proxy.fake(say_figures)
+async def test_a_restarted_instance_is_read_again(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(send_metrics)
     scrape = Scrape(proxy.settings, Clock())
     await scrape.read([fake.upstream()])
     (reading,) = await scrape.read([fake.upstream(slots=1)])
@@ -98,8 +98,8 @@ async def test_an_instance_that_was_started_anew_is_read_anew(proxy: ProxyHarnes
     assert fake.calls.qsize() == 2
 
 
-async def test_an_instance_that_is_gone_is_forgotten(proxy: ProxyHarness) -> None:
-    fake = await proxy.fake(say_figures)
+async def test_a_withdrawn_instance_is_dropped(proxy: ProxyHarness) -> None:
+    fake = await proxy.fake(send_metrics)
     scrape = Scrape(proxy.settings, Clock())
     await scrape.read([fake.upstream()])
     assert await scrape.read([]) == []
@@ -107,12 +107,12 @@ async def test_an_instance_that_is_gone_is_forgotten(proxy: ProxyHarness) -> Non
     assert fake.calls.qsize() == 2
 
 
-async def test_an_instance_may_go_while_it_is_read(proxy: ProxyHarness) -> None:
+async def test_an_instance_can_be_withdrawn_while_it_is_read(proxy: ProxyHarness) -> None:
     may_answer = asyncio.Event()
 
     async def answer_late(call: Call) -> None:
         await may_answer.wait()
-        await say_figures(call)
+        await send_metrics(call)
 
     fake = await proxy.fake(answer_late)
     scrape = Scrape(proxy.settings, Clock())
@@ -124,7 +124,7 @@ async def test_an_instance_may_go_while_it_is_read(proxy: ProxyHarness) -> None:
     assert reading.result() == []
 
 
-async def test_an_engine_that_cannot_say_spoils_nothing(
+async def test_an_engine_that_does_not_answer_does_not_affect_the_others(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.metrics.engine_metrics._TIMEOUT_S", 0.05)
@@ -138,7 +138,7 @@ async def test_an_engine_that_cannot_say_spoils_nothing(
 
     fakes: list[Fake] = [
         await proxy.fake(script, f"chat.{number}")
-        for number, script in enumerate((refuse, say_figures, hang))
+        for number, script in enumerate((refuse, send_metrics, hang))
     ]
     gone = upstream("chat.3", port=9)
     readings = await Scrape(proxy.settings).read([*(fake.upstream() for fake in fakes), gone])

@@ -1,4 +1,4 @@
-"""The page for Prometheus, and the sums that must come out on it."""
+"""`/metrics`, and the equations that its counters satisfy."""
 
 import asyncio
 import random
@@ -15,18 +15,18 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-# Figures by name and the values of the labels, in the order of the labels' names.
+# Values by name and label values, in the order of the labels' names.
 Samples = dict[tuple[str, ...], float]
-WHO = ("chat.1", "chat")
+LABELS = ("chat.1", "chat")
 
 ANSWER = b"""\
 {"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],\
 "timings":{"cache_n":28,"prompt_n":12,"prompt_ms":60.0,"predicted_n":11,"predicted_ms":500.0}}"""
-FIGURES = b"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total 240\n"
+METRICS = b"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total 240\n"
 
 
 async def answer(call: Call) -> None:
-    body = FIGURES if call.line.startswith("GET /metrics") else ANSWER
+    body = METRICS if call.line.startswith("GET /metrics") else ANSWER
     await call.head("Content-Type: application/json", f"Content-Length: {len(body)}")
     await call.send(body)
 
@@ -45,30 +45,30 @@ async def samples(proxy: ProxyHarness) -> Samples:
     }
 
 
-def total(figures: Samples, name: str) -> float:
-    return sum(figure for key, figure in figures.items() if key[0] in {name, f"{name}_total"})
+def total(values: Samples, name: str) -> float:
+    return sum(value for key, value in values.items() if key[0] in {name, f"{name}_total"})
 
 
-async def test_a_request_is_seen_from_every_side(proxy: ProxyHarness) -> None:
+async def test_a_request_counts_in_every_metric(proxy: ProxyHarness) -> None:
     await proxy.fake(answer)
     await proxy.send()
-    figures = await samples(proxy)
-    assert figures["corral_requests_accepted_total", "chat"] == 1
-    assert figures["corral_requests_finished_total", *WHO] == 1
-    assert figures["corral_prompt_tokens_total", *WHO] == 12
-    assert figures["corral_cached_tokens_total", *WHO] == 28
-    assert figures["corral_decoded_tokens_total", *WHO] == 11
-    assert figures["corral_time_per_output_token_seconds_sum", *WHO] == pytest.approx(0.05)
-    assert figures["corral_time_per_output_token_seconds_bucket", "chat.1", "0.05", "chat"] == 1
-    assert figures["corral_request_seconds_count", *WHO] == 1
-    assert figures["corral_queue_seconds_count", *WHO] == 1
-    assert figures["corral_slots", *WHO] == 2
-    assert figures["corral_slots_decode", *WHO] == 0
-    assert figures["corral_requests_waiting", "chat", "interactive"] == 0
-    assert figures["process_resident_memory_bytes",] > 0
+    values = await samples(proxy)
+    assert values["corral_requests_accepted_total", "chat"] == 1
+    assert values["corral_requests_finished_total", *LABELS] == 1
+    assert values["corral_prompt_tokens_total", *LABELS] == 12
+    assert values["corral_cached_tokens_total", *LABELS] == 28
+    assert values["corral_decoded_tokens_total", *LABELS] == 11
+    assert values["corral_time_per_output_token_seconds_sum", *LABELS] == pytest.approx(0.05)
+    assert values["corral_time_per_output_token_seconds_bucket", "chat.1", "0.05", "chat"] == 1
+    assert values["corral_request_seconds_count", *LABELS] == 1
+    assert values["corral_queue_seconds_count", *LABELS] == 1
+    assert values["corral_slots", *LABELS] == 2
+    assert values["corral_slots_decode", *LABELS] == 0
+    assert values["corral_requests_waiting", "chat", "interactive"] == 0
+    assert values["process_resident_memory_bytes",] > 0
 
 
-async def test_who_waits_is_neither_accepted_nor_refused(proxy: ProxyHarness) -> None:
+async def test_a_queued_request_is_neither_accepted_nor_rejected(proxy: ProxyHarness) -> None:
     async def hold(call: Call) -> None:
         if call.line.startswith("POST"):
             await call.until_left()
@@ -80,41 +80,41 @@ async def test_who_waits_is_neither_accepted_nor_refused(proxy: ProxyHarness) ->
         asking = [group.create_task(proxy.send()) for _ in range(2)]
         await fake.calls.get()
         await until(lambda: proxy.router.queues()["chat"].interactive == 1)
-        figures = await samples(proxy)
+        values = await samples(proxy)
         for task in asking:
             task.cancel()
-    names = ("accepted", "in_flight", "waiting", "refused", "cancelled")
-    assert [total(figures, f"corral_requests_{name}") for name in names] == [1, 1, 1, 0, 0]
+    names = ("accepted", "in_flight", "waiting", "rejected", "cancelled")
+    assert [total(values, f"corral_requests_{name}") for name in names] == [1, 1, 1, 0, 0]
 
 
-async def test_the_engines_own_figures_carry_their_origin(proxy: ProxyHarness) -> None:
+async def test_the_engines_own_metrics_have_model_and_instance_labels(proxy: ProxyHarness) -> None:
     for name in ("chat.1", "chat.2"):
         await proxy.fake(answer, name)
-    figures = await samples(proxy)
-    assert figures["llamacpp:prompt_tokens_total", *WHO] == 240
-    assert figures["llamacpp:prompt_tokens_total", "chat.2", "chat"] == 240
-    assert figures["corral_engine_scrape_success", *WHO] == 1
+    values = await samples(proxy)
+    assert values["llamacpp:prompt_tokens_total", *LABELS] == 240
+    assert values["llamacpp:prompt_tokens_total", "chat.2", "chat"] == 240
+    assert values["corral_engine_scrape_success", *LABELS] == 1
 
 
-async def test_a_key_sees_only_its_own_models(proxy: ProxyHarness) -> None:
+async def test_only_visible_models_are_included(proxy: ProxyHarness) -> None:
     await proxy.fake(answer)
     await proxy.send()
     proxy.loader.model_infos = [model_info("other")]
-    figures = await samples(proxy)
-    assert not any("chat" in key for key in figures)
-    assert ("process_resident_memory_bytes",) in figures
+    values = await samples(proxy)
+    assert not any("chat" in key for key in values)
+    assert ("process_resident_memory_bytes",) in values
 
 
 @pytest.mark.parametrize(
     "accept", ["", "text/plain", "nonsense", "application/openmetrics-text; version=x"]
 )
-async def test_whatever_a_client_accepts_it_gets_text(proxy: ProxyHarness, accept: str) -> None:
+async def test_plain_text_is_the_default(proxy: ProxyHarness, accept: str) -> None:
     async with proxy.http.get("/metrics", headers={"Accept": accept}) as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         assert list(parse(await response.text()))
 
 
-async def test_open_metrics_is_spoken_where_it_is_asked_for(proxy: ProxyHarness) -> None:
+async def test_open_metrics_is_sent_on_request(proxy: ProxyHarness) -> None:
     await proxy.fake(answer)
     await proxy.send()
     wanted = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -125,7 +125,7 @@ async def test_open_metrics_is_spoken_where_it_is_asked_for(proxy: ProxyHarness)
     assert {"corral_requests_accepted", "llamacpp:prompt_tokens"} <= names
 
 
-async def test_no_figure_is_named_twice(proxy: ProxyHarness) -> None:
+async def test_each_family_appears_once(proxy: ProxyHarness) -> None:
     for name in ("chat.1", "chat.2"):
         await proxy.fake(answer, name)
     await proxy.send()
@@ -133,15 +133,12 @@ async def test_no_figure_is_named_twice(proxy: ProxyHarness) -> None:
     assert len(names) == len(set(names))
 
 
-# Sums.
-
-
 class Mix:
-    """Clients and instances that do what a seed says: answer, refuse, break, leave, wait."""
+    """Clients and instances that answer, reject, break, disconnect or wait, by a seed."""
 
     def __init__(self, proxy: ProxyHarness, seed: int) -> None:
         self._proxy = proxy
-        self._random = random.Random(seed)  # noqa: S311 (a schedule, no secret)
+        self._random = random.Random(seed)  # noqa: S311 (a schedule, not a secret)
         self._may_end = asyncio.Event()
         self.sent = 0
         self.seen = Counter[int]()
@@ -165,7 +162,7 @@ class Mix:
                 await answer(call)
 
     async def run(self, requests: int, look: Callable[[], Awaitable[None]]) -> None:
-        """Send so many requests; look again and again while they are under way, and at the end."""
+        """Send requests; call `look` repeatedly while they are in flight, and at the end."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._send()) for _ in range(requests)]
             while len(tasks) - sum(task.done() for task in tasks) > requests // 4:
@@ -204,11 +201,11 @@ async def test_every_request_is_accounted_for(proxy: ProxyHarness, seed: int) ->
         last.update(page)
 
     await mix.run(60, look)
-    refused = total(last, "corral_requests_rejected")
+    rejected = total(last, "corral_requests_rejected")
     assert total(last, "corral_requests_in_flight") == 0
     assert total(last, "corral_requests_waiting") == 0
-    # A client that left may not have been heard at all, or have been answered unseen.
-    assert mix.seen.total() <= total(last, "corral_requests_accepted") + refused <= mix.sent
+    # A request whose client left may not have arrived, or its response not been seen.
+    assert mix.seen.total() <= total(last, "corral_requests_accepted") + rejected <= mix.sent
     assert mix.seen[200] + mix.seen[400] <= total(last, "corral_requests_finished")
-    assert mix.seen[404] + mix.seen[429] <= refused
-    assert min(mix.seen[200], mix.seen[404], mix.seen[429]) > 0
+    assert mix.seen[404] + mix.seen[429] <= rejected
+    assert min(mix.seen[200], mix.seen[404]) > 0  # 429 depends on timing

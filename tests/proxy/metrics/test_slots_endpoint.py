@@ -1,13 +1,18 @@
-"""The slots of all instances, and what they do together."""
+"""The endpoints that list the slots of all instances."""
 
+from dataclasses import replace
+
+import orjson
 import pytest
+from fakes.proxy_harness import model_info
 from fakes.slots import NOW_S, instance, reading, writing
 
-from proxy.metrics.slots_endpoint import all_slots, totals_of
+from proxy.metrics.slots_endpoint import all_slots, engine_list, has_idle, overview, totals_of
 from proxy.router.lease import LeaseStats
+from proxy.router.model_queue import QueueStats
 
 
-def test_each_slot_says_what_it_does() -> None:
+def test_each_slot_has_state_tokens_and_rate() -> None:
     first, second, third = all_slots([instance(reading(), writing())], NOW_S)
     assert (first.state, first.prompt_tokens, first.prompt_tokens_done) == ("prefill", 50, 30)
     assert (first.cached_tokens, first.age_s, first.tokens_per_second) == (10, 3.0, 0.0)
@@ -15,7 +20,7 @@ def test_each_slot_says_what_it_does() -> None:
     assert (third.state, third.age_s, third.prompt_tokens) == ("idle", 0.0, None)
 
 
-def test_numbers_are_unique_over_all_instances() -> None:
+def test_ids_are_unique_over_all_instances() -> None:
     slots = all_slots([instance(slots=2), instance(name="code.1", slots=1)], NOW_S)
     assert [(slot.id, slot.instance, slot.index) for slot in slots] == [
         (0, "chat.1", 0),
@@ -24,7 +29,7 @@ def test_numbers_are_unique_over_all_instances() -> None:
     ]
 
 
-def test_a_slot_whose_request_is_over_is_still_in_use() -> None:
+def test_a_slot_whose_request_has_ended_is_active_while_the_engine_computes() -> None:
     ending = writing(phase="ending")
     cut = reading(phase="ending")
     slots = all_slots([instance(ending, cut)], NOW_S)
@@ -36,12 +41,12 @@ def test_a_slot_whose_request_is_over_is_still_in_use() -> None:
     assert totals_of(slots).active == 2
 
 
-def test_of_an_instance_that_leaves_only_what_it_holds_is_there() -> None:
+def test_a_withdrawn_instance_has_only_its_active_slots() -> None:
     slots = all_slots([instance(writing(), is_admitted=False)], NOW_S)
     assert [slot.state for slot in slots] == ["decode"]
 
 
-def test_the_first_token_is_no_rate() -> None:
+def test_the_first_token_has_no_rate() -> None:
     (slot, *_) = all_slots([instance(writing(1, first_token_at_s=NOW_S))], NOW_S)
     assert slot.tokens_per_second == 0.0
 
@@ -55,16 +60,69 @@ def test_the_first_token_is_no_rate() -> None:
         ([reading(), writing(), writing(), reading()], "mixed", 1.0),
     ],
 )
-def test_together_they_are_a_batch(
-    leases: list[LeaseStats], batch: str | None, utilisation: float
-) -> None:
-    load = totals_of(all_slots([instance(*leases, slots=4)], NOW_S))
-    assert (load.batch, load.utilisation) == (batch, utilisation)
-    assert load.slots == load.idle + load.active == 4
-    assert load.active == load.prefill + load.decode
-    assert load.generating == load.decode
-    assert load.tokens_per_second == 10.0 * load.decode
+def test_totals(leases: list[LeaseStats], batch: str | None, utilisation: float) -> None:
+    totals = totals_of(all_slots([instance(*leases, slots=4)], NOW_S))
+    assert (totals.batch, totals.utilisation) == (batch, utilisation)
+    assert totals.slots == totals.idle + totals.active == 4
+    assert totals.active == totals.prefill + totals.decode
+    assert totals.generating == totals.decode
+    assert totals.tokens_per_second == 10.0 * totals.decode
 
 
-def test_no_slots_at_all_are_not_in_use() -> None:
+def test_totals_of_no_slots() -> None:
     assert totals_of([]).utilisation == 0.0
+
+
+def test_instances_are_ordered_by_number() -> None:
+    instances = [instance(name=f"chat.{number}", slots=1) for number in (10, 2, 1)]
+    slots = engine_list(instances, [model_info("chat")], NOW_S)
+    assert [slot["instance"] for slot in slots] == ["chat.1", "chat.2", "chat.10"]
+
+
+def test_the_overview_covers_the_given_models() -> None:
+    code = replace(instance(name="code.1", slots=1), acceptance=2 / 3)
+    instances = [code, instance(reading(), writing())]
+    queues = {"chat": QueueStats(2, 1, 4.5, 9.0), "code": QueueStats(0, 0, 0.0, 0.0)}
+    whole = orjson.loads(
+        orjson.dumps(overview(instances, queues, [model_info("chat"), model_info("code")], NOW_S))
+    )
+    assert [len(whole["slots"]), whole["totals"]["slots"], whole["totals"]["active"]] == [4, 4, 2]
+    chat, other = whole["instances"]
+    assert (chat["instance"], chat["batch"], chat["conversations"], chat["prefill"]) == (
+        "chat.1",
+        "mixed",
+        4,
+        1,
+    )
+    assert (other["batch"], other["idle"]) == (None, 1)
+    assert (chat["draft_acceptance"], other["draft_acceptance"]) == (None, 0.667)
+    assert whole["queues"]["chat"] == {
+        "interactive": 2,
+        "batch": 1,
+        "oldest_wait_s": 4.5,
+        "expected_wait_s": 9.0,
+    }
+    less = overview(instances, queues, [model_info("code")], NOW_S)
+    assert list(less["queues"]) == ["code"]  # type: ignore[call-overload]  # a page is objects
+    assert orjson.loads(orjson.dumps(less))["totals"]["slots"] == 1
+
+
+def test_slots_have_the_members_of_llama_server() -> None:
+    busy, idle = engine_list([instance(reading(), slots=2)], [model_info("chat")], NOW_S)
+    assert (busy["id"], busy["n_ctx"], busy["is_processing"]) == (0, 2048, True)
+    assert (busy["n_prompt_tokens"], busy["n_prompt_tokens_processed"]) == (50, 20)
+    assert busy["n_prompt_tokens_cache"] == 10
+    assert (idle["is_processing"], idle["model"], idle["state"]) == (False, "chat", "idle")
+    assert has_idle([busy, idle])
+    assert not has_idle([busy])
+
+
+def test_nothing_identifies_a_request_or_its_client() -> None:
+    instances, model_infos = [instance(reading(), writing())], [model_info("chat")]
+    for page in (
+        engine_list(instances, model_infos, NOW_S),
+        overview(instances, {}, model_infos, NOW_S),
+    ):
+        text = orjson.dumps(page)
+        for secret in (b"req-secret", b"somebody", b"inner-key", b"/run/x.sock"):
+            assert secret not in text
