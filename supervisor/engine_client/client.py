@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import httpx
 import orjson
 
+from proxy.upstream.metrics_text import plain_values
 from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 from supervisor.engine_client.endpoint import Endpoint
 
@@ -32,7 +33,6 @@ _LIMITS: Final = httpx.Limits(max_connections=8, max_keepalive_connections=0)
 _RESPONSE_MAX_BYTES: Final = 4 * 1024**2
 _STREAM_MAX_BYTES: Final = 64 * 1024**2
 _MESSAGE_MAX: Final = 200
-_METRIC_PREFIX: Final = "llamacpp:"
 
 
 class EngineUnreachable(Exception):
@@ -137,7 +137,7 @@ class EngineClient:
             EngineUnreachable: No response.
         """
         response = await self.get("/metrics")
-        return response.error or parse_metrics(response.body.decode("utf-8", "replace"))
+        return response.error or plain_values(response.body.decode("utf-8", "replace"))
 
     async def get(self, path: str) -> EngineResponse:
         """Send a GET request.
@@ -211,23 +211,6 @@ async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
         for event in splitter.feed(chunk):
             if members := members_of(event):
                 yield members
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """The unlabelled llama.cpp samples of a Prometheus text, by name.
-
-    Source: Prometheus text exposition format 0.0.4.
-    """
-    samples = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if not name.startswith(_METRIC_PREFIX) or "{" in name:
-            continue
-        try:
-            samples[name.removeprefix(_METRIC_PREFIX)] = float(value.split()[0])
-        except (ValueError, IndexError):
-            continue
-    return samples
 
 
 def _message(body: bytes) -> str:

@@ -10,7 +10,6 @@ from supervisor.engine_client.client import (
     EngineClient,
     EngineUnreachable,
     ErrorResponse,
-    parse_metrics,
 )
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.instance.states import State
@@ -60,11 +59,6 @@ async def test_a_warm_up_ends_in_one_of_three_ways(
 ) -> None:
     async with engine(runtime, *failures) as client:
         assert await warm(client) is warmth
-
-
-def test_metrics_are_read_without_labels_and_without_what_is_none() -> None:
-    text = '# TYPE x\nother 1\nllamacpp:a 1\nllamacpp:b 2.5 1700\nllamacpp:c{p="1"} 3\nllamacpp:d'
-    assert parse_metrics(text) == {"a": 1, "b": 2.5}
 
 
 @asynccontextmanager
