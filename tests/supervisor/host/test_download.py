@@ -27,7 +27,7 @@ class Registry:
         self.member = member
         self.asked = 0
 
-    def __call__(self, package: str, directory: Path) -> None:
+    def __call__(self, package: str, directory: Path, *_: object) -> None:
         self.asked += 1
         with zipfile.ZipFile(directory / f"{package}.whl", "w") as archive:
             archive.writestr(self.member, self.content)
@@ -91,7 +91,7 @@ def test_a_wheel_that_is_not_what_the_pin_says_is_refused_and_removed(
 
 
 def test_a_damaged_wheel_is_removed_so_that_the_next_try_fetches_it_anew(tmp_path: Path) -> None:
-    def damaged(package: str, directory: Path) -> None:
+    def damaged(package: str, directory: Path, *_: object) -> None:
         (directory / f"{package}.whl").write_bytes(b"not a zip")
 
     with pytest.raises(DownloadFailed, match="damaged"):
@@ -107,7 +107,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_pips_own_words_reach_the_user(tmp_path: Path) -> None:
     pin = Pin(**{**{f: getattr(PIN, f) for f in PIN.__slots__}, "package": "no such requirement"})
-    with pytest.raises(DownloadFailed, match=r"(?s)pip could not fetch.*[Ii]nvalid"):
+    with pytest.raises(DownloadFailed, match=r"(?s)pip could not download.*[Ii]nvalid"):
         fetch(pin, tmp_path, quiet)
 
 

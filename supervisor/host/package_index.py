@@ -1,0 +1,168 @@
+"""Downloads a wheel from the package index that pip is set to use, and resumes a broken download.
+
+pip itself downloads where the index has no JSON (PEP 691), is not reached by HTTP, or lacks the
+wheel: it may have more sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from supervisor.errors import DownloadFailed
+
+_PYPI: Final = "https://pypi.org/simple"
+_JSON: Final = "application/vnd.pypi.simple.v1+json"
+_TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
+_PAGE_MAX_BYTES: Final = 16 * 1024**2
+_PIP_TIMEOUT_S: Final = 3600
+_PIP_LINES_SHOWN: Final = 3
+_RETRY: Final = "run the same command again"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wheel:
+    name: str
+    url: httpx.URL
+    sha256: str
+    size_bytes: int
+
+
+def download(requirement: str, directory: Path, size_max_bytes: int, progress: Progress) -> None:
+    """Put the wheel of `NAME==VERSION` into a directory; it gets its name when it is whole.
+
+    Args:
+        requirement: The package and its version.
+        directory: Where to put it; a `.part` file there is continued.
+        size_max_bytes: A larger wheel is refused.
+        progress: Receives bytes done and bytes in all.
+
+    Raises:
+        DownloadFailed: The download broke, or the wheel is too large or not the index's file.
+        OSError: The directory cannot be written.
+    """
+    pip = _pip_settings()
+    context = ssl.create_default_context(cafile=pip["cert"]) if "cert" in pip else True
+    with httpx.Client(timeout=_TIMEOUT, follow_redirects=True, verify=context) as client:
+        wheel = _find(client, pip.get("index-url", _PYPI), requirement)
+        if wheel is None:
+            pip_download(requirement, directory)
+            return
+        if wheel.size_bytes > size_max_bytes:
+            raise DownloadFailed(f"{wheel.name} has {wheel.size_bytes} bytes: more than it may")
+        part = directory / f"{wheel.name}.part"
+        try:
+            _transfer(client, wheel, part, progress)
+        except httpx.HTTPError as error:
+            raise DownloadFailed(
+                f"the download of {wheel.name} broke: {error!r}",
+                hint=f"{_RETRY}; it continues where it stopped",
+            ) from error
+    with part.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != wheel.sha256:
+        part.unlink()
+        raise DownloadFailed(
+            f"{wheel.name} is damaged: its SHA-256 is not that of the index",
+            hint=f"it was removed; {_RETRY}",
+        )
+    part.replace(directory / wheel.name)
+
+
+def _find(client: httpx.Client, index: str, requirement: str) -> _Wheel | None:
+    """Return the wheel of a requirement; None where the index does not list it as JSON.
+
+    Source: PEP 691, PEP 503 (names), PEP 427 (file names).
+    """
+    name, _, version = requirement.partition("==")
+    url = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', name).lower()}/"
+    try:
+        with client.stream("GET", url, headers={"Accept": _JSON}) as response:
+            response.raise_for_status()
+            page = b""
+            for chunk in response.iter_bytes():
+                page += chunk
+                if len(page) > _PAGE_MAX_BYTES:
+                    return None
+        wheels = (one for one in json.loads(page)["files"] if one["filename"].endswith(".whl"))
+        found = next(one for one in wheels if one["filename"].split("-")[1] == version)
+        return _Wheel(
+            Path(found["filename"]).name,
+            response.url.join(found["url"]),
+            found["hashes"]["sha256"],
+            found["size"],
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration):
+        return None
+
+
+def _transfer(client: httpx.Client, wheel: _Wheel, part: Path, progress: Progress) -> None:
+    """Append what a partial file lacks."""
+    done = part.stat().st_size if part.exists() else 0
+    if done == wheel.size_bytes:
+        return
+    headers = {"Accept-Encoding": "identity"}
+    if 0 < done < wheel.size_bytes:
+        headers["Range"] = f"bytes={done}-"
+    with client.stream("GET", wheel.url, headers=headers) as response:
+        response.raise_for_status()
+        is_partial = response.status_code == httpx.codes.PARTIAL_CONTENT
+        with part.open("ab" if is_partial else "wb") as file:
+            for chunk in response.iter_raw():
+                if file.tell() + len(chunk) > wheel.size_bytes:
+                    raise httpx.DecodingError("it is longer than the index says")
+                file.write(chunk)
+                progress(file.tell(), wheel.size_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+    if part.stat().st_size < wheel.size_bytes:
+        raise httpx.ReadError("it ended early")
+
+
+def _pip_settings() -> Mapping[str, str]:
+    """Return pip's own settings, those of the environment first; none where pip is missing."""
+    argv = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    pairs = [line.partition("=") for line in listed.splitlines()]
+    ranked = sorted(pairs, key=lambda pair: pair[0].startswith(":env:"))
+    return {key.rpartition(".")[2]: "".join(shlex.split(value)) for key, _, value in ranked}
+
+
+def pip_download(requirement: str, directory: Path) -> None:
+    """Let pip put one wheel into a directory; pip names it only when it is whole.
+
+    Source: `pip download` moves finished files out of its own temporary directory.
+
+    Raises:
+        DownloadFailed: pip failed; says how.
+    """
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    argv += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DownloadFailed(
+            f"pip did not download {requirement} within an hour", hint=_RETRY
+        ) from error
+    if done.returncode:
+        last_lines = "\n".join(done.stderr.strip().splitlines()[-_PIP_LINES_SHOWN:])
+        raise DownloadFailed(
+            f"pip could not download {requirement}:\n{last_lines}",
+            hint=f"check the network and pip's settings, then {_RETRY}",
+        )
