@@ -17,6 +17,7 @@ from typing import Final
 
 from proxy.app import build_app
 from proxy.errors import ListenFailed
+from proxy.models import PrefillResult
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.router.router import Router
 from proxy.server import Server
@@ -31,7 +32,6 @@ from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
 from supervisor.failures import FAILURES, persist
 from supervisor.fleet import cache_commands
-from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.planner import LaunchPlanner
@@ -94,7 +94,7 @@ class Daemon:
             loaded,
             read=reread,
             make_planner=lambda found: LaunchPlanner(found.settings, directories),
-            beside=self._prepare_nodes,
+            prepare_nodes=self._prepare_nodes,
             emit=events.emit,
         )
         self._watch = ReloadTriggers(self._reload)
@@ -250,7 +250,7 @@ class Daemon:
 
     def warm(
         self, model: str, prompt: WarmPrompt
-    ) -> asyncio.Task[list[PrefilledInstance] | CorralError]:
+    ) -> asyncio.Task[list[PrefillResult] | CorralError]:
         """Begin to have every instance of a model read a prompt."""
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
         return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._traffic))

@@ -29,11 +29,11 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from proxy.models import PrefillResult
 from supervisor.control.messages import DaemonStatus, StreamMessage, daemon_exited
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
 from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
-from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.reload.reload import ReloadResult
 from supervisor.slot_store.manifest import Manifest
 from supervisor.warmup import prompts
@@ -72,7 +72,7 @@ class Service(Protocol):
 
     def warm(
         self, model: str, prompt: WarmPrompt
-    ) -> asyncio.Future[list[PrefilledInstance] | CorralError]:
+    ) -> asyncio.Future[list[PrefillResult] | CorralError]:
         """Begin to prefill a prompt on every instance of a model."""
 
     def shutdown(self, reason: str) -> None:
@@ -238,7 +238,7 @@ def _saved(saved: Sequence[Manifest]) -> StreamMessage:
     return {"slots": [saved_slot(one) for one in saved]}
 
 
-def _warmed(warmed: Sequence[PrefilledInstance]) -> StreamMessage:
+def _warmed(warmed: Sequence[PrefillResult]) -> StreamMessage:
     return {"warmed": [warmed_instance(one) for one in warmed]}
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+from proxy.models import PrefillResult
 from supervisor.admission.model_state import Waiting
 from supervisor.control.messages import (
     DraftStatus,
@@ -20,7 +21,6 @@ from supervisor.control.messages import (
 from supervisor.engines.spec_types import spec_types
 from supervisor.flags.plan import Plan
 from supervisor.fleet.availability import availability
-from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.fleet.model import Model
 from supervisor.fleet.stats import EngineStats
 from supervisor.instance.snapshot import InstanceSnapshot
@@ -102,7 +102,7 @@ def saved_slot(one: Manifest) -> SavedSlot:
     }
 
 
-def warmed_instance(one: PrefilledInstance) -> WarmedInstance:
+def warmed_instance(one: PrefillResult) -> WarmedInstance:
     return {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
 
 

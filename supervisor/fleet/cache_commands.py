@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from proxy.models import PrefillResult
 from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
@@ -24,21 +24,6 @@ from supervisor.warmup.queue import PrefillQueue
 # How long clients may keep an instance from reading a prompt ahead.
 _PATIENCE_S: Final = 60.0
 _AWAY: Final = frozenset(State) - {State.READY}
-
-
-@dataclass(frozen=True, slots=True)
-class PrefilledInstance:
-    """A prompt that an instance has read.
-
-    Attributes:
-        instance: The instance.
-        tokens: How many tokens it computed.
-        cached_tokens: How many it had already.
-    """
-
-    instance: str
-    tokens: int
-    cached_tokens: int
 
 
 def replica_ref(model: Model, replica: Replica) -> ReplicaRef:
@@ -78,7 +63,7 @@ async def verify(replica: Replica, id_slot: int, had: CacheObservation) -> None:
 
 async def warm(
     replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Traffic
-) -> list[PrefilledInstance] | CorralError:
+) -> list[PrefillResult] | CorralError:
     """Have each instance that serves read a prompt; an error where one did not, or none serves.
 
     Clients come first: an instance is asked while it has nothing else to do, for a minute at most.
@@ -98,7 +83,7 @@ async def warm(
                 f"{replica.name} did not come to the prompt {prompt.name}",
                 hint="clients go first: ask again when it is up and idle",
             )
-        done.append(PrefilledInstance(replica.name, found.prompt_tokens, found.cached_tokens))
+        done.append(PrefillResult(replica.name, found.prompt_tokens, found.cached_tokens))
     return done
 
 

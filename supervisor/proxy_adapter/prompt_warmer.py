@@ -55,7 +55,7 @@ class PromptWarmerAdapter:
         if isinstance(found, CorralError):
             told = without_directories(f"{found.message}; {found.hint}")
             raise Unavailable(told, retry_after_s=10)
-        return [PrefillResult(one.instance, one.tokens, one.cached_tokens) for one in found]
+        return found
 
     def _replicas(self, name: str) -> tuple[Replica, ...]:
         model = self._fleet.models.get(name)  # it may be configured no more by now

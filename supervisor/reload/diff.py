@@ -1,31 +1,31 @@
-"""What new settings change in what runs. Pure.
+"""Finds what new settings change, and everything that is wrong with them, before they are applied.
 
-Compared is what a command line is made from (`LaunchFingerprint`), never the command line itself:
-that also follows from how many instances share the machine, so one more model would restart all the
-others for the sake of a thread each. A replica whose fingerprint stays runs on untouched, and its
-next run, for whatever reason, is planned anew with what is true then.
+Launch fingerprints are compared, never command lines: those also depend on how many instances share
+the machine, so one more model would restart all others for the sake of a thread each. A replica
+whose fingerprint is unchanged keeps running; its next run is planned with what is true then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from proxy.nodes.settings import NodeSettings
+from supervisor.errors import CorralError
+from supervisor.flags.plan import Plan
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
+from supervisor.fleet.model import Replica
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.settings.load import Loaded
 from supervisor.settings.schema import Settings
+
+# Checks the nodes of new settings, raising CorralError; returns what applies them.
+PrepareNodes = Callable[[Loaded], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What becomes of each replica; every one stands in exactly one of the four.
-
-    Attributes:
-        added: New ones.
-        removed: Those that are no longer set.
-        changed: Those that would run something else.
-        kept: Those that run on untouched.
-    """
+    """What happens to each replica; every one is in exactly one of the four."""
 
     added: tuple[ReplicaId, ...]
     removed: tuple[ReplicaId, ...]
@@ -34,21 +34,60 @@ class Difference:
 
     @property
     def models_to_plan(self) -> frozenset[str]:
-        """Return the models of which a new process will be made."""
+        """The models that get a new process."""
         return frozenset(place.model for place in (*self.added, *self.changed))
+
+    def names(self) -> dict[str, list[str]]:
+        """Return the replicas as text, by what happens to them."""
+        return {
+            "added": list(map(str, self.added)),
+            "removed": list(map(str, self.removed)),
+            "changed": list(map(str, self.changed)),
+            "kept": list(map(str, self.kept)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadPlan:
+    """New settings that passed every check.
+
+    Attributes:
+        plans: By model, for those that get a new process.
+        apply_nodes: Applies the settings of nodes.
+    """
+
+    loaded: Loaded
+    planner: LaunchPlanner
+    plans: Mapping[str, Plan]
+    difference: Difference
+    apply_nodes: Callable[[], None]
+
+
+def prepare(
+    replicas: Iterable[Replica],
+    read: Callable[[], Loaded],
+    make_planner: Callable[[Loaded], LaunchPlanner],
+    prepare_nodes: PrepareNodes,
+) -> ReloadPlan:
+    """Read the settings, compare them with what runs, and plan. Blocks; changes nothing.
+
+    Raises:
+        CorralError: The first thing that is wrong.
+    """
+    loaded = read()
+    planner = make_planner(loaded)
+    difference = compare(_running(replicas), _wanted(planner))
+    plans = {
+        model: planner.plan_at(ReplicaId(model, 0)) for model in sorted(difference.models_to_plan)
+    }
+    return ReloadPlan(loaded, planner, plans, difference, prepare_nodes(loaded))
 
 
 def compare(
     running: Mapping[ReplicaId, LaunchFingerprint | None],
     wanted: Mapping[ReplicaId, LaunchFingerprint],
 ) -> Difference:
-    """Return what leads from what runs to what is wanted.
-
-    Args:
-        running: What each replica was made from; None where that is not known, which differs from
-            every fingerprint.
-        wanted: What each shall be made from.
-    """
+    """Return how to get from one to the other; None differs from every fingerprint."""
     both = [place for place in wanted if place in running]
     return Difference(
         added=tuple(place for place in wanted if place not in running),
@@ -58,8 +97,30 @@ def compare(
     )
 
 
+def _running(replicas: Iterable[Replica]) -> dict[ReplicaId, LaunchFingerprint | None]:
+    return {one.place: one.fingerprint or _unused_fingerprint(one) for one in replicas}
+
+
+def _unused_fingerprint(replica: Replica) -> LaunchFingerprint | None:
+    """Return the fingerprint of a replica that never ran; None where it could not."""
+    try:
+        return replica.planner.fingerprint(replica.place.model, replica.planner.engine())
+    except CorralError:
+        return None
+
+
+def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
+    engine = planner.engine()
+    return {
+        ReplicaId(name, number): fingerprint
+        for name in planner.entries
+        for fingerprint in [planner.fingerprint(name, engine)]
+        for number in range(planner.replicas(name).count)
+    }
+
+
 def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
-    """Yield what a person should know of changes that are no replica's.
+    """Yield a sentence for each change that no replica shows.
 
     Args:
         began_with: The settings that the daemon was started with.
@@ -69,9 +130,9 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
     for key in sorted(type(began_with.proxy).model_fields):
         if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):
             yield f"proxy.{key} stays {stays} until the daemon is restarted"
-    yield from _node_remarks(before.nodes, after.nodes)
+    yield from _node_notes(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:
-        yield "[supervisor] changed: its limits count from each instance's next state on"
+        yield "[supervisor] changed: its limits apply from each instance's next state"
     for name, model in after.models.items():
         if name in before.models and before.models[name].aliases != model.aliases:
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
@@ -79,12 +140,12 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
             yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
 
 
-def _node_remarks(
+def _node_notes(
     before: Mapping[str, NodeSettings], after: Mapping[str, NodeSettings]
 ) -> Iterator[str]:
     if added := after.keys() - before.keys():
         yield f"new nodes: {', '.join(sorted(added))}"
     if removed := before.keys() - after.keys():
-        yield f"nodes that left: {', '.join(sorted(removed))}"
+        yield f"removed nodes: {', '.join(sorted(removed))}"
     if changed := {name for name in before.keys() & after.keys() if before[name] != after[name]}:
-        yield f"nodes set otherwise: {', '.join(sorted(changed))}"
+        yield f"changed nodes: {', '.join(sorted(changed))}"

@@ -1,16 +1,16 @@
-"""Reload by difference: new settings come to what runs, and only to what they change.
+"""Applies new settings to what runs, and only where they change something.
 
-First everything that can be found wrong is found, before anything is touched (prepare.py). Then
+Everything that can be wrong is found before anything is changed (`diff.prepare`). Then
 
-1. replicas that are kept take the new settings for their next run, and go on as they are;
-2. those that are no longer set drain and leave;
-3. those that are new start;
-4. those that are changed are replaced one after another: new first where they serve and memory
-   allows, else in place. The first of a model that fails ends the changes of that model, and what
-   served under the old settings goes on, or comes back, under those.
+1. unchanged replicas take the new settings for their next run, and keep running;
+2. removed replicas drain and stop;
+3. added replicas start;
+4. changed replicas are replaced one after another, by a successor beside them where they serve and
+   memory allows, else in place. The first of a model that fails ends the changes of that model:
+   what served keeps serving, or starts again, with its old settings.
 
-It is over when all that is new serves or has failed; who leaves may take as long as a drain may.
-One reload runs at a time; whoever asks for one meanwhile waits here for his turn.
+A reload is over when all new replicas serve or have failed; removed ones may still be draining.
+Reloads run one at a time.
 """
 
 from __future__ import annotations
@@ -35,25 +35,21 @@ from supervisor.host.machine import Machine
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 from supervisor.process.exit_cause import FailureCause
-from supervisor.reload.diff import Difference, reload_notes
-from supervisor.reload.prepare import ExtraCheck, ReloadPlan, prepare
+from supervisor.reload.diff import Difference, PrepareNodes, ReloadPlan, prepare, reload_notes
 from supervisor.reload.strategy import ReplaceStrategy, fits, need_bytes, serves, strategy_for
 from supervisor.settings.load import Loaded
 
 _BEGUN: Final = frozenset(State) - {State.STOPPED}
-# Causes that a successor meets only because who it follows still holds its memory.
+# Causes that a successor meets only because its predecessor still holds memory.
 _SHORT_OF_MEMORY: Final = frozenset({"device_memory", "host_memory"})
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadFailure:
-    """A replica that did not come up as the new settings have it.
+    """A replica that did not start with the new settings.
 
     Attributes:
-        place: The replica.
-        cause: Why; None where that is not known.
-        log_path: The log that tells more, or None.
-        stays: Whether it serves under its old settings, or is about to again.
+        stays: Whether it serves with its old settings, or is about to.
     """
 
     place: ReplicaId
@@ -68,12 +64,12 @@ class ReloadFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """What came, or would come, of a reload.
+    """The result of a reload, or what it would be.
 
     Attributes:
-        difference: What became of each replica; of those changed, some may have failed.
-        notes: Sentences a person should read.
-        failures: Replicas that did not come up; none in a dry run.
+        difference: What happened to each replica; some of the changed may have failed.
+        notes: Sentences for a person.
+        failures: Replicas that did not start; none in a dry run.
     """
 
     difference: Difference
@@ -82,19 +78,19 @@ class ReloadResult:
 
 
 class Reload:
-    """Takes new settings in, one set at a time.
+    """Applies new settings.
 
     Args:
-        fleet: What runs.
-        loaded: The settings it was started with.
+        fleet: All models.
+        loaded: The settings that it was started with.
         read: Reads the same sources again; raises CorralError. Called in a thread.
-        make_planner: Makes a workshop of settings.
-        beside: Prepares what is not a model's.
-        emit: Where events go.
-        read_machine: Tells how much memory there is.
+        make_planner: Makes the planner of new settings.
+        prepare_nodes: Checks the nodes.
+        emit: Emits events.
+        read_machine: Reads how much memory there is.
 
     Attributes:
-        loaded: The settings that were taken in last.
+        loaded: The settings that were applied last.
     """
 
     def __init__(  # noqa: PLR0913 (each is a seam of its own)
@@ -104,7 +100,7 @@ class Reload:
         *,
         read: Callable[[], Loaded],
         make_planner: Callable[[Loaded], LaunchPlanner],
-        beside: ExtraCheck,
+        prepare_nodes: PrepareNodes,
         emit: Emit,
         read_machine: Callable[[], Machine] = machine.read,
     ) -> None:
@@ -113,31 +109,30 @@ class Reload:
         self._fleet = fleet
         self._read = read
         self._make_planner = make_planner
-        self._beside = beside
+        self._prepare_nodes = prepare_nodes
         self._emit = emit
         self._read_machine = read_machine
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a reload is under way."""
-        return self._turn.locked()
+        return self._lock.locked()
 
     async def run(self, *, dry_run: bool) -> ReloadResult | CorralError:
         """Reload, or find out what a reload would do.
 
         Returns:
-            What came of it, or why nothing was changed. An error is a value here, because nobody
-            may be there to catch one.
+            An error where nothing was changed; it is not raised, because a signal and a change of
+            the file have no caller that could handle it.
         """
-        async with self._turn:
+        async with self._lock:
             try:
                 prepared = await asyncio.to_thread(
                     prepare,
                     self._fleet.replicas(),
                     self._read_again,
                     self._make_planner,
-                    self._beside,
+                    self._prepare_nodes,
                 )
             except CorralError as error:
                 if not dry_run:
@@ -149,13 +144,13 @@ class Reload:
             if dry_run:
                 return ReloadResult(prepared.difference, notes)
             done = ReloadResult(prepared.difference, notes, await self._perform(prepared))
-            self._tell(done)
+            self._report(done)
             return done
 
     def _read_again(self) -> Loaded:
         if self.loaded.path is None:
             raise SettingsInvalid(
-                "there is nothing to reload: the daemon was started without a settings file",
+                "nothing to reload: the daemon was started without a settings file",
                 hint="corral stop, then corral start with a corral.toml",
             )
         return self._read()
@@ -163,16 +158,18 @@ class Reload:
     async def _perform(self, prepared: ReloadPlan) -> tuple[ReloadFailure, ...]:
         failures = []
         async with asyncio.TaskGroup() as group:
-            starts = [group.create_task(_started(replica)) for replica in self._begin(prepared)]
+            starts = [
+                group.create_task(_start_failure(replica)) for replica in self._begin(prepared)
+            ]
             for _, places in groupby(prepared.difference.changed, key=lambda place: place.model):
-                failures += await self._change_all(places, prepared)
+                failures += await self._replace_all(places, prepared)
         return (*failures, *(failure for start in starts if (failure := start.result())))
 
     def _begin(self, prepared: ReloadPlan) -> list[Replica]:
-        """Do all that needs no waiting; return the replicas that were started."""
+        """Do everything that needs no waiting; return the replicas that were started."""
         difference, planner, fleet = prepared.difference, prepared.planner, self._fleet
         self.loaded = prepared.loaded
-        prepared.take_in()
+        prepared.apply_nodes()
         fleet.set_planner(planner)
         for place in difference.removed:
             fleet.retire(fleet.models[place.model].at(place.number))
@@ -186,56 +183,54 @@ class Reload:
             replica.instance.start()
         return begun
 
-    async def _change_all(
+    async def _replace_all(
         self, places: Iterable[ReplicaId], prepared: ReloadPlan
     ) -> list[ReloadFailure]:
-        """Change the replicas of one model, up to the first that fails."""
+        """Replace the instances of one model, up to the first that fails."""
         for place in places:
             replica = self._fleet.models[place.model].at(place.number)
-            failure = await self._change(replica, prepared)
+            failure = await self._replace(replica, prepared)
             if failure:
                 return [failure]
         return []
 
-    async def _change(self, replica: Replica, prepared: ReloadPlan) -> ReloadFailure | None:
+    async def _replace(self, replica: Replica, prepared: ReloadPlan) -> ReloadFailure | None:
         planner, after = prepared.planner, prepared.plans[replica.place.model]
         match strategy_for(replica.instance.snapshot(), has_room=self._has_room(replica, after)):
             case ReplaceStrategy.ON_NEXT_START:
                 self._fleet.apply_settings(replica, planner)
                 return None
             case ReplaceStrategy.RESTART:
-                return await self._change_in_place(replica, planner)
+                return await self._restart_with(replica, planner)
             case ReplaceStrategy.ROLLING:
-                return await self._change_new_first(replica, planner)
+                return await self._replace_rolling(replica, planner)
 
-    async def _change_new_first(self, old: Replica, planner: LaunchPlanner) -> ReloadFailure | None:
+    async def _replace_rolling(self, old: Replica, planner: LaunchPlanner) -> ReloadFailure | None:
         new = self._fleet.add_beside(old, planner)
         new.instance.start()
-        facts = await _settled(new)
-        if facts.state is State.READY:
+        snapshot = await _settled(new)
+        if snapshot.state is State.READY:
             self._fleet.replace(old, new)
             return None
         self._fleet.retire(new)
-        if not facts.wanted:  # somebody stopped the model meanwhile
+        if not snapshot.wanted:  # the model was stopped meanwhile
             self._fleet.apply_settings(old, planner)
             return None
-        if facts.cause and facts.cause.code in _SHORT_OF_MEMORY:
-            return await self._change_in_place(old, planner)
-        return ReloadFailure(old.place, facts.cause, facts.log_path, stays=True)
+        if snapshot.cause and snapshot.cause.code in _SHORT_OF_MEMORY:
+            return await self._restart_with(old, planner)
+        return ReloadFailure(old.place, snapshot.cause, snapshot.log_path, stays=True)
 
-    async def _change_in_place(
-        self, replica: Replica, planner: LaunchPlanner
-    ) -> ReloadFailure | None:
+    async def _restart_with(self, replica: Replica, planner: LaunchPlanner) -> ReloadFailure | None:
         before, served = replica.planner, serves(replica.instance.snapshot())
         self._fleet.apply_settings(replica, planner)
         replica.instance.restart()
-        facts = await replica.instance.wait(START_OVER)
-        if facts.state is State.READY or not facts.wanted:
+        snapshot = await replica.instance.wait(START_OVER)
+        if snapshot.state is State.READY or not snapshot.wanted:
             return None
         if served:
             self._fleet.apply_settings(replica, before)
             replica.instance.start()
-        return ReloadFailure(replica.place, facts.cause, facts.log_path, stays=served)
+        return ReloadFailure(replica.place, snapshot.cause, snapshot.log_path, stays=served)
 
     def _has_room(self, replica: Replica, after: Plan) -> bool:
         pid = replica.instance.snapshot().pid
@@ -249,30 +244,22 @@ class Reload:
             memory_bytes=here.memory_bytes,
         )
 
-    def _tell(self, done: ReloadResult) -> None:
-        places = done.difference
-        self._emit(
-            "settings.reloaded",
-            added=[str(place) for place in places.added],
-            removed=[str(place) for place in places.removed],
-            changed=[str(place) for place in places.changed],
-            kept=[str(place) for place in places.kept],
-            notes=[*done.notes, *map(str, done.failures)],
-        )
+    def _report(self, done: ReloadResult) -> None:
+        notes = [*done.notes, *map(str, done.failures)]
+        self._emit("settings.reloaded", **done.difference.names(), notes=notes)
 
 
-async def _started(replica: Replica) -> ReloadFailure | None:
-    facts = await _settled(replica)
-    if facts.state is State.READY or not facts.wanted:
+async def _start_failure(replica: Replica) -> ReloadFailure | None:
+    snapshot = await _settled(replica)
+    if snapshot.state is State.READY or not snapshot.wanted:
         return None
-    return ReloadFailure(replica.place, facts.cause, facts.log_path, stays=False)
+    return ReloadFailure(replica.place, snapshot.cause, snapshot.log_path, stays=False)
 
 
 async def _settled(replica: Replica) -> InstanceSnapshot:
-    """Wait until a replica that was started just now serves, or has failed once.
+    """Wait until a replica that was just started serves, or has failed once.
 
-    It is STOPPED until its own task has taken the command in. The limits of its states are the
-    deadline.
+    It is STOPPED until its own task has read the command. Its states' limits are the deadline.
     """
     await replica.instance.wait(_BEGUN)
     return await replica.instance.wait(START_OVER)

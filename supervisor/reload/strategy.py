@@ -1,9 +1,8 @@
-"""Whether an instance can be replaced new first, and how else. Pure.
+"""How an instance is replaced. Pure.
 
-Beside an instance that serves, its successor needs memory of its own for a while. Main memory is
-estimated before, because a machine that runs out of it kills whom it likes. Memory of devices is
-not: what is free there nobody tells without a start, and a start that fails for want of it hurts
-nobody but itself.
+A successor that starts beside an instance needs memory of its own for a while. Main memory is
+estimated first, because a machine that runs out of it kills any process. Device memory is not:
+what is free there is unknown without a start, and a start that fails for want of it harms nothing.
 """
 
 from __future__ import annotations
@@ -20,46 +19,41 @@ _SERVING: Final = frozenset({State.READY, State.UNHEALTHY})
 
 
 class ReplaceStrategy(Enum):
-    """How an instance comes to run something else."""
+    """How an instance comes to run with new settings."""
 
     ROLLING = auto()
-    """A successor is brought up beside it, then it drains."""
+    """A successor starts beside it, then it drains."""
     RESTART = auto()
     """It drains and starts again."""
     ON_NEXT_START = auto()
-    """Nobody wants it up: it is left alone."""
+    """It is not wanted, so nothing happens now."""
 
 
-def strategy_for(facts: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
-    """Return how an instance is to be replaced.
-
-    Args:
-        facts: The instance.
-        has_room: Whether memory allows a second one beside it.
-    """
-    if not facts.wanted:
+def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
+    """Choose; `has_room` tells whether memory allows a second instance beside it."""
+    if not snapshot.wanted:
         return ReplaceStrategy.ON_NEXT_START
-    if facts.state in _SERVING and has_room:
+    if snapshot.state in _SERVING and has_room:
         return ReplaceStrategy.ROLLING
     return ReplaceStrategy.RESTART
 
 
-def serves(facts: InstanceSnapshot) -> bool:
-    """Return whether an instance is in service, or was just now and may be again."""
-    return facts.wanted and facts.state in _SERVING
+def serves(snapshot: InstanceSnapshot) -> bool:
+    """Return whether an instance is in service, or unhealthy and may recover."""
+    return snapshot.wanted and snapshot.state in _SERVING
 
 
 def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
-    """Return how much main memory a successor takes beside the instance it follows.
+    """Return how much main memory a successor takes beside the instance that it replaces.
 
-    Weights that both map from the same file are in memory once. Its prompt cache is empty at first,
-    and the other's leaves before it has filled. What the present instance takes beyond its own
-    estimate, its successor will take too.
+    Weights that both map from one file are in memory once. Its prompt cache is empty at first, and
+    the other's is freed before it has filled. What the present instance takes beyond its estimate,
+    its successor will take too.
 
     Args:
-        own_bytes: What the present instance shares with no other process.
-        before: What it runs.
-        after: What its successor will run.
+        own_bytes: Memory of the present instance that it shares with no file.
+        before: The plan that it runs.
+        after: The plan of its successor.
     """
     coming = after.estimate
     beyond = max(0, own_bytes - before.estimate.own_bytes)
@@ -69,5 +63,5 @@ def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
 
 
 def fits(need: int, *, available_bytes: int, memory_bytes: int) -> bool:
-    """Return whether so many bytes more leave the machine its reserve."""
+    """Return whether the machine still has its reserve with so many bytes less."""
     return need <= available_bytes - memory_bytes * RESERVE_SHARE

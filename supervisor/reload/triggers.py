@@ -1,7 +1,7 @@
-"""When settings are reloaded: asked by a command, told by a signal, or seen in the file.
+"""What starts a reload: a command, SIGHUP, or a change of the settings file.
 
-A command that asks while a reload is under way is refused, for it can ask again. A signal and a
-change of the file have nobody to tell, so they wait for their turn, and many of them are one.
+A command during a reload is rejected, as it can be repeated. A signal and a change of the file wait
+for the reload that runs; several of them are one.
 """
 
 from __future__ import annotations
@@ -16,85 +16,76 @@ from supervisor.fleet.launch_id import FileVersion
 from supervisor.fleet.planner import file_version
 from supervisor.reload.reload import Reload, ReloadResult
 
-_LOOK_EVERY_S: Final = 2.0
+_CHECK_EVERY_S: Final = 2.0
 
 
 class ReloadTriggers:
-    """Runs reloads while it is served.
+    """Runs reloads while it is served."""
 
-    Args:
-        reload: What it runs.
-        look_every_s: Seconds between looks at the settings file, where these are wanted.
-    """
-
-    def __init__(self, reload: Reload, *, look_every_s: float = _LOOK_EVERY_S) -> None:
+    def __init__(self, reload: Reload, *, check_every_s: float = _CHECK_EVERY_S) -> None:
         self._reload = reload
-        self._look_every_s = look_every_s
-        self._seen = self._look()
-        self._is_told = False
-        self._poked = asyncio.Event()
+        self._check_every_s = check_every_s
+        self._file_version = self._current_version()
+        self._is_signalled = False
+        self._woken = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
     def ask(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin a reload, or to find out what one would do; cancelled when serving ends.
+        """Begin a reload, or a dry run of one; it is cancelled when serving ends.
 
         Raises:
-            DaemonBusy: A reload is under way, or the daemon ends.
+            DaemonBusy: A reload runs already, or the daemon is stopping.
         """
         if self._group is None:
-            raise DaemonBusy("the daemon is ending", hint="corral start starts another")
+            raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
         if self._reload.is_busy:
-            raise DaemonBusy("a reload is under way", hint="ask again when it is over")
-        return self._group.create_task(self._asked(dry_run=dry_run), name="reload")
+            raise DaemonBusy("a reload is already running", hint="retry when it is over")
+        return self._group.create_task(self._run_for_command(dry_run=dry_run), name="reload")
 
     def tell(self) -> None:
-        """Have the settings reloaded as soon as no other reload is under way."""
-        self._is_told = True
-        self._poked.set()
+        """Reload as soon as no other reload runs."""
+        self._is_signalled = True
+        self._woken.set()
 
     async def serve(self) -> None:
-        """Run what was asked for, until cancelled; a reload under way then ends where it is."""
+        """Run reloads until cancelled; a reload that runs then stops where it is."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                await persist("reload", self._hear)
+                await persist("reload", self._watch)
             finally:
                 self._group = None
 
-    async def _asked(self, *, dry_run: bool) -> ReloadResult | CorralError:
-        """Run a reload for a command, which is told of any failure."""
+    async def _run_for_command(self, *, dry_run: bool) -> ReloadResult | CorralError:
         try:
             return await self._run(dry_run=dry_run)
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
             FAILURES.note("reload", error)
             return CorralError(f"the reload failed: {error!r}", hint="corral logs shows where")
 
-    async def _hear(self) -> None:
+    async def _watch(self) -> None:
         while True:
-            await self._pause()
-            if self._is_told or (self._is_wanted and self._look() != self._seen):
-                self._is_told = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._check_every_s if self._watches_file else None):
+                    await self._woken.wait()
+            self._woken.clear()
+            is_changed = self._watches_file and self._current_version() != self._file_version
+            if self._is_signalled or is_changed:
+                self._is_signalled = False
                 await self._run(dry_run=False)
-
-    async def _pause(self) -> None:
-        """Wait for a poke, or for the time of the next look where looks are wanted."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._look_every_s if self._is_wanted else None):
-                await self._poked.wait()
-        self._poked.clear()
 
     async def _run(self, *, dry_run: bool) -> ReloadResult | CorralError:
         if not dry_run:
-            self._seen = self._look()
+            self._file_version = self._current_version()
         try:
             return await self._reload.run(dry_run=dry_run)
         finally:
-            self._poked.set()  # looks may be wanted now, or no more
+            self._woken.set()  # watch_settings may have changed
 
     @property
-    def _is_wanted(self) -> bool:
+    def _watches_file(self) -> bool:
         return self._reload.loaded.settings.supervisor.watch_settings
 
-    def _look(self) -> FileVersion | None:
+    def _current_version(self) -> FileVersion | None:
         path = self._reload.loaded.path
         return file_version(path) if path else None

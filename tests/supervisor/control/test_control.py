@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakes.slot_files import manifest
 
+from proxy.models import PrefillResult
 from supervisor.control import server
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, StreamMessage
@@ -24,7 +25,6 @@ from supervisor.errors import (
     StartFailed,
 )
 from supervisor.events import EventStream
-from supervisor.fleet.cache_commands import PrefilledInstance
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.process.exit_cause import FailureCause
 from supervisor.reload.diff import Difference
@@ -93,11 +93,11 @@ class Service:
 
     def warm(
         self, model: str, prompt: WarmPrompt
-    ) -> asyncio.Future[list[PrefilledInstance] | CorralError]:
+    ) -> asyncio.Future[list[PrefillResult] | CorralError]:
         self.prompt = dict(prompt.body)
         if model == "down":
             return self._over("warm", [model], StartFailed("no instance is ready"))
-        return self._over("warm", [model], [PrefilledInstance("chat.0", 7, 3)])
+        return self._over("warm", [model], [PrefillResult("chat.0", 7, 3)])
 
     def _over(self, verb: str, models: Sequence[str], found: Any) -> asyncio.Future[Any]:
         self.commands.append((verb, list(models)))

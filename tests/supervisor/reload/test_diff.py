@@ -135,7 +135,7 @@ def test_new_variants_and_nodes_are_named() -> None:
     )
     assert told(before, after) == [
         "new nodes: new",
-        "nodes that left: old",
-        "nodes set otherwise: both",
+        "removed nodes: old",
+        "changed nodes: both",
         "chat: its variants are now high",
     ]

@@ -132,7 +132,7 @@ class Yard:
             loaded,
             read=self._read,
             make_planner=lambda found: FakeWorkshop(found.settings, runtime),
-            beside=self._beside,
+            prepare_nodes=self._prepare_nodes,
             emit=self.stream.emit,
             read_machine=lambda: machine(memory_available_bytes=self.available_bytes),
         )
@@ -141,7 +141,7 @@ class Yard:
     def _read(self) -> Loaded:
         return Loaded(self.settings, Path("corral.toml"), {})
 
-    def _beside(self, loaded: Loaded) -> Callable[[], None]:
+    def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         if "wrong" in loaded.settings.nodes:
             raise SettingsInvalid("the node is wrong")
         return lambda: self.nodes.append(list(loaded.settings.nodes))
@@ -278,7 +278,7 @@ async def test_a_second_command_is_refused_and_signals_wait_as_one(yard: Yard) -
     yard.settings = settings(BETTER)
     reloading = yard.watch.ask(dry_run=False)
     await yard.traffic.drains.wait()
-    with pytest.raises(DaemonBusy, match="under way"):
+    with pytest.raises(DaemonBusy, match="already running"):
         yard.watch.ask(dry_run=True)
     for _ in range(3):
         yard.watch.tell()
@@ -299,7 +299,7 @@ async def test_the_end_of_the_daemon_ends_a_reload(yard: Yard) -> None:
     yard.reloads.cancel()
     await asyncio.wait([reloading])
     assert reloading.cancelled()
-    with pytest.raises(DaemonBusy, match="ending"):
+    with pytest.raises(DaemonBusy, match="is stopping"):
         yard.watch.ask(dry_run=False)
     yard.fleet.command("stop")
     await yard.fleet.all_down()
