@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from end_to_end.home import Corral  # noqa: E402
+from corral_cli import CorralCli  # noqa: E402
 
 CHANGED, KEPT = "changed", "kept"
 CTX_SIZES = (2048, 4096)
@@ -86,7 +86,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
         model = make_model(Path(home) / "alphabet.gguf")
-        corral = Corral(Path(home))
+        corral = CorralCli(Path(home))
         try:
             findings = run(corral, model, clients=options.clients, reloads=options.reloads)
         finally:
@@ -100,7 +100,7 @@ def make_model(path: Path) -> Path:
     return tiny_gguf.make(path, mode="cycle", embd=128, heads=4, layers=4, ff=256, ctx=8192)
 
 
-def run(corral: Corral, model: Path, *, clients: int, reloads: int) -> Findings:
+def run(corral: CorralCli, model: Path, *, clients: int, reloads: int) -> Findings:
     """Stream and reload.
 
     Args:
@@ -131,12 +131,12 @@ def run(corral: Corral, model: Path, *, clients: int, reloads: int) -> Findings:
     return findings
 
 
-def configure(corral: Corral, model: Path, ctx_size: int) -> None:
+def configure(corral: CorralCli, model: Path, ctx_size: int) -> None:
     """Write the settings, with this context for the model that changes."""
     corral.configure(SETTINGS.format(path=model, ctx_size=ctx_size))
 
 
-def reload_once(corral: Corral, findings: Findings, label: str) -> None:
+def reload_once(corral: CorralCli, findings: Findings, label: str) -> None:
     """Reload, and see that one process was replaced and the other was not."""
     before = pids(corral)
     began_at_s = time.monotonic()
@@ -152,7 +152,7 @@ def reload_once(corral: Corral, findings: Findings, label: str) -> None:
         findings.wrong.append(f"{label}: the changed model was not replaced")
 
 
-def pids(corral: Corral) -> dict[str, int]:
+def pids(corral: CorralCli) -> dict[str, int]:
     """Return the process that serves each model; those that drain are left out."""
     models = corral.data("status")["models"]
     return {

@@ -1,10 +1,13 @@
 """The real engine and the models that tests run. All are found, or fetched, once a session."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny_gguf
+from corral_cli import CorralCli
+from fork_server import ForkServer
 
 from supervisor.engines.discover import Engine, load
 from supervisor.host import download
@@ -40,7 +43,30 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that generates for a minute when it may, so that streams overlap."""
+    return tiny_gguf.make_slow(tmp_path_factory.mktemp("models") / "slow.gguf")
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Return the demo model, 98 MB, kept where `corral model get` keeps it."""
     pin = download.find_pin("smollm2")
     return download.fetch(pin, directories().models, lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def corral(
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
+) -> Iterator[CorralCli]:
+    # Short, because unix socket paths are.
+    corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
+    yield corral
+    corral.end()

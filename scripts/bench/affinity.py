@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tiny_gguf
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 from scripts.bench.conversations import Workload, WorkloadResult
 from scripts.bench.deployment import (
@@ -113,7 +113,7 @@ def bench_w4(model: Path, seeds: int, repeats: int) -> list[str]:
     del seeds
     half = W4.conversations * W4.turns // 2
 
-    def kill(corral: Corral, count: int) -> None:
+    def kill(corral: CorralCli, count: int) -> None:
         if count == half:
             model_status = corral.data("status")["models"][0]
             os.kill(model_status["instances"][0]["pid"], signal.SIGKILL)
@@ -160,7 +160,7 @@ def _interleaved(
     model: Path,
     workload: Workload,
     rounds: int,
-    meanwhile: Callable[[Corral, int], None] = lambda *_: None,
+    meanwhile: Callable[[CorralCli, int], None] = lambda *_: None,
 ) -> dict[Deployment, list[WorkloadResult]]:
     """Run every deployment once per round; all runs of a round share a seed."""
     results: dict[Deployment, list[WorkloadResult]] = {deployment: [] for deployment in deployments}

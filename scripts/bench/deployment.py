@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 from scripts.bench.conversations import Clients, Conversation, Workload, WorkloadResult
 
@@ -64,10 +64,10 @@ def route(deployment: Deployment) -> Callable[[Conversation], str]:
 
 
 @contextmanager
-def serving(deployment: Deployment, model: Path) -> Iterator[Corral]:
+def serving(deployment: Deployment, model: Path) -> Iterator[CorralCli]:
     """Serve for the length of the block, starting with empty caches."""
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        corral = Corral(Path(home))
+        corral = CorralCli(Path(home))
         corral.configure(_settings(deployment, model))
         corral.ok("start")
         try:
@@ -81,7 +81,7 @@ def run(
     model: Path,
     workload: Workload,
     seed: int,
-    meanwhile: Callable[[Corral, int], None] = lambda *_: None,
+    meanwhile: Callable[[CorralCli, int], None] = lambda *_: None,
 ) -> WorkloadResult:
     """Start the deployment, run the conversations of a seed, and return the result.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EventLog:
         }
 
 
-def read_event_log(corral: Corral) -> EventLog:
+def read_event_log(corral: CorralCli) -> EventLog:
     """Read the daemon's log so far."""
-    log = (corral.home / "log" / "daemon.log").read_text("utf-8")
+    log = (corral.root / "log" / "daemon.log").read_text("utf-8")
     return EventLog([json.loads(line) for line in log.splitlines()])

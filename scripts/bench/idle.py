@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import tiny_gguf
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 ENGINES = 4
 CPU_MAX = 0.5 / 100
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement")
     seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        corral = Corral(Path(directory))
+        corral = CorralCli(Path(directory))
         model = tiny_gguf.make(Path(directory) / "tiny.gguf")
         corral.configure(f'[models.tiny]\npath = "{model}"\nreplicas = {ENGINES}\n')
         corral.ok("start")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 MODEL = """
 [models.{name}]
@@ -35,7 +35,7 @@ def serving(
     slots: int = SLOTS,
     eviction_wait_s: float = 20,
     residency_s: float,
-) -> Iterator[Corral]:
+) -> Iterator[CorralCli]:
     """Serve models within memory for exactly `models_max` of them.
 
     Args:
@@ -48,7 +48,7 @@ def serving(
         for name, path in paths.items()
     )
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        corral = Corral(Path(home))
+        corral = CorralCli(Path(home))
         corral.configure(text)
         budget_bytes = _budget_bytes(corral, list(paths), models_max)
         corral.configure(
@@ -67,7 +67,7 @@ def _flags(path: Path, slots: int) -> str:
     return FLAGS.format(slots=slots, ctx=CTX_TINY if is_small else CTX)
 
 
-def _budget_bytes(corral: Corral, names: list[str], models_max: int) -> int:
+def _budget_bytes(corral: CorralCli, names: list[str], models_max: int) -> int:
     """Return memory that any `models_max` of the models fit into, and no further one."""
     needs = sorted(corral.data("plan", name)["memory"]["host"]["at_start"] for name in names)
     return int(sum(needs[-models_max:]) + GROWTH_SHARE * needs[0])

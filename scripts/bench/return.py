@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 import tiny_gguf
-from end_to_end.home import Corral, until
+from corral_cli import CorralCli, until
 
 from scripts.bench.conversations import WORDS, TurnResult, chat
 from scripts.bench.event_log import read_event_log
@@ -63,7 +63,7 @@ class Conversation:
         seed: Determines its words.
     """
 
-    def __init__(self, corral: Corral, words: int, seed: int) -> None:
+    def __init__(self, corral: CorralCli, words: int, seed: int) -> None:
         self._corral = corral
         rng = random.Random(seed)  # noqa: S311 (a prompt, no secret)
         self._messages = [_message("user", " ".join(rng.choices(WORDS, k=words)))]
@@ -105,7 +105,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 # How an engine is stopped and started.
 
 
-def swapped(corral: Corral) -> None:
+def swapped(corral: CorralCli) -> None:
     """Evict the model by a request for another; the next turn reloads it."""
     asyncio.run(_chat(corral.url, OTHER, [_message("user", "Hello.")]))
     (model,) = (one for one in corral.data("status")["models"] if one["name"] == CHAT)
@@ -113,13 +113,13 @@ def swapped(corral: Corral) -> None:
         raise RuntimeError(f"{CHAT} is {model['state']} beside {OTHER}")
 
 
-def restarted(corral: Corral) -> None:
+def restarted(corral: CorralCli) -> None:
     """Restart the daemon."""
     corral.ok("stop")
     corral.ok("start", CHAT)
 
 
-def killed(corral: Corral) -> None:
+def killed(corral: CorralCli) -> None:
     """Save the slots, kill the daemon and its engines, and start again."""
     corral.ok("slots", "save")
     engines, daemon = corral.engines(), corral.daemon_pid
@@ -131,14 +131,14 @@ def killed(corral: Corral) -> None:
     corral.ok("start", CHAT)
 
 
-def forgotten(corral: Corral) -> None:
+def forgotten(corral: CorralCli) -> None:
     """Restart the model without saved slots."""
     corral.ok("stop", CHAT)
     corral.ok("slots", "forget", "--all")
     corral.ok("start", CHAT)
 
 
-RESTARTS: Mapping[str, Callable[[Corral], None]] = {
+RESTARTS: Mapping[str, Callable[[CorralCli], None]] = {
     "swapped out and in": swapped,
     "daemon restarted": restarted,
     "killed after slots save": killed,
@@ -163,7 +163,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def run(corral: Corral, conversation: Conversation) -> list[str]:
+def run(corral: CorralCli, conversation: Conversation) -> list[str]:
     """Restart in each way; return the missed goals."""
     head = ("history", "cached", "share", "load", "first token", "cold", "ratio")
     print(("{:24}" + " {:>11}" * len(head)).format("", *head))

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end.home import Corral
+from corral_cli import CorralCli
+from fork_server import ForkServer
 
 # The model's own template knows no tools.
 SETTINGS = """
@@ -30,9 +31,14 @@ path = "{tiny}"
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, tiny_model: Path) -> Iterator[str]:
+def url(
+    tmp_path_factory: pytest.TempPathFactory,
+    fork_server: ForkServer,
+    smollm2: Path,
+    tiny_model: Path,
+) -> Iterator[str]:
     """Serve the models on the real engine; return the address that clients connect to."""
-    corral = Corral(tmp_path_factory.mktemp("c"))
+    corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
     template = Path(__file__).with_name("tools.jinja")
     corral.configure(SETTINGS.format(smollm2=smollm2, tiny=tiny_model, template=template))
     corral.ok("start", "smollm2", "embedder")

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from end_to_end.home import Corral, until
+from corral_cli import CorralCli, until
 
 KEYS = {"schema", "command", "status", "exit_code", "data", "notes", "error"}
 
 
 @pytest.fixture
-def configured(corral: Corral, tiny_model: Path) -> Corral:
+def configured(corral: CorralCli, tiny_model: Path) -> CorralCli:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nprofile = "low-latency"\n')
     return corral
 
@@ -37,12 +37,12 @@ def configured(corral: Corral, tiny_model: Path) -> Corral:
     ids=" ".join,
 )
 def test_a_command_that_looks_says_something(
-    configured: Corral, words: list[str], said: str
+    configured: CorralCli, words: list[str], said: str
 ) -> None:
     assert said in configured.ok(*words)
 
 
-def test_what_a_gguf_says_is_shown(corral: Corral, tiny_model: Path) -> None:
+def test_what_a_gguf_says_is_shown(corral: CorralCli, tiny_model: Path) -> None:
     assert "llama" in corral.ok("model", "show", str(tiny_model))
     assert corral.data("model", "show", str(tiny_model))["architecture"] == "llama"
 
@@ -52,14 +52,14 @@ def test_what_a_gguf_says_is_shown(corral: Corral, tiny_model: Path) -> None:
     [["status"], ["plan", "tiny"], ["plan", "nothing"], ["model", "show", "gone.gguf"]],
     ids=" ".join,
 )
-def test_json_is_one_envelope_with_the_same_keys(configured: Corral, words: list[str]) -> None:
+def test_json_is_one_envelope_with_the_same_keys(configured: CorralCli, words: list[str]) -> None:
     done = configured(*words, "--json")
     envelope = json.loads(done.stdout)
     assert set(envelope) == KEYS
     assert envelope["exit_code"] == done.returncode
 
 
-def test_a_plan_names_the_origin_of_every_flag_and_is_what_runs(configured: Corral) -> None:
+def test_a_plan_names_the_origin_of_every_flag_and_is_what_runs(configured: CorralCli) -> None:
     plan = configured.data("plan", "tiny")
     assert all(line["origin"] for line in plan["lines"])
     configured.ok("start")
@@ -67,25 +67,25 @@ def test_a_plan_names_the_origin_of_every_flag_and_is_what_runs(configured: Corr
     assert engine.cmdline() == plan["argv"]
 
 
-def test_wrong_words_end_with_two(corral: Corral) -> None:
+def test_wrong_words_end_with_two(corral: CorralCli) -> None:
     assert corral("frobnicate").returncode == 2
     assert corral("start", "--frobnicate").returncode == 2
 
 
-def test_an_unknown_model_ends_with_four_and_names_the_known(configured: Corral) -> None:
+def test_an_unknown_model_ends_with_four_and_names_the_known(configured: CorralCli) -> None:
     failed = configured("plan", "tinny")
     assert failed.returncode == 4
     assert "tiny" in failed.stderr
 
 
-def test_nothing_in_colour_is_written_to_a_pipe(configured: Corral) -> None:
+def test_nothing_in_colour_is_written_to_a_pipe(configured: CorralCli) -> None:
     configured.env.pop("NO_COLOR")
     for words in (["profile", "list"], ["plan", "tiny"], ["status"]):
         done = configured(*words)
         assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_status_is_told_without_what_takes_long_to_import(configured: Corral) -> None:
+def test_status_is_told_without_what_takes_long_to_import(configured: CorralCli) -> None:
     configured.ok("start")
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "supervisor.cli", "status"],
@@ -99,7 +99,7 @@ def test_status_is_told_without_what_takes_long_to_import(configured: Corral) ->
     assert not imported & {"aiohttp", "httpx", "gguf", "numpy", "psutil", "rich", "structlog"}
 
 
-def test_logs_show_the_engine_and_the_daemon(configured: Corral) -> None:
+def test_logs_show_the_engine_and_the_daemon(configured: CorralCli) -> None:
     configured.ok("start")
     assert "listening on" in configured.ok("logs", "tiny")
     assert "listening on" in configured.ok("logs", "tiny.0")
@@ -110,11 +110,11 @@ def test_logs_show_the_engine_and_the_daemon(configured: Corral) -> None:
     assert "tiny" in unknown.stderr
 
 
-def test_logs_follow_until_they_are_interrupted(configured: Corral) -> None:
+def test_logs_follow_until_they_are_interrupted(configured: CorralCli) -> None:
     configured.ok("start")
     command = configured.argv("logs", "-f", "-n", "1000")
     follower = subprocess.Popen(
-        command, env=configured.env, cwd=configured.home, stdout=subprocess.PIPE, text=True
+        command, env=configured.env, cwd=configured.root, stdout=subprocess.PIPE, text=True
     )
     lines = follower.stdout
     assert lines
@@ -127,7 +127,7 @@ def test_logs_follow_until_they_are_interrupted(configured: Corral) -> None:
     lines.close()
 
 
-def test_a_reader_that_has_enough_is_no_failure(configured: Corral) -> None:
+def test_a_reader_that_has_enough_is_no_failure(configured: CorralCli) -> None:
     command = subprocess.Popen(
         configured.argv("engine", "help"),
         env=configured.env,

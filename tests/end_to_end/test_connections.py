@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 SETTINGS = """
 [proxy]
@@ -84,7 +84,7 @@ async def ask_amid(url: str, headers: dict[str, str], first: bytes) -> list[floa
 @pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 @pytest.mark.usefixtures("many_files")
 def test_silent_connections_keep_nobody_with_a_key_out(
-    corral: Corral, tiny_model: Path, first: bytes
+    corral: CorralCli, tiny_model: Path, first: bytes
 ) -> None:
     corral.configure(SETTINGS.format(path=tiny_model))
     headers = {"Authorization": f"Bearer {corral.data('key', 'add', 'me')['key']}"}
@@ -97,7 +97,7 @@ def test_silent_connections_keep_nobody_with_a_key_out(
     assert psutil.Process(daemon.pid).memory_info().rss < 200 * 1024**2
 
 
-def test_the_soft_limit_of_open_files_is_raised(corral: Corral, tiny_model: Path) -> None:
+def test_the_soft_limit_of_open_files_is_raised(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(SETTINGS.format(path=tiny_model).replace("api_keys_file", "# api_keys_file"))
     daemon = corral.serve(limit="-S -n 512")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.home import Corral, begin_stream, until
-
-from supervisor.control.client import Client
-from supervisor.control.messages import InstanceStatus
+from corral_cli import CorralCli, begin_stream, until
 
 LIFTED = """
 [proxy]
@@ -75,38 +72,32 @@ def post(url: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
         return error.code, json.load(error)["error"]["code"]
 
 
-def instances(corral: Corral) -> dict[str, InstanceStatus]:
-    """Return what the daemon says of each instance, by name."""
-    (model,) = Client(corral.home / "run" / "control.sock").status()["models"]
-    return {one["name"]: one for one in model["instances"]}
-
-
-def pids(corral: Corral) -> dict[str, int | None]:
+def pids(corral: CorralCli) -> dict[str, int | None]:
     """Return the process of each instance."""
-    return {one: facts["pid"] for one, facts in instances(corral).items()}
+    return {one: facts["pid"] for one, facts in corral.instances().items()}
 
 
-def settled(corral: Corral) -> bool:
+def settled(corral: CorralCli) -> bool:
     """Return whether all instances serve."""
-    return {one["state"] for one in instances(corral).values()} == {"ready"}
+    return {one["state"] for one in corral.instances().values()} == {"ready"}
 
 
 def test_by_default_nothing_that_crashes_an_engine_reaches_one(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(f'[models.m]\npath = "{tiny_model}"\n')
     corral.ok("start")
-    url, before = corral.url, instances(corral)["m.0"]["pid"]
+    url, before = corral.url, corral.instances()["m.0"]["pid"]
     for members in (POISONS | BUSY).values():
         assert post(url, members) == (400, "limit_exceeded")
     assert post(url, DEEP)[0] == 400
     assert post(url, {}) == (200, "")
-    assert instances(corral)["m.0"]["pid"] == before
+    assert corral.instances()["m.0"]["pid"] == before
 
 
 @pytest.mark.parametrize("name", POISONS)
 def test_one_engine_dies_of_it_the_second_time_and_none_the_third(
-    corral: Corral, slow_model: Path, name: str
+    corral: CorralCli, slow_model: Path, name: str
 ) -> None:
     corral.configure(f'{LIFTED}[models.m]\npath = "{slow_model}"\nreplicas = 2\n')
     corral.ok("start")
@@ -127,7 +118,7 @@ def test_one_engine_dies_of_it_the_second_time_and_none_the_third(
 
 
 def test_however_often_engines_crash_with_requests_the_model_is_not_given_up(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(f'{LIFTED}[models.m]\npath = "{tiny_model}"\n')
     corral.ok("start")
@@ -137,4 +128,4 @@ def test_however_often_engines_crash_with_requests_the_model_is_not_given_up(
         assert post(url, poison) == (502, "upstream_crashed")
         until(lambda: settled(corral))
     assert post(url, {}) == (200, "")
-    assert instances(corral)["m.0"]["failures"] > 0
+    assert corral.instances()["m.0"]["failures"] > 0

@@ -7,27 +7,27 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
+from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 from openai import OpenAI
 
 
-def configured(corral: Corral, model: Path, *, replicas: int = 1) -> Corral:
+def configured(corral: CorralCli, model: Path, *, replicas: int = 1) -> CorralCli:
     corral.configure(f'[models.tiny]\npath = "{model}"\nreplicas = {replicas}\n')
     return corral
 
 
-def client(corral: Corral) -> OpenAI:
+def client(corral: CorralCli) -> OpenAI:
     return OpenAI(base_url=f"{corral.url}/v1", api_key="none", max_retries=0)
 
 
-def ask(corral: Corral, tokens: int = 8) -> str:
+def ask(corral: CorralCli, tokens: int = 8) -> str:
     answer = client(corral).chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=tokens
     )
     return answer.choices[0].message.content or ""
 
 
-def test_a_model_is_started_asked_and_stopped(corral: Corral, tiny_model: Path) -> None:
+def test_a_model_is_started_asked_and_stopped(corral: CorralCli, tiny_model: Path) -> None:
     started = configured(corral, tiny_model).ok("start")
     assert "ready" in started
     assert ask(corral)
@@ -41,24 +41,24 @@ def test_a_model_is_started_asked_and_stopped(corral: Corral, tiny_model: Path) 
     assert corral("status").returncode == 3
 
 
-def test_a_gguf_is_served_without_any_settings(corral: Corral, tiny_model: Path) -> None:
+def test_a_gguf_is_served_without_any_settings(corral: CorralCli, tiny_model: Path) -> None:
     corral.ok("start", str(tiny_model), "--listen", "127.0.0.1:0")
-    (model,) = corral.data("status")["models"]
+    (model,) = corral.status()["models"]
     assert model["path"] == str(tiny_model)
 
 
 def test_a_long_path_is_no_obstacle_where_sockets_have_no_room(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
-    room = 103 - len(str(corral.home)) - len("/run//control.sock")
-    corral.env["CORRAL_RUNTIME_DIR"] = str(corral.home / "run" / ("x" * room))
+    room = 103 - len(str(corral.root)) - len("/run//control.sock")
+    corral.env["CORRAL_RUNTIME_DIR"] = str(corral.root / "run" / ("x" * room))
     corral.configure(f'[models.a-model-of-a-longer-name]\npath = "{tiny_model}"\n')
     corral.ok("start")
-    (model,) = corral.data("status")["models"]
+    (model,) = corral.status()["models"]
     assert model["instances"][0]["address"].startswith("127.0.0.1:")
 
 
-def test_starting_what_runs_already_is_fine(corral: Corral, tiny_model: Path) -> None:
+def test_starting_what_runs_already_is_fine(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
     pid = corral.daemon_pid
     corral.ok("start")
@@ -67,7 +67,7 @@ def test_starting_what_runs_already_is_fine(corral: Corral, tiny_model: Path) ->
 
 
 def test_one_model_stops_and_restarts_while_the_daemon_stays(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
     (before,) = corral.engines()
@@ -76,13 +76,13 @@ def test_one_model_stops_and_restarts_while_the_daemon_stays(
     assert after.pid != before.pid
     corral.ok("stop", "tiny")
     assert corral.engines() == []
-    assert corral.data("status")["models"][0]["instances"][0]["state"] == "stopped"
+    assert corral.instances()["tiny.0"]["state"] == "stopped"
     corral.ok("start", "tiny")
     assert ask(corral)
 
 
 def test_a_second_daemon_is_refused_and_told_who_owns_the_place(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
     refused = corral("serve")
@@ -90,34 +90,28 @@ def test_a_second_daemon_is_refused_and_told_who_owns_the_place(
     assert f"pid {corral.daemon_pid}" in refused.stderr
 
 
-def test_replicas_share_the_load(corral: Corral, slow_model: Path) -> None:
+def test_replicas_share_the_load(corral: CorralCli, slow_model: Path) -> None:
     configured(corral, slow_model, replicas=2).ok("start")
     streams = [begin_stream(corral, 20_000) for _ in range(2)]
-    instances = corral.data("status")["models"][0]["instances"]
-    assert [instance["slots_busy"] for instance in instances] == [1, 1]
+    assert [one["slots_busy"] for one in corral.instances().values()] == [1, 1]
     for stream in streams:
         stream.close()
-    until(lambda: busy(corral) == 0, within_s=10)
-
-
-def busy(corral: Corral) -> int:
-    models = corral.data("status")["models"]
-    return sum(instance["slots_busy"] for model in models for instance in model["instances"])
+    until(lambda: corral.slots_busy() == 0, within_s=10)
 
 
 def test_a_client_that_leaves_frees_its_slot_long_before_its_answer_would_end(
-    corral: Corral, slow_model: Path
+    corral: CorralCli, slow_model: Path
 ) -> None:
     configured(corral, slow_model).ok("start")
     stream = begin_stream(corral, 20_000)
-    assert busy(corral) == 1
+    assert corral.slots_busy() == 1
     stream.close()
-    until(lambda: busy(corral) == 0, within_s=10)
+    until(lambda: corral.slots_busy() == 0, within_s=10)
 
 
 @pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_daemon_leaves_and_its_engines_with_it(
-    corral: Corral, tiny_model: Path, word: signal.Signals
+    corral: CorralCli, tiny_model: Path, word: signal.Signals
 ) -> None:
     daemon = configured(corral, tiny_model).serve()
     daemon.send_signal(word)
@@ -126,7 +120,7 @@ def test_an_idle_daemon_leaves_and_its_engines_with_it(
 
 
 def test_streams_end_whole_and_the_daemon_right_after_them(
-    corral: Corral, slow_model: Path
+    corral: CorralCli, slow_model: Path
 ) -> None:
     daemon = configured(corral, slow_model).serve()
     streams = [begin_stream(corral, 60) for _ in range(4)]
@@ -137,12 +131,12 @@ def test_streams_end_whole_and_the_daemon_right_after_them(
 
 
 def test_a_second_word_shortens_the_wait_and_a_third_kills(
-    corral: Corral, slow_model: Path
+    corral: CorralCli, slow_model: Path
 ) -> None:
     daemon = configured(corral, slow_model).serve()
     stream = begin_stream(corral, 30_000)
     daemon.send_signal(signal.SIGTERM)
-    until(lambda: corral.data("status")["stopping"])
+    until(lambda: corral.status()["stopping"])
     daemon.send_signal(signal.SIGTERM)
     daemon.send_signal(signal.SIGINT)  # another one, because a pending signal is not doubled
     daemon.wait(PATIENCE_S)
@@ -152,7 +146,9 @@ def test_a_second_word_shortens_the_wait_and_a_third_kills(
 
 
 @pytest.mark.parametrize("moment", ["idle", "streaming"])
-def test_no_engine_survives_a_killed_daemon(corral: Corral, tiny_model: Path, moment: str) -> None:
+def test_no_engine_survives_a_killed_daemon(
+    corral: CorralCli, tiny_model: Path, moment: str
+) -> None:
     configured(corral, tiny_model)
     for _ in range(3):
         daemon = corral.serve()
@@ -166,7 +162,9 @@ def test_no_engine_survives_a_killed_daemon(corral: Corral, tiny_model: Path, mo
     assert ask(corral)
 
 
-def test_no_engine_survives_a_daemon_killed_while_it_loads(corral: Corral, smollm2: Path) -> None:
+def test_no_engine_survives_a_daemon_killed_while_it_loads(
+    corral: CorralCli, smollm2: Path
+) -> None:
     configured(corral, smollm2)
     for _ in range(3):
         daemon = corral.serve(until_ready=False)
@@ -178,24 +176,24 @@ def test_no_engine_survives_a_daemon_killed_while_it_loads(corral: Corral, smoll
     assert ask(corral)
 
 
-def test_the_daemon_continues_after_ctrl_c_of_a_start(corral: Corral, tiny_model: Path) -> None:
-    engine = corral.home / "llama-server"
+def test_the_daemon_continues_after_ctrl_c_of_a_start(corral: CorralCli, tiny_model: Path) -> None:
+    engine = corral.root / "llama-server"
     path = corral.ok("engine", "path").strip()
     engine.write_text(f'#!/bin/sh\n[ $# -eq 1 ] && exec {path} "$@"\nexec sleep 60\n', "utf-8")
     engine.chmod(0o700)
     corral.configure(f'engine = "{engine}"\n[models.tiny]\npath = "{tiny_model}"\n')
     waiting = subprocess.Popen(
-        corral.argv("start"), env=corral.env, cwd=corral.home, stderr=subprocess.PIPE, text=True
+        corral.argv("start"), env=corral.env, cwd=corral.root, stderr=subprocess.PIPE, text=True
     )
-    until((corral.home / "log" / "tiny.0.log").exists)
+    until((corral.root / "log" / "tiny.0.log").exists)
     waiting.send_signal(signal.SIGINT)
     _, said = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
     assert "the daemon continues" in said
-    assert corral.data("status")["models"][0]["instances"][0]["state"] == "starting"
+    assert corral.instances()["tiny.0"]["state"] == "starting"
 
 
-def test_a_daemon_that_was_told_twice_ends_with_code_0(corral: Corral, tiny_model: Path) -> None:
+def test_a_daemon_that_was_told_twice_ends_with_code_0(corral: CorralCli, tiny_model: Path) -> None:
     daemon = configured(corral, tiny_model).serve()
     daemon.send_signal(signal.SIGTERM)
     while daemon.poll() is None:  # until its last moment
@@ -205,7 +203,7 @@ def test_a_daemon_that_was_told_twice_ends_with_code_0(corral: Corral, tiny_mode
     assert daemon.returncode == 0
 
 
-def test_stop_says_so_when_the_process_is_gone(corral: Corral, tiny_model: Path) -> None:
+def test_stop_says_so_when_the_process_is_gone(corral: CorralCli, tiny_model: Path) -> None:
     daemon = configured(corral, tiny_model).serve()
     corral.ok("stop")
     assert daemon.poll() == 0

@@ -4,11 +4,12 @@ import json
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
-from end_to_end.home import PATIENCE_S, Corral, until
+from corral_cli import PATIENCE_S, CorralCli, until
 
 
-def levels(corral: Corral) -> dict[str, str]:
+def levels(corral: CorralCli) -> dict[str, str]:
     """Return the worst level of each thing that was looked at."""
     envelope = json.loads(corral("doctor", "--json").stdout)
     worst: dict[str, str] = {}
@@ -22,17 +23,17 @@ def _badness(level: str) -> int:
     return ["", "ok", "warn", "fail"].index(level)
 
 
-def configured(corral: Corral, model: Path, more: str = "") -> Corral:
+def configured(corral: CorralCli, model: Path, more: str = "") -> CorralCli:
     corral.configure(f'[models.tiny]\npath = "{model}"\n{more}')
     return corral
 
 
 def test_a_healthy_place_has_no_failures_before_and_while_it_serves(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model)
     assert "fail" not in levels(corral).values()
-    assert not (corral.home / "run").exists()
+    assert not (corral.root / "run").exists()
     corral.ok("start")
     assert "fail" not in levels(corral).values()
     assert "tiny.0 ready" in corral.ok("doctor")
@@ -49,10 +50,10 @@ def test_a_healthy_place_has_no_failures_before_and_while_it_serves(
     ],
 )
 def test_what_is_wrong_is_named_with_a_cure(
-    corral: Corral, tiny_model: Path, settings: str, culprit: str
+    corral: CorralCli, tiny_model: Path, settings: str, culprit: str
 ) -> None:
     corral.configure(settings.replace("MODEL", str(tiny_model)))
-    (corral.home / "config" / "cut.gguf").write_bytes(tiny_model.read_bytes()[:-1000])
+    (corral.root / "config" / "cut.gguf").write_bytes(tiny_model.read_bytes()[:-1000])
     found = levels(corral)
     assert [name for name, level in found.items() if level == "fail"] == [culprit]
     shown = corral("doctor")
@@ -61,7 +62,7 @@ def test_what_is_wrong_is_named_with_a_cure(
     assert f"will not work: {culprit}" in shown.stdout
 
 
-def test_leftovers_of_a_killed_daemon_are_told(corral: Corral, tiny_model: Path) -> None:
+def test_leftovers_of_a_killed_daemon_are_told(corral: CorralCli, tiny_model: Path) -> None:
     daemon = configured(corral, tiny_model).serve()
     daemon.kill()
     daemon.wait()
@@ -71,21 +72,23 @@ def test_leftovers_of_a_killed_daemon_are_told(corral: Corral, tiny_model: Path)
     assert levels(corral)["leftovers"] == "ok"
 
 
-def test_a_report_can_be_pasted_anywhere(corral: Corral, tiny_model: Path) -> None:
-    corral.env["HOME"] = str(corral.home)
+def test_a_report_can_be_pasted_anywhere(corral: CorralCli, tiny_model: Path) -> None:
+    corral.env["HOME"] = str(corral.root)
     key = 'args = ["--api-key", "hunter2"]\n'
     configured(corral, tiny_model, key)
     for words in (["doctor"], ["doctor", "--json"]):
         said = corral(*words).stdout
         assert "hunter2" not in said
-        assert str(corral.home) not in said
+        assert str(corral.root) not in said
         assert "~/" in said
 
 
-def test_events_are_shown_until_the_daemon_ends(corral: Corral, tiny_model: Path) -> None:
+def test_events_are_shown_until_the_daemon_ends(corral: CorralCli, tiny_model: Path) -> None:
     assert corral("events").returncode == 3
     configured(corral, tiny_model).ok("start")
-    listeners = [listen(corral), listen(corral, "--json")]
+    listeners = [
+        start_events(corral, number, *words) for number, words in enumerate([(), ("--json",)])
+    ]
     corral.ok("restart", "tiny")
     corral.ok("stop")
     text, lines = (listener.communicate(timeout=PATIENCE_S)[0] for listener in listeners)
@@ -97,9 +100,9 @@ def test_events_are_shown_until_the_daemon_ends(corral: Corral, tiny_model: Path
     assert [listener.returncode for listener in listeners] == [0, 0]
 
 
-def test_events_nobody_reads_on_end_in_silence(corral: Corral, tiny_model: Path) -> None:
+def test_events_nobody_reads_on_end_in_silence(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
-    listener = listen(corral)
+    listener = start_events(corral, 0)
     assert listener.stdout
     listener.stdout.close()
     corral.ok("restart", "tiny")
@@ -109,18 +112,27 @@ def test_events_nobody_reads_on_end_in_silence(corral: Corral, tiny_model: Path)
     listener.stderr.close()
 
 
-def listen(corral: Corral, *words: str) -> subprocess.Popen[str]:
-    """Begin to listen to events, and return when the daemon has taken the listener in."""
+def start_events(corral: CorralCli, others: int, *words: str) -> subprocess.Popen[str]:
+    """Start `corral events`; return when the daemon has accepted its connection.
+
+    Args:
+        corral: Whose daemon.
+        others: How many connections the daemon has already; those of earlier commands may still
+            be open for a moment.
+        words: More words of the command.
+    """
     pipe = subprocess.PIPE
     argv = corral.argv("events", *words)
-    before = connections(corral)
+    until(lambda: connections(corral) == others)
     listener = subprocess.Popen(
-        argv, env=corral.env, cwd=corral.home, stdout=pipe, stderr=pipe, text=True
+        argv, env=corral.env, cwd=corral.root, stdout=pipe, stderr=pipe, text=True
     )
-    until(lambda: connections(corral) > before)
+    until(lambda: connections(corral) > others)
     return listener
 
 
-def connections(corral: Corral) -> int:
-    """Count the open files of the daemon, to which each listener adds one."""
-    return len([*Path(f"/proc/{corral.daemon_pid}/fd").iterdir()])
+def connections(corral: CorralCli) -> int:
+    """Count the connections that the daemon has accepted on its control socket."""
+    sockets = psutil.Process(corral.daemon_pid).net_connections("unix")
+    control = str(corral.root / "run" / "control.sock")
+    return sum(one.laddr == control and one.status != "LISTEN" for one in sockets) - 1

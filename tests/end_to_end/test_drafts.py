@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_gguf
-from end_to_end.home import Corral, until
+from corral_cli import CorralCli, until
 
 # A model that drafts for itself, and one that looks words up with a batch that holds none of them.
 MODELS = """
@@ -34,12 +34,12 @@ def answer(url: str, model: str) -> Any:
         return json.load(response)["timings"]
 
 
-def drafts(corral: Corral) -> list[Any]:
+def drafts(corral: CorralCli) -> list[Any]:
     """Return the draft status of each model's first instance."""
-    return [model["instances"][0]["draft"] for model in corral.data("status")["models"]]
+    return [model["instances"][0]["draft"] for model in corral.status()["models"]]
 
 
-def test_draft_acceptance_is_shown(corral: Corral, tmp_path: Path) -> None:
+def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
     model = tiny_gguf.make(tmp_path / "cycle.gguf", mode="cycle")
     corral.configure(MODELS.format(model=model))
     corral.ok("start")

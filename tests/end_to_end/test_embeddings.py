@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tiny_bert
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 CONFIG = """
 [supervisor]
@@ -62,7 +62,7 @@ def difference(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]
 
 
 @pytest.fixture
-def url(corral: Corral, tiny_model: Path, tmp_path: Path) -> str:
+def url(corral: CorralCli, tiny_model: Path, tmp_path: Path) -> str:
     cls = tiny_bert.make(tmp_path / "cls.gguf", "cls")
     rank = tiny_bert.make(tmp_path / "rank.gguf", "rank")
     corral.configure(CONFIG.format(decoder=tiny_model, cls=cls, rank=rank))

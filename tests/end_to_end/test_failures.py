@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def taken_port() -> Iterator[int]:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_failed_start_says_reason_and_leaves_nothing_behind(
-    corral: Corral, tiny_model: Path, taken_port: int, name: str
+    corral: CorralCli, tiny_model: Path, taken_port: int, name: str
 ) -> None:
     fault = FAULTS[name]
-    (corral.home / "cut.gguf").write_bytes(tiny_model.read_bytes()[:-1000])
-    (corral.home / "text.gguf").write_text("hello, this is no model\n", "utf-8")
-    words = {"MODEL": str(tiny_model), "HOME": str(corral.home), "PORT": str(taken_port)}
+    (corral.root / "cut.gguf").write_bytes(tiny_model.read_bytes()[:-1000])
+    (corral.root / "text.gguf").write_text("hello, this is no model\n", "utf-8")
+    words = {"MODEL": str(tiny_model), "HOME": str(corral.root), "PORT": str(taken_port)}
 
     def filled(text: str) -> str:
         for word, value in words.items():
@@ -102,8 +102,8 @@ def test_a_failed_start_says_reason_and_leaves_nothing_behind(
     assert corral.engines() == []
 
 
-def test_a_runtime_directory_that_no_socket_fits_into_is_said(corral: Corral) -> None:
-    corral.env["CORRAL_RUNTIME_DIR"] = str(corral.home / ("x" * 90))
+def test_a_runtime_directory_that_no_socket_fits_into_is_said(corral: CorralCli) -> None:
+    corral.env["CORRAL_RUNTIME_DIR"] = str(corral.root / ("x" * 90))
     failed = corral("status")
     assert failed.returncode == 1
     assert "too long for a socket" in failed.stderr

@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
 SMALL = 'replicas = 2\nflags = { threads = 1, "threads-batch" = 1, ctx-size = 4096, parallel = 2 }'
@@ -27,7 +27,7 @@ class Talk:
         self.instance = ""
         self.tokens = self.cached = 0
 
-    def turn(self, corral: Corral) -> None:
+    def turn(self, corral: CorralCli) -> None:
         """Ask, and prepare the next turn."""
         body = {"model": "chat", "messages": self.messages, "max_tokens": 8, "temperature": 0}
         request = urllib.request.Request(
@@ -52,7 +52,7 @@ class Talk:
         self.messages.append({"role": "user", "content": "and then?"})
 
 
-def test_each_conversation_goes_home_after_a_restart(corral: Corral, tiny_model: Path) -> None:
+def test_each_conversation_goes_home_after_a_restart(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.chat]\npath = "{tiny_model}"\n{SMALL}\n')
     corral.ok("start")
     pages = ("/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages")
@@ -73,4 +73,4 @@ def test_each_conversation_goes_home_after_a_restart(corral: Corral, tiny_model:
         conversation.cached >= 0.95 * its
         for conversation, its in zip(conversations, held, strict=True)
     ), [(conversation.cached, its) for conversation, its in zip(conversations, held, strict=True)]
-    assert '"slots.restore_unused"' not in (corral.home / "log" / "daemon.log").read_text()
+    assert '"slots.restore_unused"' not in (corral.root / "log" / "daemon.log").read_text()

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import hostile_gguf
-from end_to_end.home import Corral, until
+from corral_cli import CorralCli, until
 
 
 def models(**paths: Path) -> str:
@@ -19,12 +19,8 @@ def evil(directory: Path, name: str) -> Path:
     return path
 
 
-def states(corral: Corral) -> dict[str, str]:
-    return {model["name"]: model["state"] for model in corral.data("status")["models"]}
-
-
 def test_a_wrong_model_file_is_that_models_error(
-    corral: Corral, tiny_model: Path, tmp_path: Path
+    corral: CorralCli, tiny_model: Path, tmp_path: Path
 ) -> None:
     names = ("2^32 - 1 layers", "2^64 - 1 layers", "10^8 layers")
     wrong = {f"wrong{number}": evil(tmp_path, name) for number, name in enumerate(names)}
@@ -36,12 +32,12 @@ def test_a_wrong_model_file_is_that_models_error(
         f'[models.auto]\npath = "{beside}"\ndraft = "auto"\npreload = false\nreplicas = "auto"'
     )
     corral.serve(until_ready=False)
-    until((corral.home / "run" / "control.sock").exists)
+    until((corral.root / "run" / "control.sock").exists)
     corral.ok("start", "tiny")
     corral.ok("start", "auto")
     assert corral("start", "later").returncode == 78
-    until(lambda: {states(corral)[name] for name in ("pipe", *wrong)} == {"failed"})
-    assert states(corral)["tiny"] == "loaded"
+    until(lambda: {corral.model_states()[name] for name in ("pipe", *wrong)} == {"failed"})
+    assert corral.model_states()["tiny"] == "loaded"
     for command in (
         ("model", "show", str(wrong["wrong0"])),
         ("plan", "wrong1"),
@@ -54,12 +50,12 @@ def test_a_wrong_model_file_is_that_models_error(
 
 
 def test_a_reload_of_settings_that_lie_is_refused_and_the_daemon_goes_on(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     good = models(tiny=tiny_model)
     corral.configure(good)
     daemon = corral.serve()
-    settings = corral.home / "config" / "corral.toml"
+    settings = corral.root / "config" / "corral.toml"
     for text in (
         "a = " + "[" * 100_000,
         "a = " + "{a = " * 100_000,
@@ -74,20 +70,20 @@ def test_a_reload_of_settings_that_lie_is_refused_and_the_daemon_goes_on(
         daemon.send_signal(signal.SIGHUP)
     corral.configure(good)
     corral.ok("reload")
-    assert corral.data("status")["models"][0]["state"] == "loaded"
+    assert corral.model_states()["tiny"] == "loaded"
     assert daemon.poll() is None
 
 
-def test_logs_of_hostile_words_are_shown_visibly_unless_raw(corral: Corral) -> None:
-    (corral.home / "log").mkdir(mode=0o700)
-    log = corral.home / "log" / "daemon.log"
+def test_logs_of_hostile_words_are_shown_visibly_unless_raw(corral: CorralCli) -> None:
+    (corral.root / "log").mkdir(mode=0o700)
+    log = corral.root / "log" / "daemon.log"
     log.write_bytes(b"before \x1b]0;pwned\x07\x1b[2J\x9b after \xe2\x80\xae\n")
     assert corral.ok("logs") == "before \\x1b]0;pwned\\x07\\x1b[2J\ufffd after \\u202e\n"
     assert "\x1b]0;pwned\x07" in corral.ok("logs", "--raw")
     assert "\x1b" not in corral.ok("logs", "--json")
 
 
-def test_settings_in_a_directory_of_all_are_left_aside(corral: Corral, tmp_path: Path) -> None:
+def test_settings_in_a_directory_of_all_are_left_aside(corral: CorralCli, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -97,6 +93,6 @@ def test_settings_in_a_directory_of_all_are_left_aside(corral: Corral, tmp_path:
     engine.chmod(0o755)
     (shared / "corral.toml").write_text('engine = "engine"', "utf-8")
     for words in (("doctor",), ("config", "check"), ("engine", "list"), ("config", "path")):
-        done = corral.within(shared, *words)
+        done = corral(*words, directory=shared)
         assert f"{shared / 'corral.toml'} is left aside" in done.stderr
     assert not marker.exists()

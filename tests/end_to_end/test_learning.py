@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 LONG = " is kind and looks at the moon, at the river and at the stone" * 24
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -70,7 +70,7 @@ def cached_share(url: str, page: str, asked: str) -> float:
 
 
 def test_a_new_conversation_finds_what_others_began_with_before_a_restart(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(SETTINGS.format(model=tiny_model, template=TEMPLATE))
     corral.ok("start")
@@ -79,7 +79,7 @@ def test_a_new_conversation_finds_what_others_began_with_before_a_restart(
         for asked in ("one", "two", "three"):
             cached_share(url, page, asked)
     corral.ok("stop")
-    kept = list((corral.home / "data").rglob("*.json"))
+    kept = list((corral.root / "data").rglob("*.json"))
     assert len(kept) == len(PAGES)
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
     corral.ok("start")
@@ -88,4 +88,4 @@ def test_a_new_conversation_finds_what_others_began_with_before_a_restart(
         assert cached_share(url, page, "four") > 0.9, page
     assert "learned prompts of chat: 3" in corral("slots", "list").stderr
     assert "deleted learned prompts: 3" in corral("slots", "forget", "chat").stderr
-    assert not list((corral.home / "data").rglob("*.json"))
+    assert not list((corral.root / "data").rglob("*.json"))

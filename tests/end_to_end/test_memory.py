@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import tiny_gguf
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 
-def test_a_plan_says_what_memory_an_instance_takes(corral: Corral, tiny_model: Path) -> None:
+def test_a_plan_says_what_memory_an_instance_takes(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
     memory = corral.data("plan", "tiny")["memory"]
     parts = {
@@ -25,7 +25,7 @@ def test_a_plan_says_what_memory_an_instance_takes(corral: Corral, tiny_model: P
 
 
 def test_a_model_that_can_never_fit_is_refused_with_what_would(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(
         f'[models.tiny]\npath = "{tiny_model}"\n'
@@ -45,7 +45,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_would(
 
 
 def test_all_models_together_may_be_given_less_than_the_machine(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     budget = '[supervisor]\nmemory_budget = "16 MiB"\n'
     corral.configure(f'{budget}[models.tiny]\npath = "{tiny_model}"\n')
@@ -62,7 +62,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
-    corral: Corral, large: Path, tmp_path: Path
+    corral: CorralCli, large: Path, tmp_path: Path
 ) -> None:
     other = tiny_gguf.make(tmp_path / "other.gguf", extra_tokens=200)
     corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "{other}"\n')
@@ -72,7 +72,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
     assert "it knows 604 tokens, the model 404" in failed.stderr
 
 
-def test_a_draft_beside_the_model_is_found_and_used(corral: Corral, large: Path) -> None:
+def test_a_draft_beside_the_model_is_found_and_used(corral: CorralCli, large: Path) -> None:
     corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "auto"\n')
     (left_out,) = [one for one in corral.data("plan", "chat")["omitted"] if "draft" in one["flag"]]
     assert "no GGUF of its vocabulary" in left_out["reason"]
@@ -86,7 +86,7 @@ def test_a_draft_beside_the_model_is_found_and_used(corral: Corral, large: Path)
     assert "slots" in corral.ok("plan", "chat")
 
 
-def test_how_many_replicas_there_are_may_be_left_open(corral: Corral, tiny_model: Path) -> None:
+def test_how_many_replicas_there_are_may_be_left_open(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nreplicas = "auto"\n')
     found = corral.data("plan", "tiny")["replicas"]
     assert "physical cores" in found["reason"]

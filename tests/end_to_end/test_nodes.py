@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.home import PATIENCE_S, Corral, until
+from corral_cli import PATIENCE_S, CorralCli, until
 
 MODEL = "[models.chat]\npath = '{path}'\nflags = {{ parallel = 2, threads = 1, ctx-size = 8192 }}\n"
 LONG = " ".join(["the stone in the river"] * 40)
@@ -23,7 +23,7 @@ class Yard:
     """Two nodes that serve `chat`, and one in front of them that has no model of its own."""
 
     def __init__(self, homes: list[Path]) -> None:
-        self.one, self.two, self.front = map(Corral, homes)
+        self.one, self.two, self.front = map(CorralCli, homes)
 
     def begin(self, model: Path) -> None:
         for node in (self.one, self.two):
@@ -35,12 +35,12 @@ class Yard:
             f"[nodes.one]\nurl = '{self.one.url}'\n[nodes.two]\nurl = '{self.two.url}/v1'\n"
         )
         self.front.serve(until_ready=False)
-        until(lambda: self.front("status").returncode == 0)
+        until(self.front.is_running)
         self.url = self.front.url
         until(lambda: self.states() == ["up", "up"])
 
     def states(self) -> list[str]:
-        return [node["state"] for node in self.front.data("status")["nodes"]]
+        return [node["state"] for node in self.front.status()["nodes"]]
 
     def ask(self, text: str, tokens: int, *, stream: bool = False) -> Any:
         body = {

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import aiohttp
-from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
+from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
 from scripts.bench import mixed_requests
 
@@ -37,13 +37,9 @@ min_residency_s = 0.1
 """
 
 
-def configured(corral: Corral, model: Path, more: str = "") -> Corral:
+def configured(corral: CorralCli, model: Path, more: str = "") -> CorralCli:
     corral.configure(SETTINGS.format(path=model, more=more))
     return corral
-
-
-def states(corral: Corral) -> dict[str, str]:
-    return {model["name"]: model["state"] for model in corral.data("status")["models"]}
 
 
 async def ask(http: aiohttp.ClientSession, model: str) -> str:
@@ -68,27 +64,27 @@ async def ask_all(url: str, models: list[str]) -> Counter[str]:
 
 
 def test_a_start_brings_up_only_what_is_to_come_up_with_the_daemon(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
-    assert states(corral) == {"a": "loaded", "b": "unloaded", "c": "unloaded"}
+    assert corral.model_states() == {"a": "loaded", "b": "unloaded", "c": "unloaded"}
     shown = [line.split()[:2] for line in corral.ok("status").splitlines()]
     assert ["b.0", "unloaded"] in shown
 
 
 def test_a_request_brings_its_model_up_and_the_idle_leave_for_it(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
     asyncio.run(ask_all(corral.url, ["b"]))
-    assert states(corral) == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+    assert corral.model_states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
     asyncio.run(ask_all(corral.url, ["c"]))
-    assert sorted(states(corral).values()) == ["loaded", "loaded", "unloaded"]
-    assert states(corral)["c"] == "loaded"
+    assert sorted(corral.model_states().values()) == ["loaded", "loaded", "unloaded"]
+    assert corral.model_states()["c"] == "loaded"
 
 
 def test_mixed_requests_for_more_models_than_fit_are_all_answered(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
     lists = mixed_requests.make_requests("abc", seed=7, clients=8, count=48)
@@ -99,7 +95,7 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
 
 
 def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     kept = SETTINGS.replace("min_residency_s = 0.1", "min_residency_s = 600")
     corral.configure(kept.format(path=tiny_model, more=""))
@@ -114,7 +110,7 @@ def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
 
 
 def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(
-    corral: Corral, slow_model: Path
+    corral: CorralCli, slow_model: Path
 ) -> None:
     more = "\n[models.c.flags]\nctx-size = 4096"
     corral.configure(SETTINGS.replace("100 MiB", "420 MiB").format(path=slow_model, more=more))
@@ -127,24 +123,24 @@ def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(
 
 
 def test_unloaded_it_comes_back_when_called_and_stopped_it_does_not(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
     corral.ok("unload", "a")
-    assert states(corral)["a"] == "unloaded"
+    assert corral.model_states()["a"] == "unloaded"
     asyncio.run(ask_all(corral.url, ["a"]))
-    assert states(corral)["a"] == "loaded"
+    assert corral.model_states()["a"] == "loaded"
     corral.ok("stop", "a")
-    assert states(corral)["a"] == "failed"
+    assert corral.model_states()["a"] == "failed"
     corral.ok("load", "a")
-    assert states(corral)["a"] == "loaded"
+    assert corral.model_states()["a"] == "loaded"
 
 
-def test_a_model_nobody_asks_for_leaves_after_its_time(corral: Corral, tiny_model: Path) -> None:
+def test_a_model_nobody_asks_for_leaves_after_its_time(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model, "ttl_s = 0.5").ok("start")
     asyncio.run(ask_all(corral.url, ["c"]))
-    until(lambda: states(corral)["c"] == "unloaded")
-    assert states(corral)["a"] == "loaded"
+    until(lambda: corral.model_states()["c"] == "unloaded")
+    assert corral.model_states()["a"] == "loaded"
 
 
 async def look(url: str, model: str, method: str = "GET") -> int:
@@ -153,20 +149,20 @@ async def look(url: str, model: str, method: str = "GET") -> int:
         return response.status
 
 
-def test_looking_at_a_model_does_not_load_it(corral: Corral, tiny_model: Path) -> None:
+def test_looking_at_a_model_does_not_load_it(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
     url = corral.url
     assert [asyncio.run(look(url, "b", method)) for method in ("GET", "HEAD")] == [503, 503]
-    assert states(corral)["b"] == "unloaded"
+    assert corral.model_states()["b"] == "unloaded"
     asyncio.run(ask_all(url, ["b"]))
     assert asyncio.run(look(url, "b")) == 200
     corral.ok("unload", "b")
     assert asyncio.run(look(url, "b")) == 200  # remembered
-    assert states(corral)["b"] == "unloaded"
+    assert corral.model_states()["b"] == "unloaded"
 
 
 def test_one_that_never_leaves_has_the_others_refused_with_the_reason(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     text = SETTINGS.replace("100 MiB", "60 MiB").replace("min_residency_s", "pinned = true\n#", 1)
     corral.configure(text.format(path=tiny_model, more=""))

@@ -1,24 +1,24 @@
 """New settings on the real engine: what they change is replaced, all else goes on untouched."""
 
 import http.client
-import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from end_to_end.home import Corral, begin_stream, until
+from corral_cli import CorralCli, begin_stream, until
 from openai import OpenAI
 
 from scripts import reload_under_load
 
 Configure = Callable[..., None]
+# Some 4 s of the slow model, longer than a reload takes.
+STREAM_TOKENS = 600
 
 
 @pytest.fixture
-def configure(corral: Corral, tiny_model: Path, slow_model: Path) -> Configure:
+def configure(corral: CorralCli, tiny_model: Path, slow_model: Path) -> Configure:
     """Return what writes settings of models `tiny` and `slow`; None leaves a model out."""
 
     def write(tiny: str | None = "", slow: str | None = "", more: str = "") -> None:
@@ -33,23 +33,18 @@ def configure(corral: Corral, tiny_model: Path, slow_model: Path) -> Configure:
     return write
 
 
-def instances(corral: Corral) -> dict[str, dict[str, Any]]:
-    """Return what runs, by name."""
-    models = corral.data("status")["models"]
-    return {one["name"]: one for model in models for one in model["instances"]}
-
-
-def ready_pid(corral: Corral, model: str) -> int:
+def ready_pid(corral: CorralCli, model: str) -> int:
     """Return the process of the one instance of a model that is ready."""
     (pid,) = [
         one["pid"]
-        for name, one in instances(corral).items()
+        for name, one in corral.instances().items()
         if name.startswith(f"{model}.") and one["state"] == "ready"
     ]
-    return int(pid)
+    assert pid
+    return pid
 
 
-def ask(corral: Corral, model: str) -> str:
+def ask(corral: CorralCli, model: str) -> str:
     client = OpenAI(base_url=f"{corral.url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=4
@@ -61,26 +56,20 @@ def last_line(stream: http.client.HTTPResponse) -> bytes:
     return stream.read().strip().rpartition(b"\n")[2]
 
 
-def events(corral: Corral, name: str) -> list[dict[str, Any]]:
-    """Return every event of a name in the log of a daemon in the background."""
-    lines = (corral.home / "log" / "daemon.log").read_text("utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == name]
-
-
 def test_a_changed_flag_replaces_its_model_while_a_stream_on_the_old_one_ends_whole(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(tiny="", slow="flags = { ctx-size = 4096 }")
     corral.ok("start")
     tiny, slow = ready_pid(corral, "tiny"), ready_pid(corral, "slow")
-    stream = begin_stream(corral, 4000, model="slow")
+    stream = begin_stream(corral, STREAM_TOKENS, model="slow")
 
     configure(tiny="", slow="flags = { ctx-size = 8192 }")
     report = corral.data("reload")
 
     assert report["changed"] == ["slow.0"]
     assert report["kept"] == ["tiny.0"]
-    now = instances(corral)
+    now = corral.instances()
     assert now["tiny.0"]["pid"] == tiny
     assert (now["slow.0"]["pid"], now["slow.0"]["state"]) == (slow, "draining")
     assert now["slow.0~2"]["state"] == "ready"
@@ -88,30 +77,30 @@ def test_a_changed_flag_replaces_its_model_while_a_stream_on_the_old_one_ends_wh
     assert "slow.0~2" in corral.ok("start", "slow")
     assert ask(corral, "slow")
     assert last_line(stream) == b"data: [DONE]"
-    until(lambda: set(instances(corral)) == {"tiny.0", "slow.0~2"})
+    until(lambda: set(corral.instances()) == {"tiny.0", "slow.0~2"})
     assert "slow.0~2.sock" not in corral.ok("logs", "-n", "1000", "tiny")
     for name in ("slow", "slow.0", "slow.0~2"):
         assert "slow.0~2.sock" in corral.ok("logs", "-n", "1000", name)
 
 
 def test_the_second_replacement_takes_the_first_name_again(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
     corral.ok("start")
     for size, name in ((1024, "tiny.0~2"), (2048, "tiny.0")):
         configure(tiny=f"flags = {{ ctx-size = {size} }}", slow=None)
         corral.ok("reload")
-        until(lambda name=name: set(instances(corral)) == {name})  # type: ignore[misc]  # a default binds the loop's name
+        until(lambda name=name: set(corral.instances()) == {name})  # type: ignore[misc]  # a default binds the loop's name
         assert ask(corral, "tiny")
 
 
 def test_models_come_and_go_and_a_stream_of_one_that_goes_ends_whole(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(tiny=None, slow="")
     corral.ok("start")
-    stream = begin_stream(corral, 4000, model="slow")
+    stream = begin_stream(corral, STREAM_TOKENS, model="slow")
 
     configure(tiny="", slow=None)
     report = corral.data("reload")
@@ -120,28 +109,28 @@ def test_models_come_and_go_and_a_stream_of_one_that_goes_ends_whole(
     assert ask(corral, "tiny")
     with pytest.raises(Exception, match="there is no model 'slow'"):
         ask(corral, "slow")
-    assert instances(corral)["slow.0"]["state"] == "draining"
+    assert corral.instances()["slow.0"]["state"] == "draining"
     assert last_line(stream) == b"data: [DONE]"
-    until(lambda: set(instances(corral)) == {"tiny.0"})
+    until(lambda: set(corral.instances()) == {"tiny.0"})
     assert len(corral.engines()) == 1
 
 
 def test_more_and_fewer_replicas_leave_the_others_alone(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
     corral.ok("start")
     first = ready_pid(corral, "tiny")
     configure(tiny="replicas = 3", slow=None)
     assert corral.data("reload")["added"] == ["tiny.1", "tiny.2"]
-    assert {one["state"] for one in instances(corral).values()} == {"ready"}
+    assert {one["state"] for one in corral.instances().values()} == {"ready"}
     configure(tiny="replicas = 1", slow=None)
     assert corral.data("reload")["removed"] == ["tiny.1", "tiny.2"]
-    until(lambda: set(instances(corral)) == {"tiny.0"})
+    until(lambda: set(corral.instances()) == {"tiny.0"})
     assert ready_pid(corral, "tiny") == first
 
 
-def test_an_alias_changes_without_a_restart(corral: Corral, configure: Configure) -> None:
+def test_an_alias_changes_without_a_restart(corral: CorralCli, configure: Configure) -> None:
     configure(slow=None)
     corral.ok("start")
     pid = ready_pid(corral, "tiny")
@@ -162,7 +151,9 @@ WRONG = {
 }
 
 
-def test_settings_that_cannot_be_used_change_nothing(corral: Corral, configure: Configure) -> None:
+def test_settings_that_cannot_be_used_change_nothing(
+    corral: CorralCli, configure: Configure
+) -> None:
     configure()
     corral.ok("start")
     pids = ready_pid(corral, "tiny"), ready_pid(corral, "slow")
@@ -173,11 +164,11 @@ def test_settings_that_cannot_be_used_change_nothing(corral: Corral, configure: 
         assert said in refused.stderr
     assert corral("reload", "--dry-run").returncode == 78
     assert (ready_pid(corral, "tiny"), ready_pid(corral, "slow")) == pids
-    assert len(events(corral, "settings.rejected")) == len(WRONG)
+    assert len(corral.events("settings.rejected")) == len(WRONG)
 
 
 def test_a_replacement_that_does_not_start_leaves_the_old_one_serving(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
     corral.ok("start")
@@ -187,10 +178,10 @@ def test_a_replacement_that_does_not_start_leaves_the_old_one_serving(
     assert failed.returncode == 1
     assert "--frobnicate" in failed.stdout
     assert "keeps its old settings" in failed.stdout
-    until(lambda: set(instances(corral)) == {"tiny.0"})
+    until(lambda: set(corral.instances()) == {"tiny.0"})
     assert ready_pid(corral, "tiny") == pid
     assert ask(corral, "tiny")
-    assert corral.data("status")["models"][0]["aliases"] == []
+    assert corral.status()["models"][0]["aliases"] == []
     # What failed is still different, so it is tried again, and put right it is kept.
     assert corral("reload").returncode == 1
     configure(slow=None)
@@ -199,34 +190,34 @@ def test_a_replacement_that_does_not_start_leaves_the_old_one_serving(
 
 
 def test_what_had_failed_starts_in_its_place_once_it_is_put_right(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow='args = ["--frobnicate"]')
     assert corral("start").returncode == 1
     configure()
     assert corral.data("reload")["changed"] == ["slow.0"]
     assert ask(corral, "slow")
-    assert set(instances(corral)) == {"tiny.0", "slow.0"}
+    assert set(corral.instances()) == {"tiny.0", "slow.0"}
 
 
 def test_a_dry_run_shows_the_difference_and_changes_nothing(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
     corral.ok("start")
-    before = instances(corral)["tiny.0"]["pid"]
+    before = corral.instances()["tiny.0"]["pid"]
     configure(tiny="flags = { ctx-size = 1024 }", more='[proxy]\nlisten = "127.0.0.1:1"\n')
     done = corral("reload", "--dry-run")
     assert done.returncode == 0
     assert "would add: slow.0" in done.stdout
     assert "would replace: tiny.0" in done.stdout
     assert "proxy.listen stays 127.0.0.1:0 until the daemon is restarted" in done.stderr
-    assert {name: one["pid"] for name, one in instances(corral).items()} == {"tiny.0": before}
-    assert events(corral, "settings.reloaded") == []
+    assert {name: one["pid"] for name, one in corral.instances().items()} == {"tiny.0": before}
+    assert corral.events("settings.reloaded") == []
 
 
 def test_a_stopped_model_stays_down_and_starts_with_the_new_settings(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
     corral.ok("start")
@@ -238,22 +229,22 @@ def test_a_stopped_model_stays_down_and_starts_with_the_new_settings(
     assert all("1024" in engine.cmdline() for engine in corral.engines())
 
 
-def test_a_sighup_reloads(corral: Corral, configure: Configure) -> None:
+def test_a_sighup_reloads(corral: CorralCli, configure: Configure) -> None:
     configure(slow=None)
     corral.ok("start")
     pid = ready_pid(corral, "tiny")
     configure(tiny="flags = { ctx-size = 1024 }", slow=None)
     os.kill(corral.daemon_pid, signal.SIGHUP)
-    until(lambda: events(corral, "settings.reloaded"))
+    until(lambda: corral.events("settings.reloaded"))
     assert ready_pid(corral, "tiny") != pid
     configure(tiny="[", slow=None)
     os.kill(corral.daemon_pid, signal.SIGHUP)
-    until(lambda: events(corral, "settings.rejected"))
+    until(lambda: corral.events("settings.rejected"))
     assert ask(corral, "tiny")
 
 
 def test_a_change_of_the_file_is_seen_where_that_is_wanted(
-    corral: Corral, configure: Configure
+    corral: CorralCli, configure: Configure
 ) -> None:
     watching = "[supervisor]\nwatch_settings = true\n"
     configure(slow=None)
@@ -261,12 +252,12 @@ def test_a_change_of_the_file_is_seen_where_that_is_wanted(
     configure(slow=None, more=watching)
     corral.ok("reload")
     configure(tiny="flags = { ctx-size = 1024 }", slow=None, more=watching)
-    until(lambda: len(events(corral, "settings.reloaded")) == 2)
-    assert events(corral, "settings.reloaded")[1]["changed"] == ["tiny.0"]
+    until(lambda: len(corral.events("settings.reloaded")) == 2)
+    assert corral.events("settings.reloaded")[1]["changed"] == ["tiny.0"]
 
 
 def test_without_a_settings_file_there_is_nothing_to_reload(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.ok("start", str(tiny_model), "--listen", "127.0.0.1:0")
     refused = corral("reload")
@@ -275,7 +266,7 @@ def test_without_a_settings_file_there_is_nothing_to_reload(
 
 
 def test_a_model_of_the_command_line_is_kept(
-    corral: Corral, configure: Configure, tiny_model: Path, slow_model: Path
+    corral: CorralCli, configure: Configure, tiny_model: Path, slow_model: Path
 ) -> None:
     configure(slow=None)
     corral.ok("start", "tiny", str(slow_model))
@@ -287,12 +278,12 @@ def test_a_model_of_the_command_line_is_kept(
     assert ready_pid(corral, "slow") == pid
 
 
-def test_reloads_under_load_fail_and_cut_nothing(corral: Corral) -> None:
-    alphabet = reload_under_load.make_model(corral.home / "alphabet.gguf")
+def test_reloads_under_load_fail_and_cut_nothing(corral: CorralCli) -> None:
+    alphabet = reload_under_load.make_model(corral.root / "alphabet.gguf")
     findings = reload_under_load.run(corral, alphabet, clients=4, reloads=3)
     assert findings.is_fine, findings
     assert all(tally.whole > 3 for tally in findings.tallies.values())
 
 
-def test_a_reload_without_a_daemon_says_so(corral: Corral) -> None:
+def test_a_reload_without_a_daemon_says_so(corral: CorralCli) -> None:
     assert corral("reload").returncode == 3

@@ -12,18 +12,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from end_to_end.home import Corral, until
+from corral_cli import CorralCli, until
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
 SMALL = "[models.chat.flags]\nthreads = 1\nctx-size = 8192\nparallel = 2\n"
 LONG = 1000
 
 
-def configure(corral: Corral, model: Path, more: str = "") -> None:
+def configure(corral: CorralCli, model: Path, more: str = "") -> None:
     corral.configure(f'[models.chat]\npath = "{model}"\n{SMALL}\n{more}')
 
 
-def turn(corral: Corral, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Any]:
+def turn(corral: CorralCli, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Any]:
     """Ask; return the conversation with its next turn, and the engine's figures."""
     body = {"model": "chat", "messages": messages, "max_tokens": 8, "temperature": 0}
     request = urllib.request.Request(
@@ -38,7 +38,7 @@ def turn(corral: Corral, messages: list[dict[str, str]]) -> tuple[list[dict[str,
     return [*messages, *then], answer["timings"]
 
 
-def warm_by_page(corral: Corral, system: str) -> tuple[int, Any]:
+def warm_by_page(corral: CorralCli, system: str) -> tuple[int, Any]:
     """Have a prompt read by the proxy's page; return the status and what it tells."""
     server = urlsplit(corral.url)
     body = {"messages": [{"role": "system", "content": system}]}
@@ -55,7 +55,7 @@ def story(words: int) -> list[dict[str, str]]:
 
 @pytest.mark.timeout(600)
 def test_a_long_conversation_is_not_read_again_after_a_restart(
-    corral: Corral, smollm2: Path
+    corral: CorralCli, smollm2: Path
 ) -> None:
     configure(corral, smollm2)
     corral.ok("start")
@@ -72,7 +72,9 @@ def test_a_long_conversation_is_not_read_again_after_a_restart(
     assert again["cache_n"] >= 0.95 * held
 
 
-def test_what_was_saved_survives_a_daemon_that_is_killed(corral: Corral, tiny_model: Path) -> None:
+def test_what_was_saved_survives_a_daemon_that_is_killed(
+    corral: CorralCli, tiny_model: Path
+) -> None:
     configure(corral, tiny_model)
     daemon = corral.serve()
     messages, _ = turn(corral, story(200))
@@ -86,7 +88,7 @@ def test_what_was_saved_survives_a_daemon_that_is_killed(corral: Corral, tiny_mo
 
 
 def test_what_is_kept_can_be_listed_and_forgotten_without_a_daemon(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configure(corral, tiny_model)
     corral.ok("start")
@@ -99,12 +101,12 @@ def test_what_is_kept_can_be_listed_and_forgotten_without_a_daemon(
     assert corral.data("slots", "forget", "other") == []
     assert [one["name"] for one in corral.data("slots", "forget", "chat")] == [kept["name"]]
     assert "no conversations" in corral.ok("slots", "list")
-    assert not [path for path in (corral.home / "data").rglob("*") if path.is_file()]
+    assert not [path for path in (corral.root / "data").rglob("*") if path.is_file()]
 
 
-def test_a_prompt_is_read_by_command(corral: Corral, tiny_model: Path) -> None:
+def test_a_prompt_is_read_by_command(corral: CorralCli, tiny_model: Path) -> None:
     configure(corral, tiny_model)
-    (corral.home / "kind.txt").write_text("be kind")
+    (corral.root / "kind.txt").write_text("be kind")
     assert corral("warm", "chat", "kind.txt").returncode == 3
     corral.ok("start")
     assert "tokens prefilled" in corral.ok("warm", "chat", "kind.txt")
@@ -122,17 +124,19 @@ def test_a_prompt_is_read_by_command(corral: Corral, tiny_model: Path) -> None:
     assert (status, told["error"]["code"]) == (503, "unavailable")
 
 
-def test_prompts_of_the_settings_are_read_at_each_start(corral: Corral, tiny_model: Path) -> None:
-    (corral.home / "config").mkdir()
-    (corral.home / "config" / "kind.txt").write_text("be kind")
+def test_prompts_of_the_settings_are_read_at_each_start(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    (corral.root / "config").mkdir()
+    (corral.root / "config" / "kind.txt").write_text("be kind")
     corral.configure(f'[models.chat]\npath = "{tiny_model}"\nwarm_prompts = ["kind.txt"]\n{SMALL}')
     corral.ok("start")
-    log = (corral.home / "log" / "daemon.log").read_text()
+    log = (corral.root / "log" / "daemon.log").read_text()
     assert log.count('"prompt.prefilled"') == 1
 
 
 def test_a_successor_takes_up_what_the_one_before_it_holds(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     configure(corral, tiny_model, "cache-ram = 64")
     corral.ok("start")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 LONG = "the cat sat on the mat and looked at the moon " * 12
 Messages = list[dict[str, Any]]
@@ -56,7 +56,7 @@ def turn(page: str, url: str, messages: Messages, question: str) -> tuple[int, i
 
 
 @pytest.fixture
-def url(corral: Corral, tiny_model: Path) -> str:
+def url(corral: CorralCli, tiny_model: Path) -> str:
     flags = "flags = { parallel = 4, ctx-size = 16384 }"
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n{flags}\n')
     corral.ok("start")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 
 VARIANTS = """
 [models.chat]
@@ -34,7 +34,7 @@ def ask(url: str, model: str, **members: Any) -> Any:
         return json.load(response)
 
 
-def test_a_variant_changes_requests_and_nothing_else(corral: Corral, tiny_model: Path) -> None:
+def test_a_variant_changes_requests_and_nothing_else(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(VARIANTS.format(path=tiny_model))
     corral.ok("start")
     (engine,) = corral.engines()
@@ -53,7 +53,7 @@ def test_a_variant_changes_requests_and_nothing_else(corral: Corral, tiny_model:
 
 
 def test_a_variant_that_is_not_there_is_met_with_the_nearest(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(VARIANTS.format(path=tiny_model))
     corral.serve()
@@ -65,7 +65,7 @@ def test_a_variant_that_is_not_there_is_met_with_the_nearest(
 
 
 def test_names_that_mean_two_models_are_found_before_anything_starts(
-    corral: Corral, tiny_model: Path
+    corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(VARIANTS.format(path=tiny_model) + f'[models.talk]\npath = "{tiny_model}"\n')
     failed = corral("config", "check")

@@ -11,11 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from end_to_end.home import Corral
-from faults.daemon_under_test import Models, Place
+from corral_cli import CorralCli
+from faults.daemon_under_test import DaemonUnderTest, Models
 from faults.endurance import kill_often, restart_often
 from faults.every import ABSENT, EVERY
-from faults.fault import Fault, look
+from faults.fault import Fault, run
 
 from supervisor.engines.discover import load
 from supervisor.host.paths import directories
@@ -52,7 +52,7 @@ def _words() -> argparse.Namespace:
 def _faults(models: Models, faults: list[Fault]) -> int:
     different = 0
     for fault in faults:
-        result = look(fault, models)
+        result = run(fault, models)
         different += not result.is_same
         mark = "ok       " if result.is_same else "DIFFERENT"
         print(f"{mark} {fault.number:2} {fault.name}\n             expected: {result.expected}")
@@ -65,9 +65,9 @@ def _faults(models: Models, faults: list[Fault]) -> int:
 
 def _kills(models: Models, count: int, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        place = Place(Corral(Path(directory)), models)
-        kills = kill_often(place, count, seed)
-        place.corral.end()
+        target = DaemonUnderTest(CorralCli(Path(directory)), models)
+        kills = kill_often(target, count, seed)
+        target.corral.end()
     print(
         f"{kills.daemons} daemons and {kills.engines} engines killed (seed {seed}): "
         f"{kills.orphans} orphans; the last engine was gone {kills.longest_s:.2f} s "
@@ -78,10 +78,10 @@ def _kills(models: Models, count: int, seed: int) -> int:
 
 def _restarts(models: Models, count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        place = Place(Corral(Path(directory)), models)
-        place.serve({"m": models.tiny})
-        kept = restart_often(place, count)
-        place.corral.end()
+        target = DaemonUnderTest(CorralCli(Path(directory)), models)
+        target.serve({"m": models.tiny})
+        kept = restart_often(target, count)
+        target.corral.end()
     print(
         f"{count} restarts in {kept.took_s:.0f} s: {kept.zombies} zombies, files open "
         f"{kept.files_before} before and {kept.files_after} after, memory "

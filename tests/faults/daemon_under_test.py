@@ -1,9 +1,8 @@
-"""The place a fault is brought about in: a corral of its own, on a real engine."""
+"""A daemon on a real engine, for one fault."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import signal
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 import psutil
 import tiny_gguf
-from end_to_end.home import PATIENCE_S, Corral, begin_stream, until
+from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
 from supervisor.control.client import Client
 from supervisor.control.messages import InstanceStatus
@@ -24,13 +23,7 @@ STREAM_TOKENS: Final = 30_000
 
 @dataclass(frozen=True)
 class Models:
-    """The models that faults are brought about with, and the engine that runs them.
-
-    Attributes:
-        tiny: Loads in milliseconds.
-        slow: Writes for a minute.
-        engine: The real llama-server.
-    """
+    """The models of the tests (`slow` generates for a minute) and the real llama-server."""
 
     tiny: Path
     slow: Path
@@ -39,40 +32,25 @@ class Models:
     @classmethod
     def make(cls, directory: Path, engine: Path) -> Models:
         """Write the models into a directory."""
-        slow = tiny_gguf.make(
-            directory / "slow.gguf",
-            embd=256,
-            heads=8,
-            kv_heads=2,
-            layers=12,
-            ff=1024,
-            ctx=32_768,
-            mode="cycle",
-        )
+        slow = tiny_gguf.make_slow(directory / "slow.gguf")
         return cls(tiny_gguf.make(directory / "tiny.gguf"), slow, engine)
 
 
 @dataclass
-class Place:
-    """A corral of its own for one fault.
+class DaemonUnderTest:
+    """A daemon, its command line, and the models that it may serve."""
 
-    Attributes:
-        corral: The command line, with everything it keeps below `home`.
-        models: What it may serve.
-    """
-
-    corral: Corral
+    corral: CorralCli
     models: Models
 
     @property
-    def home(self) -> Path:
-        """Return the directory that everything is kept under."""
-        return self.corral.home
+    def root(self) -> Path:
+        """The directory of its settings, logs, sockets and data."""
+        return self.corral.root
 
     @property
     def client(self) -> Client:
-        """Return the daemon, asked without the cost of a command."""
-        return Client(self.home / "run" / "control.sock")
+        return self.corral.client
 
     def serve(self, models: Mapping[str, Path], before: str = "", after: str = "") -> None:
         """Start models in the background, and return when they are ready.
@@ -91,12 +69,9 @@ class Place:
         self.corral.configure("\n".join([before, *tables, after]))
 
     def instance(self, name: str) -> InstanceStatus:
-        """Return what the daemon says of an instance."""
-        models = self.client.status()["models"]
-        return next(one for model in models for one in model["instances"] if one["name"] == name)
+        return self.corral.instances()[name]
 
     def pid(self, name: str) -> int:
-        """Return the number of an instance's process."""
         pid = self.instance(name)["pid"]
         assert pid is not None, f"{name} has no process"
         return pid
@@ -130,18 +105,15 @@ class Place:
         return "answered"
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return what the background daemon's log tells under a name."""
-        text = (self.home / "log" / "daemon.log").read_text("utf-8")
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        return [line for line in lines if line["event"] == name]
+        return self.corral.events(name)
 
-    def stand_in(self, script: str) -> Path:
-        """Write an engine that is the real one until it is to run, and then does as it is told.
+    def write_engine(self, script: str) -> Path:
+        """Write an engine that answers --help as the real one and otherwise runs a script.
 
         Args:
             script: Shell; `$ENGINE` is the real engine, `$FAKE` the fake one with the address.
         """
-        path = self.home / "llama-server"
+        path = self.root / "llama-server"
         path.write_text(
             "#!/bin/sh\n"
             f"ENGINE={self.models.engine}\n"

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 import psutil
-from end_to_end.home import until
-from faults.daemon_under_test import Place
+from corral_cli import until
+from faults.daemon_under_test import DaemonUnderTest
 
 _ORPHANS_GONE_S = 2.0
 # A daemon is up after about half a second: half of the kills meet it before, half after.
@@ -32,29 +32,29 @@ class Kills:
     longest_s: float = 0.0
 
 
-def kill_often(place: Place, count: int, seed: int) -> Kills:
+def kill_often(target: DaemonUnderTest, count: int, seed: int) -> Kills:
     """Kill daemon or engine at a random moment, over and over.
 
     A life of the daemon ends when the dice choose it, or when it has no engine to kill.
     """
     dice = random.Random(seed)  # noqa: S311 (moments, no secrets)
-    place.configure({"m": place.models.tiny}, after="replicas = 2")
+    target.configure({"m": target.models.tiny}, after="replicas = 2")
     daemons = engines = orphans = 0
     longest_s = 0.0
     while daemons + engines < count:
-        daemon = place.corral.serve(until_ready=False)
+        daemon = target.corral.serve(until_ready=False)
         while daemon.poll() is None:
             time.sleep(dice.uniform(0, _MOMENT_MAX_S))  # the moment is the point
-            victims = place.corral.engines()
+            victims = target.corral.engines()
             if victims and dice.random() < 0.5 and daemons + engines < count:
                 engines += 1
                 _kill(dice.choice(victims))
-                orphans += _strangers(place, daemon.pid)
+                orphans += _strangers(target, daemon.pid)
                 continue
             daemons += 1
             daemon.kill()
             daemon.wait()
-            took_s, left = _wait_for_the_last(place)
+            took_s, left = _wait_for_the_last(target)
             longest_s = max(longest_s, took_s)
             orphans += left
     return Kills(daemons, engines, orphans, longest_s)
@@ -67,10 +67,10 @@ def _kill(victim: psutil.Process) -> None:
         return
 
 
-def _strangers(place: Place, daemon: int) -> int:
+def _strangers(target: DaemonUnderTest, daemon: int) -> int:
     """Return how many engines are nobody's or somebody else's."""
     strangers = 0
-    for engine in place.corral.engines():
+    for engine in target.corral.engines():
         try:
             strangers += engine.ppid() != daemon
         except psutil.NoSuchProcess:
@@ -78,12 +78,12 @@ def _strangers(place: Place, daemon: int) -> int:
     return strangers
 
 
-def _wait_for_the_last(place: Place) -> tuple[float, int]:
+def _wait_for_the_last(target: DaemonUnderTest) -> tuple[float, int]:
     """Return how long the engines outlived their daemon, and how many still do."""
     try:
-        return until(lambda: not place.corral.engines(), within_s=_ORPHANS_GONE_S), 0
+        return until(lambda: not target.corral.engines(), within_s=_ORPHANS_GONE_S), 0
     except AssertionError:
-        left = place.corral.engines()
+        left = target.corral.engines()
         for engine in left:
             _kill(engine)
         return _ORPHANS_GONE_S, len(left)
@@ -108,13 +108,13 @@ class Kept:
     took_s: float
 
 
-def restart_often(place: Place, count: int) -> Kept:
+def restart_often(target: DaemonUnderTest, count: int) -> Kept:
     """Restart the model `m` over and over. The first five only warm the daemon up."""
-    daemon = psutil.Process(place.corral.daemon_pid)
-    _restart(place, min(5, count))
+    daemon = psutil.Process(target.corral.daemon_pid)
+    _restart(target, min(5, count))
     files, memory = _open_files(daemon), daemon.memory_info().rss
     began_at_s = time.monotonic()
-    _restart(place, count)
+    _restart(target, count)
     return Kept(
         zombies=sum(one.status() == psutil.STATUS_ZOMBIE for one in daemon.children()),
         files_before=files,
@@ -124,11 +124,11 @@ def restart_often(place: Place, count: int) -> Kept:
     )
 
 
-def _restart(place: Place, count: int) -> None:
+def _restart(target: DaemonUnderTest, count: int) -> None:
     for _ in range(count):
-        for line in place.client.command("restart", ["m"]):
+        for line in target.client.command("restart", ["m"]):
             assert "error" not in line
-    assert place.instance("m.0")["state"] == "ready"
+    assert target.instance("m.0")["state"] == "ready"
 
 
 def _open_files(daemon: psutil.Process) -> int:

@@ -1,7 +1,6 @@
-"""What a fault is.
+"""A fault: a function that harms a running daemon, and yields expected and observed results.
 
-A fault is a function that takes a place, does its harm, and yields what it expected and what it
-saw, as short texts. They are the same, or the fault is told as DIFFERENT.
+Both are short texts; a fault is DIFFERENT where they are not equal.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from end_to_end.home import Corral
-from faults.daemon_under_test import Models, Place
+from corral_cli import CorralCli
+from faults.daemon_under_test import DaemonUnderTest, Models
+from fork_server import ForkServer
 
 from supervisor.errors import CorralError
 
@@ -26,68 +26,57 @@ class Fault:
 
     Attributes:
         number: In the list of 44.
-        name: What goes wrong.
-        bring: Brings it about, and tells what is expected and seen.
+        inject: Harms the daemon, and yields pairs of expected and observed results.
         quick: Whether it runs in the test suite.
     """
 
     number: int
     name: str
-    bring: Callable[[Place], Seen]
-    quick: bool = True
+    inject: Callable[[DaemonUnderTest], Seen]
+    quick: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a fault.
-
-    Attributes:
-        expected: What should have been seen.
-        seen: What was.
-    """
-
     expected: str
     seen: str
 
     @property
     def is_same(self) -> bool:
-        """Tell whether all was as expected."""
         return self.expected == self.seen
 
 
 @dataclass
 class Faults:
-    """A list that functions are entered into."""
-
     entries: list[Fault] = field(default_factory=list)
 
     def add(
-        self, number: int, name: str, *, quick: bool = True
-    ) -> Callable[[Callable[[Place], Seen]], Callable[[Place], Seen]]:
-        """Return a decorator that enters a function under its number."""
+        self, number: int, name: str, *, quick: bool = False
+    ) -> Callable[[Callable[[DaemonUnderTest], Seen]], Callable[[DaemonUnderTest], Seen]]:
+        """Return a decorator that adds a function under its number."""
 
-        def enter(bring: Callable[[Place], Seen]) -> Callable[[Place], Seen]:
-            self.entries.append(Fault(number, name, bring, quick))
-            return bring
+        def enter(inject: Callable[[DaemonUnderTest], Seen]) -> Callable[[DaemonUnderTest], Seen]:
+            self.entries.append(Fault(number, name, inject, quick))
+            return inject
 
         return enter
 
 
-def look(fault: Fault, models: Models) -> Result:
-    """Bring a fault about in a place of its own, and return what came of it."""
+def run(fault: Fault, models: Models, fork_server: ForkServer | None = None) -> Result:
+    """Inject a fault into a daemon of its own."""
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        place = Place(Corral(Path(directory)), models)
-        expected, seen = zip(*_seen(fault, place), strict=True)
+        target = DaemonUnderTest(CorralCli(Path(directory), fork_server), models)
+        expected, seen = zip(*_seen(fault, target), strict=True)
         return Result("; ".join(expected), "; ".join(seen))
 
 
-def _seen(fault: Fault, place: Place) -> Seen:
+def _seen(fault: Fault, target: DaemonUnderTest) -> Seen:
     try:
-        yield from fault.bring(place)
+        yield from fault.inject(target)
     except (AssertionError, OSError, CorralError, subprocess.SubprocessError) as error:
         yield "no surprise", f"{type(error).__name__}: {error}"
     try:
-        place.corral.end()
+        target.corral.end()
     except AssertionError as error:
         yield "no engine left", f"engines left: {error}"
     else:

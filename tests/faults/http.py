@@ -7,8 +7,8 @@ import struct
 import time
 
 import psutil
-from end_to_end.home import until
-from faults.daemon_under_test import STREAM_TOKENS, Place
+from corral_cli import until
+from faults.daemon_under_test import STREAM_TOKENS, DaemonUnderTest
 from faults.fault import Faults, Seen
 from faults.pace import since, within
 from faults.wire import connect, each, request, say, status, summary, told
@@ -27,16 +27,18 @@ _LISTEN = '[proxy]\nlisten = "127.0.0.1:0"\n'
 
 
 @HTTP.add(31, "header, and body, that come a byte at a time")
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.tiny}, f"{_LISTEN}header_timeout_s = 0.3\nbody_timeout_s = 0.3")
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve(
+        {"m": target.models.tiny}, f"{_LISTEN}header_timeout_s = 0.3\nbody_timeout_s = 0.3"
+    )
     for raw in (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", _POST + _CHUNKED):
         began_at_s = time.monotonic()
-        with connect(place) as slow:
+        with connect(target) as slow:
             slow.sendall(raw)
             slow.settimeout(0.05)
             yield "408", status(_dribble(slow, b"1" if raw.startswith(b"GET") else b"1\r\n \r\n"))
         yield within(3, since(began_at_s))
-    yield "answered", place.ask("m")
+    yield "answered", target.ask("m")
 
 
 def _dribble(connection: socket.socket, piece: bytes) -> bytes:
@@ -56,73 +58,73 @@ def _chat(*, stream: bool, words: int = 1) -> bytes:
     return request(_CHAT, body)
 
 
-@HTTP.add(32, "clients leave: in the line, in prefill, mid-stream, without a stream", quick=False)
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.slow}, after="[models.m.flags]\nparallel = 2")
-    other = place.stream("m")
+@HTTP.add(32, "clients leave: in the line, in prefill, mid-stream, without a stream")
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve({"m": target.models.slow}, after="[models.m.flags]\nparallel = 2")
+    other = target.stream("m")
     for name, raw, begun in (
         ("mid-stream", _chat(stream=True), b"data: "),
         ("without a stream", _chat(stream=False), b""),
         ("in prefill", _chat(stream=True, words=3000), b""),
     ):
-        with connect(place) as leaver:
+        with connect(target) as leaver:
             leaver.sendall(raw)
-            until(lambda: place.instance("m.0")["slots_busy"] == 2)
+            until(lambda: target.instance("m.0")["slots_busy"] == 2)
             while begun and begun not in leaver.recv(65536):
                 pass
-        took_s = until(lambda: place.instance("m.0")["slots_busy"] == 1)
+        took_s = until(lambda: target.instance("m.0")["slots_busy"] == 1)
         yield within(1.5, took_s, f"{name}: idle")
-    second = place.stream("m")
-    with connect(place) as waiter:
+    second = target.stream("m")
+    with connect(target) as waiter:
         waiter.sendall(_chat(stream=True))
     second.close()
-    until(lambda: place.instance("m.0")["slots_busy"] == 1)
+    until(lambda: target.instance("m.0")["slots_busy"] == 1)
     yield "in the line: never began", "in the line: never began"
     yield "others go on", "others go on" if other.readline() else "others end"
     other.close()
 
 
-@HTTP.add(33, "client that neither reads nor leaves", quick=False)
-def _(place: Place) -> Seen:
-    engine = place.stand_in("exec $FAKE --fault flood-stream")
+@HTTP.add(33, "client that neither reads nor leaves")
+def _(target: DaemonUnderTest) -> Seen:
+    engine = target.write_engine("exec $FAKE --fault flood-stream")
     settings = f'engine = "{engine}"\n{_LISTEN}client_write_timeout_s = 1'
-    place.serve({"m": place.models.tiny}, settings)
-    daemon = psutil.Process(place.corral.daemon_pid)
+    target.serve({"m": target.models.tiny}, settings)
+    daemon = psutil.Process(target.corral.daemon_pid)
     before = len(daemon.net_connections("inet"))
-    with connect(place) as mute:
+    with connect(target) as mute:
         mute.sendall(_chat(stream=True))
         until(lambda: len(daemon.net_connections("inet")) > before)
         took_s = until(lambda: len(daemon.net_connections("inet")) == before)
     yield within(8, took_s, "cut")
-    yield "told as 499", f"told as {place.events('request.finished')[-1]['status']}"
+    yield "told as 499", f"told as {target.events('request.finished')[-1]['status']}"
 
 
-@HTTP.add(33, "client whose connection breaks without a word", quick=False)
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.slow})
-    with connect(place) as broken:
+@HTTP.add(33, "client whose connection breaks without a word")
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve({"m": target.models.slow})
+    with connect(target) as broken:
         broken.sendall(_chat(stream=True))
         while b"data: " not in broken.recv(65536):
             pass
-        # RST in place of FIN.
+        # RST in target of FIN.
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    took_s = until(lambda: not place.instance("m.0")["slots_busy"])
+    took_s = until(lambda: not target.instance("m.0")["slots_busy"])
     yield within(1.5, took_s, "idle")
 
 
-@HTTP.add(34, "body over the limit: announced, and not")
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.tiny}, f"{_LISTEN}max_body_bytes = 100000")
-    daemon = psutil.Process(place.corral.daemon_pid)
+@HTTP.add(34, "body over the limit: announced, and not", quick=True)
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve({"m": target.models.tiny}, f"{_LISTEN}max_body_bytes = 100000")
+    daemon = psutil.Process(target.corral.daemon_pid)
     before = daemon.memory_info().rss
     gigabyte = _POST + b"Content-Length: 1000000000\r\n\r\n"
-    yield "announced: 413 body_too_large", f"announced: {told(say(place, gigabyte))}"
-    with connect(place) as endless:
+    yield "announced: 413 body_too_large", f"announced: {told(say(target, gigabyte))}"
+    with connect(target) as endless:
         endless.sendall(_POST + _CHUNKED)
         yield "without end: ended", f"without end: {_pour(endless, _BLANKS)}"
     grown_mib = (daemon.memory_info().rss - before) >> 20
     yield "under 8 MiB more", "under 8 MiB more" if grown_mib < 8 else f"{grown_mib} MiB more"
-    yield "answered", place.ask("m")
+    yield "answered", target.ask("m")
 
 
 def _pour(connection: socket.socket, piece: bytes) -> str:
@@ -140,10 +142,10 @@ def _body(raw: bytes) -> bytes:
 
 
 @HTTP.add(35, "bodies that are no JSON")
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.tiny})
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve({"m": target.models.tiny})
     answers = each(
-        place,
+        target,
         {
             "cut short": _body(b'{"content": '),
             "NaN": _body(b'{"content": NaN}'),
@@ -155,7 +157,7 @@ def _(place: Place) -> Seen:
     )
     yield "all 400 invalid_request", summary(answers)
     deep = each(
-        place,
+        target,
         {
             "deep": _body(b'{"a":' * _DEPTH + b"1" + b"}" * _DEPTH),
             "deep, and rewritten": _body(b'{"id_slot":0,"a":' + b"[" * 900 + b"]" * 900 + b"}"),
@@ -165,14 +167,14 @@ def _(place: Place) -> Seen:
     twice = _body(b'{"content": "a", "content": "abc", "model": "x", "model": "m"}')
     yield (
         "of a member twice the last counts",
-        ("of a member twice the last counts" if status(say(place, twice)) == "200" else "refused"),
+        ("of a member twice the last counts" if status(say(target, twice)) == "200" else "refused"),
     )
-    yield "answered", place.ask("m")
+    yield "answered", target.ask("m")
 
 
 @HTTP.add(36, "requests that two readers might cut in two ways")
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.tiny})
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve({"m": target.models.tiny})
     inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     cases = {
         "both framings": _POST + b"Content-Length: 5\r\n" + _CHUNKED + b"0\r\n\r\n" + inner,
@@ -188,24 +190,24 @@ def _(place: Place) -> Seen:
         "NUL in the path": b"GET /heal\0th HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "two hosts": _GET + b"Host: evil.example\r\n\r\n",
     }
-    yield "all 400 invalid_request", summary(each(place, cases))
+    yield "all 400 invalid_request", summary(each(target, cases))
     extended = _POST + _CHUNKED + b'f;a="b"\r\n{"content":"a"}\r\n0\r\nX-Trailer: 1\r\n\r\n'
-    yield "an extended chunk: 200", f"an extended chunk: {status(say(place, extended))}"
-    log = (place.home / "log" / "daemon.log").read_text("utf-8")
+    yield "an extended chunk: 200", f"an extended chunk: {status(say(target, extended))}"
+    log = (target.root / "log" / "daemon.log").read_text("utf-8")
     yield "no traceback", "no traceback" if "Traceback" not in log else "traceback"
-    yield "answered", place.ask("m")
+    yield "answered", target.ask("m")
 
 
 @HTTP.add(37, "floods of header")
-def _(place: Place) -> Seen:
-    place.serve({"m": place.models.tiny})
+def _(target: DaemonUnderTest) -> Seen:
+    target.serve({"m": target.models.tiny})
     cases = {
         "many": _GET + b"".join(b"X-%d: y\r\n" % i for i in range(500)) + b"\r\n",
         "long": _GET + b"X: " + b"y" * 30_000 + b"\r\n\r\n",
         "long path": b"GET /" + b"y" * 30_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     }
-    yield "all 431 header_too_large", summary(each(place, cases))
-    with connect(place) as endless:
+    yield "all 431 header_too_large", summary(each(target, cases))
+    with connect(target) as endless:
         endless.sendall(_GET)
         yield "without end: ended", f"without end: {_pour(endless, _FIELD)}"
-    yield "answered", place.ask("m")
+    yield "answered", target.ask("m")

@@ -1,10 +1,13 @@
-"""The quick half of scripts/faults."""
+"""Eight of the faults of scripts/faults."""
+
+from pathlib import Path
 
 import pytest
 from faults import pace
 from faults.daemon_under_test import Models
 from faults.every import ABSENT, EVERY
-from faults.fault import Fault, look
+from faults.fault import Fault, run
+from fork_server import ForkServer
 
 from supervisor.engines.discover import Engine
 
@@ -12,8 +15,8 @@ QUICK = [fault for fault in EVERY if fault.quick]
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Models:
-    return Models.make(tmp_path_factory.mktemp("models"), engine.path)
+def models(tiny_model: Path, slow_model: Path, engine: Engine) -> Models:
+    return Models(tiny_model, slow_model, engine.path)
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +25,12 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", QUICK, ids=lambda fault: f"{fault.number} {fault.name}")
-def test_a_fault_does_what_is_expected_of_it(fault: Fault, models: Models) -> None:
-    result = look(fault, models)
+def test_the_effect_of_a_fault_is_as_expected(
+    fault: Fault, models: Models, fork_server: ForkServer
+) -> None:
+    result = run(fault, models, fork_server)
     assert result.seen == result.expected
 
 
-def test_every_fault_is_here_or_said_to_be_absent() -> None:
+def test_every_number_has_a_fault_or_a_reason_for_its_absence() -> None:
     assert {fault.number for fault in EVERY} | set(ABSENT) == set(range(1, 45))

@@ -1,4 +1,4 @@
-"""Liveness on the real engine, through the real daemon: who is ejected, and above all who is not.
+"""Liveness on the real engine, through the real daemon: which are ejected, and which are not.
 
 The interval is 1 s here, the shortest there is.
 """
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import tiny_gguf
-from end_to_end.home import Corral, until
-from faults.daemon_under_test import Models, Place
+from corral_cli import CorralCli, until
+from faults.daemon_under_test import DaemonUnderTest, Models
 
 from supervisor.engines.discover import Engine
 from supervisor.process.launch import PROCESS_TAG_ENV, ProcessTag
@@ -33,11 +32,10 @@ SLACK_S = 0.5
 
 
 @pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Place]:
-    directory = tmp_path_factory.mktemp("l")
-    place = Place(Corral(directory), Models.make(directory, engine.path))
-    yield place
-    place.corral.end()
+def target(
+    corral: CorralCli, tiny_model: Path, slow_model: Path, engine: Engine
+) -> DaemonUnderTest:
+    return DaemonUnderTest(corral, Models(tiny_model, slow_model, engine.path))
 
 
 @dataclass(frozen=True)
@@ -75,15 +73,15 @@ def _how(text: bytes) -> str:
     return "error event" if last.startswith(b'data: {"error"') else f"broken: {last[-80:]!r}"
 
 
-def unhealthy(place: Place) -> list[object]:
+def unhealthy(target: DaemonUnderTest) -> list[object]:
     """Return which instances were taken out of service for their health."""
-    changes = place.events("instance.state_changed")
+    changes = target.events("instance.state_changed")
     return [change["instance"] for change in changes if change["after"] == "unhealthy"]
 
 
-def test_of_two_replicas_under_load_the_stopped_one_is_replaced(place: Place) -> None:
-    place.serve({"m": place.models.slow}, CLOSELY, "replicas = 2")
-    url, pid = place.corral.url, place.pid("m.0")
+def test_of_two_replicas_under_load_the_stopped_one_is_replaced(target: DaemonUnderTest) -> None:
+    target.serve({"m": target.models.slow}, CLOSELY, "replicas = 2")
+    url, pid = target.corral.url, target.pid("m.0")
     enough = threading.Event()
 
     def keep_asking() -> list[Outcome]:
@@ -95,12 +93,12 @@ def test_of_two_replicas_under_load_the_stopped_one_is_replaced(place: Place) ->
     with ThreadPoolExecutor(4) as clients:
         asking = [clients.submit(keep_asking) for _ in range(4)]
         try:
-            until(lambda: place.instance("m.0")["slots_busy"])
+            until(lambda: target.instance("m.0")["slots_busy"])
             psutil.Process(pid).suspend()
             stopped_at_s = time.monotonic()
-            until(lambda: place.instance("m.0")["state"] != "ready")
+            until(lambda: target.instance("m.0")["state"] != "ready")
             took_s = time.monotonic() - stopped_at_s
-            assert place.ready_again("m.0", pid) == "ready again"
+            assert target.ready_again("m.0", pid) == "ready again"
         finally:
             enough.set()
         outcomes = [outcome for one in asking for outcome in one.result()]
@@ -109,44 +107,46 @@ def test_of_two_replicas_under_load_the_stopped_one_is_replaced(place: Place) ->
     late = [one for one in outcomes if one.began_at_s > stopped_at_s + 2 * INTERVAL_S + SLACK_S]
     assert late
     assert {one.how for one in late} == {"whole"}
-    assert unhealthy(place) == ["m.0"]
+    assert unhealthy(target) == ["m.0"]
     assert not psutil.pid_exists(pid)
 
 
-def test_a_request_without_an_answer_yet_is_moved_to_another_instance(place: Place) -> None:
-    place.serve({"m": place.models.tiny}, CLOSELY, "replicas = 2")
-    pids = {name: place.pid(name) for name in ("m.0", "m.1")}
+def test_a_request_without_an_answer_yet_is_moved_to_another_instance(
+    target: DaemonUnderTest,
+) -> None:
+    target.serve({"m": target.models.tiny}, CLOSELY, "replicas = 2")
+    pids = {name: target.pid(name) for name in ("m.0", "m.1")}
     stopped = psutil.Process(pids["m.0"])
     stopped.suspend()
     with ThreadPoolExecutor(2) as clients:
-        asking = [clients.submit(ask, place.corral.url, max_tokens=4) for _ in range(2)]
+        asking = [clients.submit(ask, target.corral.url, max_tokens=4) for _ in range(2)]
         assert [one.result().how for one in asking] == ["whole", "whole"]
-    assert place.ready_again("m.0", pids["m.0"]) == "ready again"
-    assert place.pid("m.1") == pids["m.1"]
+    assert target.ready_again("m.0", pids["m.0"]) == "ready again"
+    assert target.pid("m.1") == pids["m.1"]
 
 
-def test_a_long_prompt_is_read_to_its_end(place: Place, tmp_path: Path) -> None:
+def test_a_long_prompt_is_read_to_its_end(target: DaemonUnderTest, tmp_path: Path) -> None:
     """One batch of 2048 tokens lasts for several intervals, and no counter moves within it."""
     model = tiny_gguf.make(
         tmp_path / "large.gguf", embd=512, heads=8, kv_heads=2, layers=12, ff=2048, ctx=8192
     )
     flags = "[models.m.flags]\nbatch-size = 2048\nthreads = 1\nthreads-batch = 1\nparallel = 1\n"
-    place.serve({"m": model}, CLOSELY, f"{flags}ctx-size = 8192\n")
-    pid = place.pid("m.0")
+    target.serve({"m": model}, CLOSELY, f"{flags}ctx-size = 8192\n")
+    pid = target.pid("m.0")
     words = [{"role": "user", "content": "abcdefgh " * 220}]
-    outcome = ask(place.corral.url, messages=words, max_tokens=2)
+    outcome = ask(target.corral.url, messages=words, max_tokens=2)
     took_s = time.monotonic() - outcome.began_at_s
     assert outcome.how == "whole"
     assert took_s > 2 * INTERVAL_S
-    assert unhealthy(place) == []
-    assert place.pid("m.0") == pid
+    assert unhealthy(target) == []
+    assert target.pid("m.0") == pid
 
 
-def test_a_daemon_that_stood_still_ejects_nobody(place: Place) -> None:
-    place.serve({"m": place.models.slow, "idle": place.models.tiny}, CLOSELY)
-    pids = {name: place.pid(name) for name in ("m.0", "idle.0")}
-    stream = place.stream("m")
-    daemon = psutil.Process(place.corral.daemon_pid)
+def test_a_daemon_that_stood_still_ejects_nobody(target: DaemonUnderTest) -> None:
+    target.serve({"m": target.models.slow, "idle": target.models.tiny}, CLOSELY)
+    pids = {name: target.pid(name) for name in ("m.0", "idle.0")}
+    stream = target.stream("m")
+    daemon = psutil.Process(target.corral.daemon_pid)
     daemon.suspend()
     time.sleep(4 * INTERVAL_S)  # the time passing is what is tested
     daemon.resume()
@@ -154,23 +154,25 @@ def test_a_daemon_that_stood_still_ejects_nobody(place: Place) -> None:
     while time.monotonic() < again_at_s + 3 * INTERVAL_S:
         assert stream.readline()
     stream.close()
-    assert unhealthy(place) == []
-    assert {name: place.pid(name) for name in pids} == pids
+    assert unhealthy(target) == []
+    assert {name: target.pid(name) for name in pids} == pids
 
 
-def test_an_idle_engine_that_was_stopped_is_found_by_a_probe(place: Place) -> None:
+def test_an_idle_engine_that_was_stopped_is_found_by_a_probe(target: DaemonUnderTest) -> None:
     limits = f"{CLOSELY}idle_probe_s = 1\nunhealthy_timeout_s = 1\n"
-    place.serve({"m": place.models.tiny}, limits)
-    pid = place.pid("m.0")
+    target.serve({"m": target.models.tiny}, limits)
+    pid = target.pid("m.0")
     psutil.Process(pid).send_signal(signal.SIGSTOP)
-    assert place.ready_again("m.0", pid) == "ready again"
+    assert target.ready_again("m.0", pid) == "ready again"
 
 
-def test_an_engine_without_a_daemon_is_ended_when_the_next_one_starts(place: Place) -> None:
-    marker = ProcessTag(place.home / "run", "m.0", Path("/bin/sleep")).text
+def test_an_engine_without_a_daemon_is_ended_when_the_next_one_starts(
+    target: DaemonUnderTest,
+) -> None:
+    marker = ProcessTag(target.root / "run", "m.0", Path("/bin/sleep")).text
     with subprocess.Popen(
         ["/bin/sleep", "600"], env={PROCESS_TAG_ENV: marker}, start_new_session=True
     ) as stray:
-        place.serve({"m": place.models.tiny})
+        target.serve({"m": target.models.tiny})
         assert stray.wait(5) == -signal.SIGKILL
-    assert [one["pid"] for one in place.events("engine.orphan_killed")] == [stray.pid]
+    assert [one["pid"] for one in target.events("engine.orphan_killed")] == [stray.pid]

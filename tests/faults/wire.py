@@ -7,14 +7,14 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from faults.daemon_under_test import Place
+from faults.daemon_under_test import DaemonUnderTest
 
 PATIENCE_S = 10.0
 
 
-def connect(place: Place) -> socket.socket:
+def connect(target: DaemonUnderTest) -> socket.socket:
     """Return a connection to the proxy."""
-    host, _, port = place.client.status()["url"].removeprefix("http://").rpartition(":")
+    host, _, port = target.client.status()["url"].removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
@@ -37,15 +37,15 @@ def read_all(connection: socket.socket) -> bytes:
     return bytes(got)
 
 
-def say(place: Place, raw: bytes) -> bytes:
+def say(target: DaemonUnderTest, raw: bytes) -> bytes:
     """Send bytes on a connection of their own; return what comes until its end."""
-    with connect(place) as connection:
+    with connect(target) as connection:
         connection.sendall(raw)
         return read_all(connection)
 
 
 def status(answer: bytes) -> str:
-    """Return the status of an answer, or what stands in its place."""
+    """Return the status of an answer, or what stands in its target."""
     line = answer.partition(b"\r\n")[0].split()
     return line[1].decode() if len(line) > 1 else "closed without an answer"
 
@@ -59,11 +59,11 @@ def told(answer: bytes) -> str:
     return f"{status(answer)} {code}"
 
 
-def each(place: Place, cases: Mapping[str, bytes]) -> dict[str, list[str]]:
+def each(target: DaemonUnderTest, cases: Mapping[str, bytes]) -> dict[str, list[str]]:
     """Say each; return which cases were told what."""
     by_answer: dict[str, list[str]] = {}
     for name, raw in cases.items():
-        by_answer.setdefault(told(say(place, raw)), []).append(name)
+        by_answer.setdefault(told(say(target, raw)), []).append(name)
     return by_answer
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from end_to_end.home import Corral, until
+from corral_cli import CorralCli, until
 from faults.daemon_under_test import Models
 from fuzz.served import KEYS, SETTINGS
 
@@ -33,12 +33,12 @@ class Daemon:
 
     home: Path
     files_max: int | None = None
-    corral: Corral = field(init=False)
+    corral: CorralCli = field(init=False)
     _process: subprocess.Popen[bytes] | None = None
     _read: int = 0
 
     def __post_init__(self) -> None:
-        self.corral = Corral(self.home)
+        self.corral = CorralCli(self.home)
         models = Models.make(self.home, self.home)
         self.settings = SETTINGS.format(slow=models.slow, tiny=models.tiny)
         self.corral.configure(self.settings)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tiny_gguf
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 from fuzz.case import Case
 from fuzz.finding import Example, Findings, Limits, Report
 from fuzz.sample import ran
@@ -37,7 +37,7 @@ _SETTINGS: Final = {
 
 def run(part: str, seed: int, limits: Limits, findings: Findings, home: Path) -> Report:
     """Try inputs of a part until time or number is used up."""
-    corral = Corral(home)
+    corral = CorralCli(home)
     tiny_gguf.make(home / "tiny.gguf")
     for name, text in _SETTINGS.items():
         (home / name).write_text(text, "utf-8")

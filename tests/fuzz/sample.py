@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from end_to_end.home import Corral
+from corral_cli import CorralCli
 from fuzz.case import EXIT_CODES
 
 SECONDS: Final = 2.0
@@ -28,9 +28,9 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 """
 
 
-def ran(corral: Corral, words: tuple[str, ...]) -> list[dict[str, Any]]:
+def ran(corral: CorralCli, words: tuple[str, ...]) -> list[dict[str, Any]]:
     """Run a command, and return what is wrong with how it went."""
-    output = corral.home / "sample.output"
+    output = corral.root / "sample.output"
     name = " ".join(words[:2])
     taken = _launched(corral, output, corral.argv(*words))
     if taken is None:
@@ -50,12 +50,12 @@ def ran(corral: Corral, words: tuple[str, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _launched(corral: Corral, output: Path, argv: list[str]) -> tuple[int, float, float] | None:
+def _launched(corral: CorralCli, output: Path, argv: list[str]) -> tuple[int, float, float] | None:
     """Return exit code, seconds of processor time and MiB of a command; None where it hangs."""
     launcher = subprocess.Popen(
         [sys.executable, "-S", "-c", _LAUNCH, str(output), *argv],
         env=corral.env,
-        cwd=corral.home,
+        cwd=corral.root,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
