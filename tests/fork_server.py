@@ -166,10 +166,9 @@ def _accept(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     request = json.loads(data)
     pid = os.fork()
     if pid == 0:
-        _run_command(request, descriptors)
+        _run_command(request, descriptors, connection)
     for descriptor in descriptors:
         os.close(descriptor)
-    connection.send(json.dumps(pid).encode())
     end = os.pidfd_open(pid)
 
     def report() -> None:
@@ -182,17 +181,20 @@ def _accept(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     selector.register(end, selectors.EVENT_READ, report)
 
 
-def _run_command(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """Become the command that a request describes."""
+def _run_command(
+    request: Mapping[str, Any], descriptors: Sequence[int], connection: socket.socket
+) -> NoReturn:
+    """Become the command that a request describes; send its pid when it can take signals."""
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        connection.send(json.dumps(os.getpid()).encode())
         if request["new_session"]:
             os.setsid()
         _take_files(dict(zip(request["targets"], descriptors, strict=True)))
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdin, sys.stdout, sys.stderr = (_stream(number) for number in range(3))
         sys.argv = ["corral", *request["words"]]
         subprocess.Popen = cast("Any", _Popen)  # type: ignore[misc]  # for the rest of this process
