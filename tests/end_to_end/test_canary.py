@@ -8,8 +8,8 @@ from scripts.bench.canary import EXACT, run
 
 
 def test_no_conversation_shows_in_another(tiny_model: Path) -> None:
-    found = run(EXACT, tiny_model, clients=8, turns=160)
-    assert found.turns == 160
+    found = run(EXACT, tiny_model, clients=8, turns=80)
+    assert found.turns == 80
     assert found.cached > 0.3
     assert found.leaks == []
     assert found.differences == []

@@ -24,7 +24,7 @@ api_keys_file = "keys.toml"
 [models.tiny]
 path = "{path}"
 """
-SILENT = 2000
+SILENT = 1200
 # Hangs are longer: a client that is not let in waits a minute.
 PATIENCE_S = 10
 

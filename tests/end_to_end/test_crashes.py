@@ -95,7 +95,7 @@ def test_by_default_nothing_that_crashes_an_engine_reaches_one(
     assert corral.instances()["m.0"]["pid"] == before
 
 
-@pytest.mark.parametrize("name", POISONS)
+@pytest.mark.parametrize("name", ["parentheses", "trigger"])
 def test_one_engine_dies_of_it_the_second_time_and_none_the_third(
     corral: CorralCli, slow_model: Path, name: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_however_often_engines_crash_with_requests_the_model_is_not_given_up(
     corral.configure(f'{LIFTED}[models.m]\npath = "{tiny_model}"\n')
     corral.ok("start")
     url = corral.url
-    for number in range(7):  # five faults of its own would end in `failed`
+    for number in range(6):  # five faults of its own would end in `failed`
         poison = {"prompt": str(number), **POISONS["parentheses"]}
         assert post(url, poison) == (502, "upstream_crashed")
         until(lambda: settled(corral))

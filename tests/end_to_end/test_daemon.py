@@ -145,33 +145,19 @@ def test_a_second_word_shortens_the_wait_and_a_third_kills(
     assert broken.value.partial.strip().rpartition(b"\n")[2].startswith(b'data: {"error"')
 
 
-@pytest.mark.parametrize("moment", ["idle", "streaming"])
+@pytest.mark.parametrize("moment", ["loading", "idle", "streaming"])
 def test_no_engine_survives_a_killed_daemon(
-    corral: CorralCli, tiny_model: Path, moment: str
+    corral: CorralCli, slow_model: Path, moment: str
 ) -> None:
-    configured(corral, tiny_model)
-    for _ in range(3):
-        daemon = corral.serve()
-        stream = begin_stream(corral, 20_000) if moment == "streaming" else None
-        daemon.kill()
-        until(lambda: not corral.engines())
-        daemon.wait()
-        if stream:
-            stream.close()
-    corral.ok("start")
-    assert ask(corral)
-
-
-def test_no_engine_survives_a_daemon_killed_while_it_loads(
-    corral: CorralCli, smollm2: Path
-) -> None:
-    configured(corral, smollm2)
-    for _ in range(3):
-        daemon = corral.serve(until_ready=False)
-        until(corral.engines)
-        daemon.kill()
-        until(lambda: not corral.engines())
-        daemon.wait()
+    configured(corral, slow_model)
+    daemon = corral.serve(until_ready=moment != "loading")
+    until(corral.engines)
+    stream = begin_stream(corral, 20_000) if moment == "streaming" else None
+    daemon.kill()
+    until(lambda: not corral.engines())
+    daemon.wait()
+    if stream:
+        stream.close()
     corral.ok("start")
     assert ask(corral)
 

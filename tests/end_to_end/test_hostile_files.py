@@ -54,24 +54,27 @@ def test_a_reload_of_settings_that_lie_is_refused_and_the_daemon_goes_on(
 ) -> None:
     good = models(tiny=tiny_model)
     corral.configure(good)
-    daemon = corral.serve()
+    corral.ok("start")
+    daemon = corral.daemon_pid
     settings = corral.root / "config" / "corral.toml"
-    for text in (
+    texts = (
         "a = " + "[" * 100_000,
         "a = " + "{a = " * 100_000,
         ".".join("a" * 100_000) + " = 1",
         f"{good}\nflags = {{ parallel = inf }}",
         f"{good}\nflags = {{ parallel = 0x{'f' * 5000} }}",
         "_env_prefix = 5",
-    ):
+    )
+    for number, text in enumerate(texts):
         settings.write_text(text, "utf-8")
         done = corral("reload")
         assert (done.returncode, "Traceback" in done.stderr) == (78, False), done.stderr
-        daemon.send_signal(signal.SIGHUP)
+        os.kill(daemon, signal.SIGHUP)
+        until(lambda rejected=2 * number + 2: len(corral.events("settings.rejected")) == rejected)  # type: ignore[misc]  # a default binds the loop's number
     corral.configure(good)
     corral.ok("reload")
     assert corral.model_states()["tiny"] == "loaded"
-    assert daemon.poll() is None
+    assert corral.daemon_pid == daemon
 
 
 def test_logs_of_hostile_words_are_shown_visibly_unless_raw(corral: CorralCli) -> None:
