@@ -244,17 +244,16 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
     def __new__(cls, argv: Sequence[str], **options: Any) -> Any:
         if tuple(argv[:3]) != COMMAND:
             return super().__new__(cls)
-        files = {
-            0: os.open(os.devnull, os.O_RDONLY),
-            1: options["stdout"],
-            2: options["stderr"],
-            **{number: number for number in options["pass_fds"]},
-        }
+        null = os.open(os.devnull, os.O_RDWR)
+        files: dict[int, int] = {number: number for number in options["pass_fds"]}
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            file = options.get(name)
+            files[number] = null if file == subprocess.DEVNULL else number if file is None else file
         return _ask_for_fork(
             os.environ[SOCKET_ENV],
             argv[3:],
             os.environ,
-            Path(options["cwd"]),
+            Path(options.get("cwd") or Path.cwd()),
             files,
             new_session=options["start_new_session"],
         )

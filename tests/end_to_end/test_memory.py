@@ -69,7 +69,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
     failed = corral("start")
     assert failed.returncode == 78
     assert "cannot draft for" in failed.stderr
-    assert "it knows 604 tokens, the model 404" in failed.stderr
+    assert "604 tokens, the model 404" in failed.stderr
 
 
 def test_a_draft_beside_the_model_is_found_and_used(corral: CorralCli, large: Path) -> None:
