@@ -2,11 +2,6 @@
 
 Each request has its own connection: llama-server closes an idle one after 5 s, and one that
 streamed without notice. All endpoints but /health need the engine's key.
-
-Do not read `/metrics` more often than every 2 to 3 s: at 1 Hz the engine no longer notices clients
-that disconnect.
-
-Source: tools/server/README.md of llama.cpp; behaviour measured on builds 10434 and 11434.
 """
 
 from __future__ import annotations
@@ -24,6 +19,11 @@ import orjson
 from proxy.upstream.metrics_text import plain_values
 from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 from supervisor.engine_client.endpoint import Endpoint
+
+# Do not read `/metrics` more often than every 2 to 3 s: at 1 Hz the engine no longer notices
+# clients that disconnect.
+#
+# Source: tools/server/README.md of llama.cpp; behaviour measured on builds 10434 and 11434.
 
 _CONNECT_TIMEOUT_S: Final = 2.0
 _TIMEOUT: Final = httpx.Timeout(5.0, connect=_CONNECT_TIMEOUT_S)
@@ -61,12 +61,7 @@ class ErrorResponse:
 
 
 class EngineClient:
-    """Client of one run of an engine; an async context manager.
-
-    Args:
-        endpoint: Its port must be known.
-        api_key: The engine's key.
-    """
+    """Client of one run of an engine; an async context manager."""
 
     def __init__(self, endpoint: Endpoint, api_key: str) -> None:
         socket = None if endpoint.socket is None else str(endpoint.socket)
@@ -123,19 +118,11 @@ class EngineClient:
         return (await self.post("/completion", body)).error
 
     async def one_vector(self) -> ErrorResponse | None:
-        """Make an embedding of a short text. No deadline.
-
-        Raises:
-            EngineUnreachable: No response.
-        """
+        """Make an embedding of a short text. No deadline."""
         return (await self.post("/embedding", {"content": "Hello"})).error
 
     async def metrics(self) -> Mapping[str, float] | ErrorResponse:
-        """The engine's counters and gauges, by name without the prefix `llamacpp:`.
-
-        Raises:
-            EngineUnreachable: No response.
-        """
+        """The engine's counters and gauges, by name without the prefix `llamacpp:`."""
         response = await self.get("/metrics")
         return response.error or plain_values(response.body.decode("utf-8", "replace"))
 
@@ -148,11 +135,7 @@ class EngineClient:
         return await self._request("GET", path, headers=self._key)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
-        """Send a request without a deadline.
-
-        Raises:
-            EngineUnreachable: No response.
-        """
+        """Send a request without a deadline."""
         return await self._request(
             "POST", path, json=body, headers=self._key, timeout=_NO_READ_TIMEOUT
         )

@@ -1,19 +1,4 @@
-"""Reads, saves, restores, refreshes and erases the slots of an engine.
-
-Measured on build 10434, and held by tests against the real engine:
-
-- An id is taken modulo the number of slots: action 7 of 2 slots runs on slot 1.
-- An action on a busy slot waits until that is idle, and delays nothing else.
-- A file is written in place. A full disk is answered with 500 and leaves a partial file.
-- A truncated file ends the engine; so only verified files may be restored.
-- A slot that was restored and never used since does not report how many tokens it holds.
-- The contents of idle slots are also put into cache-ram whenever a request starts elsewhere, but
-  after that request has looked there for its own. One that names a slot does not look there.
-- A request of no tokens leaves a slot as it is, and counts as its latest.
-
-No action has a deadline of its own. Source: tools/server/README.md of llama.cpp, from
-"POST /slots/{id_slot}?action=save" on.
-"""
+"""Reads, saves, restores, refreshes and erases the slots of an engine."""
 
 from __future__ import annotations
 
@@ -23,6 +8,20 @@ import orjson
 
 from proxy.upstream.slots import SlotState, parse_slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
+
+# Measured on build 10434, and held by tests against the real engine:
+#
+# - An id is taken modulo the number of slots: action 7 of 2 slots runs on slot 1.
+# - An action on a busy slot waits until that is idle, and delays nothing else.
+# - A file is written in place. A full disk is answered with 500 and leaves a partial file.
+# - A truncated file ends the engine; so only verified files may be restored.
+# - A slot that was restored and never used since does not report how many tokens it holds.
+# - The contents of idle slots are also put into cache-ram whenever a request starts elsewhere, but
+#   after that request has looked there for its own. One that names a slot does not look there.
+# - A request of no tokens leaves a slot as it is, and counts as its latest.
+#
+# No action has a deadline of its own. Source: tools/server/README.md of llama.cpp, from
+# "POST /slots/{id_slot}?action=save" on.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,40 +48,24 @@ async def get_slots(client: EngineClient) -> tuple[SlotState, ...] | ErrorRespon
 
 
 async def save(client: EngineClient, id_slot: int, filename: str) -> SlotFileInfo | ErrorResponse:
-    """Write a slot's KV cache into the engine's directory for slot files.
-
-    Raises:
-        EngineUnreachable: No response.
-    """
+    """Write a slot's KV cache into the engine's directory for slot files."""
     return await _transfer(client, id_slot, "save", filename, ("n_saved", "n_written"))
 
 
 async def restore(
     client: EngineClient, id_slot: int, filename: str
 ) -> SlotFileInfo | ErrorResponse:
-    """Fill a slot from a file of that directory, which must have been verified.
-
-    Raises:
-        EngineUnreachable: No response.
-    """
+    """Fill a slot from a file of that directory, which must have been verified."""
     return await _transfer(client, id_slot, "restore", filename, ("n_restored", "n_read"))
 
 
 async def refresh_slot(client: EngineClient, id_slot: int) -> None:
-    """Mark a slot as the latest used, by a request of no tokens; a rejection is ignored.
-
-    Raises:
-        EngineUnreachable: No response.
-    """
+    """Mark a slot as the latest used, by a request of no tokens; a rejection is ignored."""
     await client.post("/completion", {"prompt": [[]], "n_predict": 0, "id_slot": id_slot})
 
 
 async def erase(client: EngineClient, id_slot: int) -> None:
-    """Discard a slot's KV cache.
-
-    Raises:
-        EngineUnreachable: No response.
-    """
+    """Discard a slot's KV cache."""
     await client.post(f"/slots/{id_slot}?action=erase", {})
 
 

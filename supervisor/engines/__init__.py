@@ -1,1 +1,1 @@
-"""llama-server binaries: found, probed, and what their --help offers."""
+"""Finds and probes llama-server builds."""

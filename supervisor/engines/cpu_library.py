@@ -1,10 +1,4 @@
-"""Puts a portable CPU library before an engine's own, where the processor needs it.
-
-A prebuilt engine may have been compiled for a newer processor than this one, and dies of an illegal
-instruction at its first token. Its other libraries are fine; only the CPU backend has to be another
-build of the same ABI. That one file gets a directory of its own, which goes first on the library
-path.
-"""
+"""Substitutes a portable CPU library for an engine's own, if the processor needs it."""
 
 from __future__ import annotations
 
@@ -18,17 +12,21 @@ from supervisor.engines.pins import EnginePin, PortablePin, find_inside, sha256_
 from supervisor.errors import AccessDenied
 from supervisor.host.paths import make_ours, make_private
 
+# A prebuilt engine may be compiled for a newer processor, and dies of an illegal instruction at its
+# first token. Only the CPU backend has to be replaced, by another build of the same ABI: it gets a
+# directory of its own, first on the library path.
+
 FindInside = Callable[[str, str], Path | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLibraryOverride:
-    """What stands in for an engine's own libraries.
+    """Directories to go first on an engine's library path, with a note or a warning.
 
     Attributes:
-        library_dirs: To go first on the library path; empty where nothing stands in.
+        library_dirs: Empty if nothing is replaced.
         note: What was done, or None.
-        warning: Why the engine will not work, and what to do; None where it will.
+        warning: Why the engine will not work, and the fix; None if it will.
     """
 
     library_dirs: tuple[Path, ...] = ()
@@ -42,13 +40,9 @@ def cpu_library_for(
     cache_dir: Path,
     find: FindInside = find_inside,
 ) -> CpuLibraryOverride:
-    """Return what an engine needs on this processor, and make it.
+    """The substitute that an engine needs on this processor, created if necessary.
 
-    Args:
-        pin: The engine.
-        cpu_flags: What the processor has; empty where that is not known, and nothing is done.
-        cache_dir: Where the directory is made.
-        find: Finds a file inside a Python module.
+    Without known `cpu_flags` nothing is done.
     """
     lacking = pin.cpu_flags - cpu_flags
     if not (lacking and cpu_flags):
@@ -75,9 +69,9 @@ def cpu_library_for(
 
 
 def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
-    """Return a directory that holds only a copy of the library, under its own name.
+    """A directory that holds only a copy of the library, under its own name.
 
-    The engine loads it as code: a copy counts by its digest, in a directory that is ours alone.
+    The engine loads it as code, so the copy is verified by its hash, in a directory with mode 0700.
     """
     home = directory / pin.sha256[:16]
     there = home / library.name
@@ -90,7 +84,6 @@ def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
 
 
 def _is(path: Path, sha256: str) -> bool:
-    """Return whether a file is there, is no link, and has this digest."""
     try:
         return not path.is_symlink() and sha256_of(path) == sha256
     except OSError:

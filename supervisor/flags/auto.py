@@ -1,7 +1,7 @@
-"""Works out the flags that a profile leaves to the machine and the model. Pure.
+"""Derives the flags that a profile sets to `auto` from the machine and the model. Pure.
 
-Each function decides one value and says why. They run in the order of DERIVED, and see what was
-chosen before them.
+Each function decides one value with its reason, in the order of DERIVED, and sees the values chosen
+before it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,11 @@ MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What the derived values depend on.
+    """What derived values depend on.
 
     Attributes:
-        gguf: The model.
-        machine: The machine.
         device_bytes: Memory of all devices that layers can be offloaded to; 0 without a device.
-        instances: Processes that share the machine, this one among them.
+        instances: Processes that share the machine.
     """
 
     gguf: Gguf
@@ -61,11 +59,11 @@ class PlanInputs:
 
     @property
     def share_bytes(self) -> int:
-        """Return the memory that one instance may use beside the weights.
+        """Memory that one instance may use beside the weights.
 
         On a device, nine tenths of it without the weights; in main memory, three quarters without
-        the weights, which instances of one model share by mapping the file. Never less than an
-        eighth of the memory, or the plan would be for nothing.
+        the weights, which instances of one model share by mapping the file. At least an eighth of
+        the memory, so that there is a plan at all.
         """
         if self.device_bytes:
             room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
@@ -75,44 +73,28 @@ class PlanInputs:
 
     @property
     def kv_budget_bytes(self) -> int:
-        """Return what the KV cache may take: the device's whole share, or half of main memory's."""
+        """Limit of the KV cache: the device's whole share, or half of main memory's."""
         return self.share_bytes if self.device_bytes else self.share_bytes // 2
 
 
 def slots(chosen: Chosen) -> int:
-    """Return the number of slots.
-
-    Raises:
-        SettingsInvalid: It is no number above 0.
-    """
+    """The number of slots."""
     return positive("parallel", chosen.get("parallel", _SLOTS))
 
 
 def cache_count(chosen: Chosen) -> int:
-    """Return how many caches the context is shared out over: one a slot, unless they are unified.
-
-    Raises:
-        SettingsInvalid: The number of slots is no number above 0.
-    """
+    """The number of caches that share the context: one per slot, or one if unified."""
     return 1 if chosen.get("kv-unified") is True else slots(chosen)
 
 
 def ctx_slot(chosen: Chosen) -> int:
-    """Return the context of one slot, in tokens, of the whole that was chosen; 0 means the model's.
-
-    Raises:
-        SettingsInvalid: It is no number above 0.
-    """
+    """The chosen context of one slot, in tokens; 0 for the model's."""
     ctx = chosen.get("ctx-size", 0)
     return positive("ctx-size", ctx) // cache_count(chosen) if ctx else 0
 
 
 def positive(key: str, value: FlagValue) -> int:
-    """Return the number that an option was set to.
-
-    Raises:
-        SettingsInvalid: It is no number above 0, or larger than any engine takes.
-    """
+    """The value of an option as a number; raises SettingsInvalid unless it is in range."""
     try:
         number = int(value)
     except (ValueError, OverflowError):  # a text; infinity
@@ -130,11 +112,11 @@ def _parallel(_case: PlanInputs, _chosen: Chosen) -> Setting:
 
 
 def _threads(case: PlanInputs, _chosen: Chosen) -> Setting:
-    """Return the threads that decode: all cores but one.
+    """Threads that decode: all cores but one.
 
-    They meet after every operation, so one that is put aside for another program holds up all. On 2
-    cores with one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone
-    they made 139 and 91 (build 10434).
+    They synchronise after every operation, so one that is descheduled delays all. On 2 cores with
+    one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone they made 139
+    and 91 (build 10434).
     """
     cores, instances = case.machine.physical_cores, case.instances
     spare = f"one of {_counted(cores, 'physical core')} is left for all else, the rest"
@@ -143,7 +125,7 @@ def _threads(case: PlanInputs, _chosen: Chosen) -> Setting:
 
 
 def _threads_batch(case: PlanInputs, _chosen: Chosen) -> Setting:
-    """Return the threads that read prompts: all cores, as they meet far less often then."""
+    """Threads that read prompts: all cores, because they synchronise far less often then."""
     cores, instances = case.machine.physical_cores, case.instances
     reason = f"{_counted(cores, 'physical core')} shared out over {_counted(instances, 'instance')}"
     return Setting(max(1, cores // instances), "machine", reason)
@@ -159,10 +141,7 @@ def _batch_size(case: PlanInputs, chosen: Chosen) -> Setting:
 
 
 def _prompt_rate(case: PlanInputs, chosen: Chosen) -> float:
-    """Return the tokens of a prompt that the CPU should read in a second.
-
-    Two operations for each weight and token; threads x 40e9 operations a second.
-    """
+    """Prompt tokens per second on the CPU: two operations per weight and token."""
     threads = chosen.get("threads-batch")
     cores = threads if isinstance(threads, int) and threads > 0 else case.machine.physical_cores
     return cores * _CORE_FLOPS / (2 * max(1, case.gguf.parameters))
@@ -207,7 +186,7 @@ def _ctx_size(case: PlanInputs, chosen: Chosen) -> Setting:
 
 
 def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
-    """Return the bytes that grow with a context: the cache, and of embeddings what they need."""
+    """Bytes that grow with a context: the cache, and the compute buffer of embeddings."""
     use = embedding(gguf, chosen)
     if use is None:
         return kv_cache.cache_bytes(gguf, cache)
@@ -224,7 +203,6 @@ def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
 
 
 def _cache(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
-    """Return the cache of slots that have so much context each."""
     return Cache(
         ctx=ctx,
         streams=cache_count(chosen),

@@ -1,7 +1,7 @@
-"""Says which settings cannot work here, though the build has them. Pure.
+"""Settings that cannot work on this machine, though the build has them. Pure.
 
-The engine would start without them and only mutter (`--mlock` and `--prio` without the right), or
-not start at all (a quantised V cache without flash attention).
+The engine would start without them and only log a warning (`--mlock` and `--prio` without
+permission), or not start at all (a quantised V cache without flash attention).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.memory.context import Chosen
 
 
 def reason_against(key: str, case: PlanInputs, chosen: Chosen) -> str | None:
-    """Return why a setting cannot work here, or None when nothing speaks against it."""
+    """Why a setting cannot work here, or None."""
     guard = _GUARDS.get(key)
     return guard(case, chosen) if guard else None
 

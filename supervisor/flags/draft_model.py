@@ -1,8 +1,7 @@
-"""Which draft model drafts for a model: the one that was named, or one that lies beside it.
+"""Chooses the draft model: the configured one, or one beside the model.
 
-`draft = "auto"` takes the smallest GGUF in the model's own directory that has its vocabulary and at
-most a quarter of its size; of two of one size, the first by name. Which one it is follows from the
-files alone, and the plan says it.
+`draft = "auto"` takes the smallest GGUF in the model's directory that has its vocabulary and at
+most a quarter of its size; of two of one size, the first by name.
 """
 
 from __future__ import annotations
@@ -29,13 +28,7 @@ Wanted = Path | Literal["auto"] | None
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What drafts, or why nothing does.
-
-    Attributes:
-        gguf: The draft model, or None.
-        reason: A clause; empty where it was named.
-        skipped: Sentences on files beside the model that could not be read.
-    """
+    """The draft model, or a clause why there is none, and sentences on unreadable files."""
 
     gguf: Gguf | None = None
     reason: str = ""
@@ -43,16 +36,11 @@ class Draft:
 
 
 def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
-    """Return what drafts for a model. Reads files, those it knows already from its cache.
-
-    Args:
-        wanted: A GGUF, `auto`, or None for no draft.
-        model: The model.
-        cache_dir: Where facts of files are kept between calls.
+    """Choose the draft model. Reads files, or their cached metadata.
 
     Raises:
-        ModelInvalid: The file that was named is none that can be read.
-        SettingsInvalid: It has another vocabulary, so that the engine would not draft with it.
+        ModelInvalid: The configured file cannot be read.
+        SettingsInvalid: Its vocabulary differs, so that the engine would not draft with it.
     """
     if wanted is None:
         return Draft()
@@ -83,7 +71,7 @@ def _beside(model: Gguf, cache_dir: Path) -> Draft:
 
 
 def _smaller(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
-    """Yield the models beside a model that are small enough; note those that cannot be read."""
+    """The models that are small enough; unreadable files are noted in `skipped`."""
     for path in sorted(model.path.parent.glob("*.gguf"))[:_LOOKED_AT]:
         if metadata.is_later_shard(path):
             continue

@@ -1,14 +1,7 @@
-"""The settings of a model that makes embeddings or ranks texts. Pure.
+"""Settings of a model that makes embeddings or ranks texts. Pure.
 
-Texts that are computed together change each other's vectors. Build 10434, greatest difference of an
-element to the text alone, of vectors of length 1:
-
-    SmolLM2-135M Q4_1, mean    4 slots, own caches 1.5e-1    4 slots, one cache 6.5e-3    1 slot 0
-    a random BERT, cls         4 slots, own caches 5.7e-4    4 slots, one cache 5.7e-4    1 slot 0
-
-With caches of their own the engine cuts texts of different length into pieces of equal length, and
-pools the last piece alone: wrong. With one cache the sums are right, and rounded otherwise for each
-size of a batch. So one text is computed at a time, in one piece.
+Texts computed together change each other's vectors. Build 10434, largest difference of an element
+to the text alone, of vectors of length 1:
 """
 
 from __future__ import annotations
@@ -24,6 +17,13 @@ from supervisor.flags.setting import CORRAL, Setting, Settings, values
 from supervisor.gguf.embedding import Embedding, embedding
 from supervisor.gguf.metadata import Gguf
 
+#     SmolLM2-135M Q4_1, mean    4 slots, own caches 1.5e-1    4 slots, one cache 6.5e-3    1 slot 0
+#     a random BERT, cls         4 slots, own caches 5.7e-4    4 slots, one cache 5.7e-4    1 slot 0
+#
+# With caches of their own the engine cuts texts of different lengths into pieces of equal length,
+# and pools the last piece alone: wrong. With one cache the sums are right, but rounded differently
+# for each batch size. So one text is computed at a time, in one piece.
+
 _SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "--embedding": "embedding",
@@ -36,14 +36,7 @@ _CTX: Final = 4096
 
 
 def purposed(settings: Settings, args: Sequence[str], model: str, gguf: Gguf) -> Settings:
-    """Return the settings with what `args` and the file say of embeddings made explicit.
-
-    Args:
-        settings: By today's name.
-        args: Words for the end of the command line, which win over settings.
-        model: The model's name.
-        gguf: Its file.
-    """
+    """Make explicit what the file and `args`, which win over settings, say about embeddings."""
     told = {key: Setting(value, f"model {model}", "as args say") for key, value in _in(args)}
     found = {**settings, **told}
     if "embedding" in found or "rerank" in found:
@@ -58,7 +51,7 @@ def purposed(settings: Settings, args: Sequence[str], model: str, gguf: Gguf) ->
 
 
 def shaped(settings: Settings, gguf: Gguf) -> Settings:
-    """Return the settings of a model for embeddings before anything is derived; others as given."""
+    """Adapt the settings of an embedding model before anything is derived."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:
@@ -70,7 +63,7 @@ def shaped(settings: Settings, gguf: Gguf) -> Settings:
 
 
 def batched(settings: Settings, gguf: Gguf) -> Settings:
-    """Return the settings with batches that hold the longest input in one piece."""
+    """Set batch sizes that hold the longest input in one piece."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:
@@ -103,7 +96,6 @@ def _wanted(settings: Settings, use: Embedding) -> dict[str, Setting]:
 
 
 def _one_cache(settings: Settings, use: Embedding) -> dict[str, Setting]:
-    """Return what has several slots share one cache, whoever set it otherwise."""
     count = slots(values(settings))
     if count == 1 or use.can_split:
         return {}

@@ -1,7 +1,7 @@
-"""Decides the whole command line of a model, and where each word of it comes from. Pure.
+"""Plans the command line of a model, with the origin of each word. Pure.
 
-Settings are gathered (settled.py) and every `auto` among them derived (derive.py); what cannot work
-here is left out (guard.py); the rest is rendered for the engine at hand (argv.py).
+Settings are merged and every `auto` derived (resolve.py, auto.py); what cannot work here is omitted
+(constraints.py); the rest is rendered for the engine at hand (render.py).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ALONE: Final = Draft()
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """One option of the command line.
+    """One option, on the command line or omitted.
 
     Attributes:
-        flag: As the build spells it.
+        flag: As the build spells it; of an omitted one, today's name with dashes.
         value: The word after it, or None.
         origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
-        reason: A clause; empty where the origin says it all.
+        reason: A clause; empty if the origin says it all.
     """
 
     flag: str
@@ -49,18 +49,14 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an instance of a model runs.
+    """The command line and properties of a model's instances.
 
     Attributes:
-        model: The model's name.
-        engine: What runs it.
-        gguf: What is run.
-        lines: The options, in order; where to listen is added by `argv`.
-        omitted: What was set and is not on the command line.
-        warnings: Sentences a user should read.
+        lines: In order, without the address to listen on, which `argv` adds.
+        omitted: Settings that are not on the command line.
+        warnings: Sentences for the user.
         slots: Sequences decoded at once.
-        ctx_size: Tokens of context of all slots together; 0 when the engine decides.
-        memory_inputs: What it takes memory for.
+        ctx_size: Tokens of context of all slots together; 0 if the engine decides.
     """
 
     model: str
@@ -75,12 +71,11 @@ class Plan:
 
     @property
     def embedding(self) -> Embedding | None:
-        """Return how it makes embeddings; None where it does not."""
         return embedding(self.gguf, self.memory_inputs.chosen)
 
     @property
     def has_own_slots(self) -> bool:
-        """Return whether the engine leaves the choice of slots to us, each with its own cache."""
+        """Whether the proxy can choose slots, each with its own cache."""
         chosen, use = self.memory_inputs.chosen, self.embedding
         if use and use.is_only:
             return False
@@ -88,21 +83,20 @@ class Plan:
 
     @property
     def has_prompt_cache(self) -> bool:
-        """Return whether the engine keeps in main memory what slots held that others now use."""
+        """Whether the engine keeps prompts in main memory when their slot is reused."""
         known = self.engine.flags.find("cache-ram") is not None
         return known and self.memory_inputs.chosen.get("cache-ram") != 0
 
     @property
     def estimate(self) -> Estimate:
-        """Return the memory that one instance takes."""
         return estimate(self.memory_inputs)
 
     def argv(self, *, host: str, port: int | None) -> tuple[str, ...]:
-        """Return the command line, the engine's path first.
+        """The command line, the engine's path first.
 
         Args:
             host: An address, or the path of a unix socket that ends in `.sock`.
-            port: The port; 0 lets the system choose, None is for a unix socket.
+            port: None for a unix socket; 0 lets the system choose.
         """
         words = [str(self.engine.path), "--host", host]
         words += [] if port is None else ["--port", str(port)]
@@ -122,20 +116,10 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     draft: Draft = _ALONE,
     projector_bytes: int = 0,
 ) -> Plan:
-    """Decide what the instances of a model run.
-
-    Args:
-        entry: The model.
-        profile: Its profile, loaded.
-        engine: The engine at hand.
-        gguf: Facts of its file.
-        machine: The machine.
-        instances: Processes that share the machine when all models are up; at least 1.
-        draft: What drafts for it.
-        projector_bytes: Size of the projector's file; 0 without one.
+    """Plan the instances of a model; `instances` processes of all models share the machine.
 
     Raises:
-        SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
+        SettingsInvalid: A flag that no build has, or a value that this build would reject.
     """
     case = PlanInputs(
         gguf=gguf,
@@ -170,17 +154,13 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
 
 
 def check(profile: Profile, flags: Flags) -> Rendered:
-    """Return a profile's own flags as a build takes them, those left to be derived aside.
-
-    Raises:
-        SettingsInvalid: A flag that no build knows, or a value that this build would refuse.
-    """
+    """Render a profile's own flags, without those to be derived; raises as `make_plan`."""
     own = (canonical(name, value, flags) for name, value in profile.flags.items())
     return render({key: value for key, value in own if not is_auto(key, value)}, flags)
 
 
 def unix_sockets(engine: Engine) -> bool:
-    """Return whether the engine can listen on a unix socket, as its help of `--host` tells."""
+    """Whether the engine can listen on a unix socket, according to its help of `--host`."""
     host = engine.flags.find("host")
     return host is not None and ".sock" in host.help
 
@@ -217,7 +197,7 @@ def _lines(
 def _omissions(
     entry: ModelEntry, left_out: list[OmittedFlag], settings: Settings
 ) -> tuple[PlanLine, ...]:
-    """Return what was left out, our own wishes aside: those are for builds that know them."""
+    """Omitted settings, except our own defaults: those are for builds that have them."""
     origins = {key: one.origin for key, one in settings.items()}
     return tuple(
         PlanLine(

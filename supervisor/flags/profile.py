@@ -1,8 +1,7 @@
-"""Profiles: named sets of tuned flags, one TOML file each, free of any model.
+"""Profiles: named sets of tuned flags, one TOML file each, independent of any model.
 
-A profile may extend another; its own flags win. The value `auto` of a flag that derive.py knows is
-worked out for the machine and the model. The user's own directory is looked at before ours, so that
-a profile of the same name takes the place of ours, and may extend the one it replaces.
+A profile may extend another; its own flags win. The user's directory is searched first, so a
+profile there replaces ours of the same name, and may extend it.
 """
 
 from __future__ import annotations
@@ -25,16 +24,7 @@ _KEYS: Final = frozenset({"description", "extends", "flags"})
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named set of flags.
-
-    Attributes:
-        name: The file's name without `.toml`.
-        path: The file.
-        description: One sentence.
-        extends: The profile under this one, or None.
-        flags: Its own flags and those it inherits, by llama-server's long names.
-        origins: For each flag, the profile of the chain that set it.
-    """
+    """A profile with the flags it inherits; `origins` names the profile that sets each flag."""
 
     name: str
     path: Path
@@ -45,20 +35,11 @@ class Profile:
 
 
 def load(name: str, dirs: Sequence[Path]) -> Profile:
-    """Return a profile with all that it inherits.
-
-    Args:
-        name: A profile's name; never a path.
-        dirs: Where to look, first wins.
-
-    Raises:
-        SettingsInvalid: It is not there, extends itself, or its file is wrong.
-    """
+    """Load a profile with everything it inherits; the first of `dirs` that has it wins."""
     return _load(name, dirs, above=())
 
 
 def names(dirs: Sequence[Path]) -> tuple[str, ...]:
-    """Return the name of every profile in these directories, sorted."""
     return tuple(sorted({path.stem for directory in dirs for path in directory.glob("*.toml")}))
 
 
@@ -83,7 +64,7 @@ def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
 
 
 def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
-    """Return the first file of this name that is not in the chain above it."""
+    """The first file of this name that is not in the chain above it."""
     found = list(_files(name, dirs))
     for path in found:
         if path not in above:

@@ -1,10 +1,7 @@
-"""What llama-server's options were called before, and which of them are not the user's to set.
+"""Earlier names of llama-server's options, and options that users may not set.
 
-Profiles and `corral.toml` are written in today's long names; these tables carry a setting to a
-build that has another name for it, and an old name given by a user to today's.
-
-Source: history of common/arg.cpp, b3716 to b11434; the build in a comment is the first with the
-newer form.
+Profiles and `corral.toml` use today's long names; these tables translate a setting for a build that
+has another name for it, and an old name given by a user to today's.
 """
 
 from __future__ import annotations
@@ -14,6 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.engines.help import FlagValue
+
+# Source: history of common/arg.cpp, b3716 to b11434; the build in a comment is the first with the
+# newer form.
 
 Setting = tuple[str, FlagValue]
 
@@ -133,7 +133,7 @@ _PRESETS: Final = ("embd-", "fim-", "gpt-oss-", "vision-", "tts-oute")
 
 
 def owned(key: str) -> str | None:
-    """Return why a setting is not the user's to make, or None when it is."""
+    """Why users may not set an option, or None."""
     if key.startswith(_PRESETS) and key.endswith(("-default", "-spec")):
         return _MODEL
     return RESERVED.get(key)

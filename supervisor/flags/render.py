@@ -1,10 +1,4 @@
-"""Renders settings for the engine at hand. Pure, given the engine's Flags.
-
-Settings are in one vocabulary: today's long names without dashes. A name or a value that the build
-spells otherwise is translated. What the build has deprecated without a successor, has removed, or
-never had is left out, with the reason. What no build knows is refused with the nearest name, and so
-are values the build would refuse.
-"""
+"""Renders settings for the engine at hand. Pure, given the engine's Flags."""
 
 from __future__ import annotations
 
@@ -32,17 +26,14 @@ from supervisor.flags.renames import (
     owned,
 )
 
+# Settings use today's long names without dashes. A name or value that the build spells differently
+# is translated. What the build has deprecated without a successor, removed, or never had is
+# omitted, with the reason. A flag of no build, or a value that the build would reject, is an error.
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedFlag:
-    """One option of a command line.
-
-    Attributes:
-        key: The setting it renders.
-        flag: As the build spells it, with dashes.
-        value: The word after it, or None for a switch.
-        note: What was translated, or an empty text.
-    """
+    """One option of a command line: `value` is None for a switch, `note` names the translation."""
 
     key: str
     flag: str
@@ -52,13 +43,7 @@ class RenderedFlag:
 
 @dataclass(frozen=True, slots=True)
 class OmittedFlag:
-    """A setting that this build is not given.
-
-    Attributes:
-        key: The setting.
-        value: Its value.
-        reason: The reason, as a clause.
-    """
+    """A setting that this build does not get, and a clause why."""
 
     key: str
     value: FlagValue
@@ -67,27 +52,15 @@ class OmittedFlag:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Settings as one build takes them.
-
-    Attributes:
-        lines: In the order of the settings.
-        omitted: What was left out, in the same order.
-    """
-
     lines: tuple[RenderedFlag, ...]
     omitted: tuple[OmittedFlag, ...]
 
 
 def render(settings: Mapping[str, FlagValue], flags: Flags) -> Rendered:
-    """Return settings as a build takes them.
-
-    Args:
-        settings: By canonical key, see `canonical`.
-        flags: The options of the build.
+    """Render settings by canonical key for a build.
 
     Raises:
-        SettingsInvalid: No build knows the flag, it is not the user's to set, or its value is one
-            that the build would refuse.
+        SettingsInvalid: A flag that no build has or users may not set, or an invalid value.
     """
     results = [_render_one(key, value, flags) for key, value in settings.items()]
     return Rendered(
@@ -97,15 +70,12 @@ def render(settings: Mapping[str, FlagValue], flags: Flags) -> Rendered:
 
 
 def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
-    """Return a setting in today's vocabulary, so that two spellings of one are seen as one.
+    """A setting in today's vocabulary, so that two spellings of one are equal.
 
-    Args:
-        name: Any spelling of any build, with or without dashes; `no-x = true` is `x = false`.
-        value: Its value.
-        flags: The options of the build, which know further spellings of their own.
+    The name may be of any build, with or without dashes; `no-x = true` is `x = false`.
 
     Raises:
-        SettingsInvalid: The option is not the user's to set.
+        SettingsInvalid: Users may not set this option.
     """
     key, value = _positive(plain(name), value, flags)
     key = _todays(key)
@@ -151,7 +121,7 @@ def _render_one(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | Omit
 
 @dataclass(frozen=True, slots=True)
 class _Spelling:
-    """One way to say a setting: the name and value that a build has for it."""
+    """A name and value that a build has for a setting."""
 
     name: str
     value: FlagValue
@@ -159,7 +129,7 @@ class _Spelling:
 
 
 def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
-    """Yield the ways to say a setting, newest first."""
+    """The spellings of a setting, newest first."""
     yield key, value
     for older in SPELLINGS.get(key, ()):
         yield older, value
@@ -168,7 +138,7 @@ def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
 
 
 def _find(name: str, flags: Flags) -> Flag | None:
-    """Return the option, which an older build may have in its negative form only."""
+    """The option; an older build may have its negative form only."""
     return flags.find(name) or flags.find(f"no-{name}")
 
 
@@ -187,7 +157,7 @@ def _reason_not(key: str, flag: Flag | None) -> str:
 
 
 def _form(key: str, spelling: _Spelling, flags: Flags) -> RenderedFlag | None:
-    """Return the line, or None when this value is one that the build has no form for."""
+    """The rendered option, or None if the build has no form of this value."""
     note = f"--{key} is called --{spelling.name} here" if spelling.name != key else ""
     value = _in_words_of(spelling.flag, key, spelling.value)
     if isinstance(value, bool):
@@ -208,7 +178,7 @@ def _cannot_say(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
 
 
 def _in_words_of(flag: Flag, key: str, value: FlagValue) -> FlagValue:
-    """Return a value as this build says it; a bool where the option is a switch in this build."""
+    """The value in this build's words; a bool where the option is a switch in this build."""
     if key in ONCE_BARE and flag.hint is None:
         return value if isinstance(value, bool) else value == "on"
     if isinstance(value, bool) and (key in ONCE_BARE or {"on", "off"} <= set(flag.choices)):
@@ -226,7 +196,7 @@ def _takes(flag: Flag, value: FlagValue) -> bool:
 
 
 def _is_known(key: str, value: FlagValue, flag: Flag) -> bool:
-    """Return whether the build knows a word; False only for one that the newest build does know."""
+    """Whether the build has a word; False only for words that the newest build has."""
     if flag.kind not in {"enum", "list"} or not flag.choices:
         return True
     newest = newest_flags().find(key)
@@ -236,11 +206,7 @@ def _is_known(key: str, value: FlagValue, flag: Flag) -> bool:
 
 
 def _checked(key: str, value: FlagValue, flag: Flag) -> str:
-    """Return the value as a word of the command line.
-
-    Raises:
-        SettingsInvalid: The build would refuse it.
-    """
+    """The value as a word of the command line."""
     word = str(value)
     if "\0" in word:
         raise SettingsInvalid(f"{key} holds a NUL character")

@@ -1,6 +1,6 @@
-"""Gathers a model's settings: who set what, in one vocabulary, every `auto` worked out. Pure.
+"""Merges a model's settings from all sources and derives every `auto`. Pure.
 
-What wins: a model's own flags, then its profile, then what llama-corral wants of every engine.
+A model's own flags win over its profile, and its profile over llama-corral's defaults.
 """
 
 from __future__ import annotations
@@ -48,17 +48,11 @@ CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model as `corral.toml` has it.
+    """A model of `corral.toml`.
 
     Attributes:
-        name: What clients call it.
-        path: The GGUF file.
-        profile: The name of its profile.
-        replicas: How many instances serve it; `auto` leaves it to us.
-        flags: Its own flags.
-        args: Words for the end of the command line, passed as they are.
+        args: Words for the end of the command line, passed on unchecked.
         draft: A GGUF to draft with, `auto` to look for one, or None.
-        aliases: Other names that clients may use.
     """
 
     name: str
@@ -74,18 +68,7 @@ class ModelEntry:
 def resolve(
     entry: ModelEntry, profile: Profile, flags: Flags, case: PlanInputs, draft: Draft
 ) -> Settings:
-    """Return every setting of a model by today's name, nothing left to be derived.
-
-    Args:
-        entry: The model.
-        profile: Its profile.
-        flags: The options of the build, for further spellings.
-        case: What derived values depend on.
-        draft: What drafts.
-
-    Raises:
-        SettingsInvalid: An option is not the user's to set, or a number makes no sense.
-    """
+    """All settings of a model by today's name, with nothing left to derive."""
     gguf = case.gguf
     merged = purposed(_merge(entry, profile, flags, draft), entry.args, entry.name, gguf)
     derived = _cap_context(_derived(shaped(merged, gguf), case), case)
@@ -93,12 +76,12 @@ def resolve(
 
 
 def is_auto(key: str, value: FlagValue) -> bool:
-    """Return whether a value is one that we work out; other options have an `auto` of their own."""
+    """Whether we derive this value; other options have an `auto` of their own."""
     return key in DERIVED and value == AUTO
 
 
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
-    """Return every setting in today's vocabulary, the strongest last and so the winner."""
+    """All settings in today's vocabulary; the last source wins."""
     ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
     named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")
     own = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
@@ -124,7 +107,6 @@ def _canonical(
 
 
 def _derived(settings: Settings, case: PlanInputs) -> Settings:
-    """Return the settings with every `auto` that we work out ourselves replaced."""
     chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
     found: dict[str, Setting] = {}
     for key, decide in DERIVED.items():
@@ -135,7 +117,7 @@ def _derived(settings: Settings, case: PlanInputs) -> Settings:
 
 
 def _cap_context(settings: Settings, case: PlanInputs) -> Settings:
-    """Return the settings with a profile's context cut to what the model was trained for."""
+    """Limit a profile's context to the length the model was trained for."""
     ctx, trained = settings.get("ctx-size"), case.gguf.ctx_train
     chosen = values(settings)
     if (
@@ -150,9 +132,9 @@ def _cap_context(settings: Settings, case: PlanInputs) -> Settings:
 
 
 def _raise_batch(settings: Settings) -> Settings:
-    """Return the settings with batches that hold what all slots draft at once.
+    """Raise the batch size to hold what all slots draft at once.
 
-    An engine whose batch does not ends by an assertion, in the middle of answers.
+    An engine with a smaller batch aborts on an assertion in the middle of responses.
 
     Source: measured on build 10434: 2 slots and ngram-mod abort with 128, not with 130. llama.cpp,
     tools/server, server_slot::handle_last_sampled_token.

@@ -1,4 +1,4 @@
-"""One setting of a model: its value, who set it, and why."""
+"""One setting of a model: its value, origin and reason."""
 
 from __future__ import annotations
 
@@ -19,33 +19,21 @@ _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def argument(text: str) -> str:
-    """Check a word of a command line.
-
-    Raises:
-        ValueError: It has control characters.
-    """
+    """Check a word of a command line: a ValueError for control characters."""
     if _CONTROL_IN_LINES.search(text):
         raise ValueError("it has a control character in it")
     return text
 
 
 def flag_name(name: str) -> str:
-    """Check the name of a flag.
-
-    Raises:
-        ValueError: No option of any build has such a name.
-    """
+    """Check the name of a flag: a ValueError for one that no build could have."""
     if not _FLAG.fullmatch(name):
         raise ValueError("not the name of an option of llama-server")
     return name
 
 
 def flag_value(value: FlagValue) -> FlagValue:
-    """Check the value of a flag.
-
-    Raises:
-        ValueError: It is not finite, needs more than 64 bits, or has control characters.
-    """
+    """Check a flag's value: a ValueError if not finite, over 64 bits or with control characters."""
     return argument(value) if isinstance(value, str) else number(value)
 
 
@@ -56,12 +44,11 @@ FlagSetting = Annotated[FlagValue, AfterValidator(flag_value)]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, who set it, and why where that is not plain.
+    """A value and its origin.
 
     Attributes:
-        value: What was set or derived.
         origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
-        reason: A clause; empty where the origin says it all.
+        reason: A clause; empty if the origin says it all.
     """
 
     value: FlagValue
@@ -70,7 +57,7 @@ class Setting:
 
     @property
     def is_own(self) -> bool:
-        """Return whether the model's own table sets it."""
+        """Whether the model's own table sets it."""
         return self.origin.startswith("model ")
 
 

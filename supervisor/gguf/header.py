@@ -1,11 +1,4 @@
-"""Reads a GGUF header: metadata and the positions of the tensors.
-
-The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for
-49 000 tokens) and raises a different error at each place where a file may be cut. This reader keeps
-scalars, strings and short arrays, counts the rest, and raises one error.
-
-Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
-"""
+"""Reads a GGUF header: metadata and the positions of the tensors."""
 
 from __future__ import annotations
 
@@ -18,6 +11,12 @@ from typing import BinaryIO, Final
 from supervisor.errors import ModelInvalid
 from supervisor.gguf import hyperparameters
 from supervisor.gguf.walker import ARRAY, STRING, Damaged, Scalar, Walker
+
+# The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for 49
+# 000 tokens) and raises a different error at each place where a file may be cut. This reader keeps
+# scalars, strings and short arrays, counts the rest, and raises one error.
+#
+# Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = frozenset({2, 3})
@@ -39,14 +38,7 @@ _DIMENSIONS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor.
-
-    Attributes:
-        name: Such as `blk.0.ffn_up.weight`.
-        offset: Bytes from the start of the tensor data.
-        kind: ggml type, a key of `GGML_TYPES`.
-        shape: The row length first.
-    """
+    """One tensor: `offset` is in bytes from the start of the data, `shape[0]` is the row length."""
 
     name: str
     offset: int
@@ -65,7 +57,6 @@ class Header:
     Attributes:
         metadata: By key, without arrays of strings and arrays of more than 1024 elements.
         lengths: The number of elements of every array, by key.
-        tensors: In file order.
         data_at: Start of the tensor data, in bytes from the start of the file.
         strings: The requested array of strings; empty if none was requested.
     """
@@ -93,12 +84,7 @@ class Header:
 
 
 def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
-    """Read the header of an open file.
-
-    Args:
-        file: Open for reading.
-        name: The file's name in errors.
-        strings_of: The key of an array of strings to keep, or an empty string.
+    """Read the header of an open file, and the array of strings at the key `strings_of`, if any.
 
     Raises:
         ModelInvalid: Empty, not a GGUF file, of another version, truncated, damaged or implausible.

@@ -1,9 +1,4 @@
-"""Upper bounds of the hyperparameters in a GGUF file. Pure.
-
-Each one bounds a loop or scales an amount of memory, so an implausible value is rejected here. The
-bounds are at least eight times the largest known models; the engine has bounds of its own, such as
-512 layers (LLAMA_MAX_LAYERS).
-"""
+"""Upper bounds of the hyperparameters in a GGUF file. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +7,10 @@ from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from supervisor.gguf.walker import ARRAY_KEPT
+
+# Each one bounds a loop or scales an amount of memory, so an implausible value is rejected here.
+# The bounds are at least eight times the largest known models; the engine has bounds of its own,
+# such as 512 layers (LLAMA_MAX_LAYERS).
 
 _TOKENS_MAX: Final = 2**31 - 1
 LAYERS_MAX: Final = 1024
@@ -48,12 +47,7 @@ _BOOLEANS: Final = frozenset({"attention.sliding_window_pattern"})
 
 
 def problem(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> str | None:
-    """The first problem with the hyperparameters of a file, or None.
-
-    Args:
-        metadata: By key; arrays as tuples.
-        lengths: The number of elements of every array.
-    """
+    """The first problem with the hyperparameters of a file, or None."""
     return next(_problems(metadata, lengths), None)
 
 

@@ -31,76 +31,44 @@ _CHUNK_BYTES: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """Metadata of a model.
+    """Metadata of a model."""
 
-    Attributes:
-        path: The file; of a split model, its first shard.
-        size_bytes: All shards together.
-        parameters: The number of weights.
-        heads: Query heads per layer, the most of any layer.
-        kv_heads: Key and value heads, one number per layer; 0 for a layer without a KV cache.
-        key_length: Values in one key head.
-        value_length: Values in one value head.
-        embedding_length: Width of the residual stream.
-        ctx_train: Context the model was trained for, in tokens; 0 if unknown.
-        tokenizer: The kind of tokenizer, such as `gpt2`.
-        chat_template: The Jinja template, or None.
-        quantisation: The name of the file type, such as `Q4_1`.
-        feed_forward: Values per token in the widest feed-forward layer; with experts, in all those
-            that one token uses.
-        experts_used: Experts per token; 0 without experts.
-        sliding_window: Tokens that sliding-window layers see, or None.
-        sliding: For each layer, whether it has a sliding window.
-        recurrent: Whether parts of the model keep a state instead of a KV cache (Mamba, RWKV).
-        state_values: Values that all recurrent layers together keep for one sequence.
-        tensor_bytes: Weights in all shards.
-        embedding_bytes: Of those, the table of token embeddings.
-        output_bytes: Of those, the output matrix; 0 if the embeddings serve as one.
-        matrix_bytes: Of those, the matrices used in multiplications, by type and whether their rows
-            are a multiple of eight: (`Q4_K`, True, bytes).
-        is_causal: Whether a token sees earlier ones only; such a model can generate text.
-        pooling: `none`, `mean`, `cls`, `last` or `rank`; None if the file does not name one.
-        fingerprint: Hash of the header, the size and samples of the weights.
-    """
-
-    path: Path
-    size_bytes: int
+    path: Path  # of a split model, the first shard
+    size_bytes: int  # all shards together
     architecture: str
     name: str
-    parameters: int
+    parameters: int  # number of weights
     layers: int
-    heads: int
-    kv_heads: tuple[int, ...]
-    key_length: int
-    value_length: int
-    embedding_length: int
-    ctx_train: int
+    heads: int  # query heads per layer, the most of any layer
+    kv_heads: tuple[int, ...]  # per layer; 0 for a layer without a KV cache
+    key_length: int  # values in one key head
+    value_length: int  # values in one value head
+    embedding_length: int  # width of the residual stream
+    ctx_train: int  # tokens; 0 if unknown
     vocab_size: int
-    tokenizer: str
-    chat_template: str | None
-    quantisation: str
+    tokenizer: str  # such as `gpt2`
+    chat_template: str | None  # Jinja
+    quantisation: str  # the file type, such as `Q4_1`
+    # Values per token in the widest feed-forward layer; with experts, in all those a token uses.
     feed_forward: int
-    experts_used: int
-    sliding_window: int | None
-    sliding: tuple[bool, ...]
-    recurrent: bool
-    state_values: int
+    experts_used: int  # per token; 0 without experts
+    sliding_window: int | None  # tokens that sliding-window layers see
+    sliding: tuple[bool, ...]  # per layer
+    recurrent: bool  # parts of it keep a state instead of a KV cache (Mamba, RWKV)
+    state_values: int  # of all recurrent layers, for one sequence
     shards: int
-    tensor_bytes: int
-    embedding_bytes: int
-    output_bytes: int
+    tensor_bytes: int  # weights in all shards
+    embedding_bytes: int  # of those, the table of token embeddings
+    output_bytes: int  # of those, the output matrix; 0 if the embeddings serve as one
+    # Matrices used in multiplications, by type and whether the rows are a multiple of eight.
     matrix_bytes: tuple[tuple[str, bool, int], ...]
-    is_causal: bool
-    pooling: str | None
-    fingerprint: str
+    is_causal: bool  # a token sees earlier ones only, so the model can generate text
+    pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
+    fingerprint: str  # hash of the header, the size and samples of the weights
 
 
 def read(path: Path, *, cache_dir: Path) -> Gguf:
-    """Read the metadata of a model.
-
-    Args:
-        path: A GGUF file; of a split model, the first shard.
-        cache_dir: Created if missing.
+    """Read the metadata of a model; the path of a split model is that of its first shard.
 
     Raises:
         ModelInvalid: Missing, not a valid GGUF file, truncated, or a later shard.

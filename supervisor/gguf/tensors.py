@@ -46,11 +46,7 @@ def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
 
 
 def matrix_bytes(tensors: Iterable[Tensor]) -> MatrixBytes:
-    """Sizes of the matrices used in multiplications.
-
-    Returns:
-        Triples of the type's name, whether the number of rows is a multiple of eight, and bytes.
-    """
+    """Sizes of matrices used in multiplications, by type and whether the rows divide by eight."""
     sizes: Counter[tuple[str, bool]] = Counter()
     for tensor in tensors:
         if len(tensor.shape) > 1 and tensor.name != EMBEDDING:

@@ -1,13 +1,4 @@
-"""Whether a draft model's vocabulary fits a model's, decided without keeping either.
-
-A file's vocabulary is reduced to its tokenizer, its size, its BOS and EOS tokens, and digests of
-its first tokens: one for each of the last 129 lengths, because vocabularies whose sizes differ by
-up to 128 fit if the tokens they share are equal. The digests are cached, so that comparing two
-models reads neither of them again.
-
-Source: llama.cpp, common/speculative.cpp, common_speculative_are_compatible, and
-SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID there; docs/gguf.md for the keys.
-"""
+"""Whether a draft model's vocabulary fits a model's, decided without keeping either."""
 
 from __future__ import annotations
 
@@ -23,6 +14,15 @@ from supervisor.gguf import header
 from supervisor.gguf.header import Header
 from supervisor.host import json_cache
 from supervisor.host.files import open_regular
+
+# A file's vocabulary is reduced to its tokenizer, its size, its BOS and EOS tokens, and digests of
+# its first tokens: one for each of the last 129 lengths, because vocabularies whose sizes differ by
+# up to 128 fit if the tokens they share are equal. The digests are cached, so that comparing two
+# models reads neither of them again.
+#
+# Source: llama.cpp, common/speculative.cpp, common_speculative_are_compatible, and
+# SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID there; docs/gguf.md for the
+# keys.
 
 _CACHE_VERSION: Final = "vocabulary 1"
 _TOKENS: Final = "tokenizer.ggml.tokens"
@@ -56,15 +56,7 @@ class Vocabulary:
 
 
 def read(path: Path, *, cache_dir: Path) -> Vocabulary:
-    """Read the vocabulary of a model.
-
-    Args:
-        path: A GGUF file; of a split model, its first shard.
-        cache_dir: Created if missing.
-
-    Raises:
-        ModelInvalid: Missing, not a GGUF, or truncated.
-    """
+    """Read the vocabulary of a model."""
     try:
         key = json_cache.key_of((path,), _CACHE_VERSION)
         cached = json_cache.get(cache_dir / "vocabularies", key)
@@ -106,13 +98,7 @@ def _vocabulary(found: Header) -> Vocabulary:
 
 
 def _added(metadata: Mapping[str, object], name: str, default: int | None) -> int | None:
-    """The token added at one end of a text, or None.
-
-    Args:
-        metadata: Of the header.
-        name: `bos` or `eos`.
-        default: The tokenizer's default if the header names none.
-    """
+    """The token added at one end of a text, or None."""
     if not metadata.get(f"tokenizer.ggml.add_{name}_token", default is not None):
         return None
     found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)

@@ -1,16 +1,15 @@
-"""Reads the values of a GGUF header, never more than the file can hold.
-
-A header is untrusted. Every count is compared with the bytes left in the file before anything is
-read or allocated, and their totals with the needs of the largest real models, so that reading any
-file costs about a second and some tens of MB at most.
-
-Source: docs/gguf.md of ggml; ggml/src/gguf.cpp for the limits of names, dimensions and alignment.
-"""
+"""Reads the values of a GGUF header, never more than the file can hold."""
 
 from __future__ import annotations
 
 import struct
 from typing import BinaryIO, Final
+
+# A header is untrusted. Every count is compared with the bytes left in the file before anything is
+# read or allocated, and their totals with the needs of the largest real models, so that reading any
+# file costs about a second and some tens of MB at most.
+#
+# Source: docs/gguf.md of ggml; ggml/src/gguf.cpp for the limits of names, dimensions and alignment.
 
 Scalar = str | int | float | bool
 
@@ -42,12 +41,7 @@ class Damaged(Exception):
 
 
 class Walker:
-    """Reads from an open file.
-
-    Args:
-        file: Positioned at the first byte to read.
-        size_bytes: Bytes of the file from there.
-    """
+    """Reads from the position of an open file, which has `size_bytes` left."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._read = file.read
@@ -70,12 +64,7 @@ class Walker:
         return struct.unpack(f"<{count}Q", self._bytes(8 * count))
 
     def count(self, what: str, *, most: int, each_bytes: int) -> int:
-        """Read the count of the items that follow.
-
-        Args:
-            what: The items' name, in the plural.
-            most: More than any real model has.
-            each_bytes: Least bytes that one takes.
+        """Read the count of the items that follow, each of which takes `each_bytes` at least.
 
         Raises:
             Damaged: The file cannot hold them, or they are too many.

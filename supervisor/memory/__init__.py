@@ -1,1 +1,1 @@
-"""What an instance takes of memory, and whether it fits."""
+"""Memory that an instance needs, and whether it fits."""

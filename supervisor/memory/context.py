@@ -1,7 +1,6 @@
-"""What the options of a build come to, in numbers that memory follows from. Pure.
+"""The numbers that an engine derives from its options, with its own defaults. Pure.
 
-Options that are not given have the engine's own defaults. Source: llama-server --help, build 10434;
-common/arg.cpp; what several of them come to together is in its log at `client_context`.
+Source: llama-server --help, build 10434; common/arg.cpp; its log at `llama_context`.
 """
 
 from __future__ import annotations
@@ -42,12 +41,10 @@ class ContextLayout:
     """The numbers of one instance.
 
     Attributes:
-        cache: The shape of its KV cache.
-        tokens: Tokens that are computed together at most.
-        outputs: Rows of logits that are computed together at most.
-        flash: Whether flash attention is used.
-        prompt_cache_bytes: What histories without a slot may take of main memory.
-        checkpoints: Checkpoints that one slot may have.
+        tokens: Tokens of a micro batch.
+        outputs: Rows of logits computed together at most.
+        prompt_cache_bytes: Limit of the prompt cache in main memory.
+        checkpoints: Checkpoints per slot at most.
     """
 
     cache: Cache
@@ -59,7 +56,7 @@ class ContextLayout:
 
 
 def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
-    """Return the numbers of a model under options by today's names."""
+    """The numbers of a model under options by today's names."""
     slots = number(chosen, "parallel", _SLOTS)
     # Without a number of slots the engine takes four that share one cache.
     unified = chosen.get("kv-unified", "parallel" not in chosen) is True
@@ -89,9 +86,9 @@ def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
 
 
 def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
-    """Return the rows of logits that room is made for: embeddings have one for each token.
+    """Rows of logits; embeddings have one per token, a model that generates no text has none.
 
-    A model that generates no text has no logits. Source: llama_context's log, n_outputs_max.
+    Source: llama_context's log, n_outputs_max.
     """
     if not gguf.is_causal:
         return 0
@@ -99,7 +96,7 @@ def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
 
 
 def draft_layout(of: ContextLayout, chosen: Chosen) -> ContextLayout:
-    """Return the numbers of a draft model beside the model that it drafts for."""
+    """The numbers of a draft model beside the layout of its model."""
     cache = replace(
         of.cache,
         type_k=str(chosen.get("spec-draft-type-k", "f16")),
@@ -109,7 +106,7 @@ def draft_layout(of: ContextLayout, chosen: Chosen) -> ContextLayout:
 
 
 def number(chosen: Chosen, key: str, otherwise: int) -> int:
-    """Return an option as a number; what stands otherwise where no engine takes it for one."""
+    """An option as a number, or the default if no engine would accept it."""
     try:
         found = int(chosen.get(key, otherwise))
     except (ValueError, OverflowError):
@@ -122,7 +119,6 @@ def _drafted(chosen: Chosen) -> int:
 
 
 def _prompt_cache_bytes(chosen: Chosen, engine: Engine) -> int:
-    """Return the limit of the prompt cache; without one, the engine's default is taken for it."""
     if engine.flags.find("cache-ram") is None:
         return 0
     return number(chosen, "cache-ram", _CACHE_RAM_MIB) * _MIB

@@ -1,19 +1,4 @@
-"""How much memory one instance takes, of main memory and of each device. Pure.
-
-    weights        the file's tensors; mapped, they are in memory once for all who map the file
-    copies         matrices that the CPU has laid out anew for itself
-    kv             keys and values, and the states of recurrent layers
-    compute        what a micro batch is computed in
-    output         logits on their way out
-    prompt cache   histories without a slot, at most (--cache-ram)
-    checkpoints    states to go back to, of models that cannot be cut short, at most
-    draft          all of the above of a draft model
-    projector      the file that makes images or sounds into tokens
-    base           the program, its libraries and its vocabulary
-
-The prompt cache and the checkpoints grow with use; all else is taken at the start. Options passed
-on unchecked (`args`) are not looked at.
-"""
+"""How much main memory and device memory one instance takes. Pure."""
 
 from __future__ import annotations
 
@@ -36,6 +21,20 @@ from supervisor.memory.offload import (
     on_devices,
     shared_out,
 )
+
+#     weights        the file's tensors; if mapped, shared by all processes that map it
+#     copies         matrices that the CPU backend repacks
+#     kv             KV caches, and the states of recurrent layers
+#     compute        compute buffers of a micro batch
+#     output         logits
+#     prompt cache   prompts without a slot, at most (--cache-ram)
+#     checkpoints    saved states of models whose caches cannot be truncated, at most
+#     draft          all of the above of a draft model
+#     projector      the file that makes images or audio into tokens
+#     base           the program, its libraries and its vocabulary
+#
+# The prompt cache and the checkpoints grow with use; all else is allocated at the start. Options in
+# `args`, which are passed on unchecked, are ignored.
 
 __all__ = ["Estimate", "MemoryBreakdown", "MemoryInputs", "estimate"]
 
@@ -61,13 +60,12 @@ _REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one instance takes.
+    """Memory of one instance.
 
     Attributes:
-        host: Of main memory.
-        devices: Of each device, by its name; empty where nothing is offloaded.
-        mapped_bytes: Of main memory, what is in it once for all instances that map the same file.
-        layers_offloaded: Layers on devices, the output counted as one.
+        devices: By device name; empty if nothing is offloaded.
+        mapped_bytes: Of main memory, what all instances that map the same file share.
+        layers_offloaded: Layers on devices; the output counts as one.
     """
 
     host: MemoryBreakdown
@@ -77,17 +75,16 @@ class Estimate:
 
     @property
     def own_bytes(self) -> int:
-        """Return what it takes of main memory for itself alone."""
+        """Main memory that no other instance shares."""
         return self.host.total - self.mapped_bytes
 
     @property
     def own_at_start_bytes(self) -> int:
-        """Return what of that is taken before the first request."""
+        """Of `own_bytes`, the part allocated before the first request."""
         return self.host.at_start - self.mapped_bytes
 
 
 def estimate(memory_inputs: MemoryInputs) -> Estimate:
-    """Return what one instance takes."""
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
     numbers = layout(gguf, chosen, memory_inputs.engine)
     devices = devices_of(memory_inputs)
@@ -125,7 +122,7 @@ def _kv_bytes(gguf: Gguf, numbers: ContextLayout) -> int:
 
 
 def _draft_bytes(memory_inputs: MemoryInputs, numbers: ContextLayout) -> int:
-    """Return what a draft model takes beside its model: a context of its own, of the same size."""
+    """A draft model has a context of its own, of the same size."""
     draft = memory_inputs.draft
     if draft is None:
         return 0
@@ -140,7 +137,6 @@ def _base_bytes(gguf: Gguf) -> int:
 
 
 def _copies(memory_inputs: MemoryInputs) -> int:
-    """Return the size of the matrices that the CPU lays out anew."""
     if memory_inputs.chosen.get("repack") is False:
         return 0
     # The library that goes first where the processor lacks what the wheel needs knows no AMX.

@@ -1,9 +1,4 @@
-"""Whether an instance can ever fit here, and if not, what would. Pure.
-
-What counts is what it takes at its start, alone on the machine: the prompt cache and checkpoints
-come with use, and who is in the way may leave. On devices only what an option moves there is
-judged, as the engine itself keeps the rest in main memory.
-"""
+"""Whether an instance can ever fit on this machine, and which options would fit. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +14,10 @@ from supervisor.memory import kv_cache
 from supervisor.memory.estimate import Estimate, MemoryInputs, estimate
 from supervisor.output import size
 
+# What counts is the memory at its start, alone on the machine: the prompt cache and checkpoints
+# grow with use, and other models can be unloaded. On devices only layers that an option forces
+# there count, because the engine itself keeps the rest in main memory.
+
 # Of main memory, left free for everything else on the machine.
 RESERVE_SHARE: Final = 0.05
 _MIB: Final = 1024**2
@@ -28,12 +27,7 @@ _SLOTS_EACH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class MemoryCapacity:
-    """Memory that models may take.
-
-    Attributes:
-        host: Of main memory, in bytes.
-        devices: Of each device that has memory of its own, by name, in bytes.
-    """
+    """Bytes that models may take of main memory, and of each device that has its own memory."""
 
     host: int
     devices: Mapping[str, int]
@@ -41,12 +35,7 @@ class MemoryCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Options under which a model would fit.
-
-    Attributes:
-        flags: By today's names.
-        host_bytes: What it takes of main memory at its start then.
-    """
+    """Options under which a model would fit, and the main memory it takes at its start then."""
 
     flags: Mapping[str, FlagValue]
     host_bytes: int
@@ -59,14 +48,7 @@ class Suggestion:
 def capacity(
     machine: Machine, devices: Sequence[Device], budget_bytes: int | None = None
 ) -> MemoryCapacity:
-    """Return what models may take of this machine.
-
-    Args:
-        machine: The machine.
-        devices: What layers can be offloaded to.
-        budget_bytes: What all models together may take of main memory; None means all but the
-            reserve.
-    """
+    """Memory of this machine that models may take."""
     most = int(machine.memory_bytes * (1 - RESERVE_SHARE))
     return MemoryCapacity(
         host=most if budget_bytes is None else min(budget_bytes, machine.memory_bytes),
@@ -75,7 +57,7 @@ def capacity(
 
 
 def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
-    """Return why an instance can never fit, or None when alone it could."""
+    """Why an instance cannot fit even alone, or None."""
     if found.host.at_start > has.host:
         return (
             f"it takes {size(found.host.at_start)} of main memory, "
@@ -89,7 +71,7 @@ def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
 
 
 def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Suggestion, ...]:
-    """Return what would fit: the largest of each kind of change, or all of them together."""
+    """The largest fitting change of each kind, or else one change of all kinds together."""
     kinds = (
         _fewer_slots(memory_inputs),
         _smaller_cache(memory_inputs),
@@ -104,11 +86,7 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
 
 
 def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> None:
-    """Refuse an instance that can never fit.
-
-    Raises:
-        OutOfMemory: It could not start even alone; says by how much, and what would fit.
-    """
+    """Raise an error for an instance that can never fit."""
     reason = misfit_reason(estimate(memory_inputs), has)
     if reason is None:
         return
@@ -118,7 +96,6 @@ def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> N
 
 
 def advice(found: Sequence[Suggestion]) -> str:
-    """Return what to do about a model that can never fit."""
     if not found:
         return "no context is short enough: use a smaller model, or one quantised further"
     return f"this would fit: {'; or '.join(map(str, found))}"
@@ -135,14 +112,14 @@ def _first_fitting(
 
 
 def _fewer_slots(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
-    """Yield fewer slots, each with as much context as now."""
+    """Fewer slots, each with the context of today."""
     each, count, is_shared = _context(memory_inputs)
     for fewer in _below(count):
         yield {"parallel": fewer, "ctx-size": each if is_shared else each * fewer}
 
 
 def _below(count: int) -> Iterator[int]:
-    """Yield smaller numbers down to 1, in large steps where they are large."""
+    """Smaller numbers down to 1, in large steps while they are large."""
     while (count := count - max(1, (count - _SLOTS_EACH) // 8)) > 0:
         yield count
 
@@ -150,7 +127,7 @@ def _below(count: int) -> Iterator[int]:
 def _shorter(
     memory_inputs: MemoryInputs, under: Mapping[str, FlagValue]
 ) -> Iterator[Mapping[str, FlagValue]]:
-    """Yield shorter contexts, each half of the one before."""
+    """Shorter contexts, each half of the one before."""
     each, count, is_shared = _context(memory_inputs)
     count = int(under.get("parallel", count))
     while each > _CTX_SLOT_MIN:
@@ -167,6 +144,6 @@ def _smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagVal
 
 
 def _context(memory_inputs: MemoryInputs) -> tuple[int, int, bool]:
-    """Return the context of one cache, the number of slots, and whether they share it."""
+    """The context of one cache, the number of slots, and whether they share one cache."""
     cache = memory_inputs.cache
     return cache.ctx, cache.slots, cache.streams < cache.slots

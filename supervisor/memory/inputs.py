@@ -1,4 +1,4 @@
-"""What memory is taken for, and of which kinds it is: the words of memory.py."""
+"""Input and output types of the memory estimate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.memory.kv_cache import Cache
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """Bytes of one memory, by what they are for. See the head of memory.py."""
+    """Bytes of one memory by purpose; see the head of estimate.py."""
 
     weights: int = 0
     copies: int = 0
@@ -27,26 +27,23 @@ class MemoryBreakdown:
 
     @property
     def total(self) -> int:
-        """Return all of it."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     @property
     def at_start(self) -> int:
-        """Return what is taken before the first request."""
+        """Memory taken before the first request."""
         return self.total - self.prompt_cache - self.checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInputs:
-    """What memory is taken for.
+    """What the memory of an instance depends on.
 
     Attributes:
-        gguf: The model.
-        chosen: Every option that the build takes, by today's name.
-        engine: What runs it.
+        chosen: Every option that the build accepts, by today's name.
         cpu_flags: The CPU's features as Linux names them.
-        draft: Its draft model, or None.
-        projector_bytes: Size of its projector's file; 0 without one.
+        draft: The draft model, or None.
+        projector_bytes: Size of the projector's file; 0 without one.
     """
 
     gguf: Gguf
@@ -58,5 +55,4 @@ class MemoryInputs:
 
     @property
     def cache(self) -> Cache:
-        """Return the shape of its KV cache."""
         return layout(self.gguf, self.chosen, self.engine).cache

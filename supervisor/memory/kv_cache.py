@@ -1,17 +1,4 @@
-"""How much memory a KV cache takes. Pure.
-
-    cells = context of a sequence's cache, rounded up to 256
-    bytes = caches x sum over layers of cells x kv_heads x (key_length x B(K) + value_length x B(V))
-
-There is one cache for each slot, or one for all where they are unified. A layer with a sliding
-window keeps, of as many cells, only its window (of every slot, where they are unified) and a micro
-batch, rounded up likewise.
-
-Checked against build 10434, SmolLM2-135M and Gemma-3-270M, to the last digit of its log.
-
-Source: ggml-common.h for the block sizes; llama-kv-cache.cpp and llama-kv-cache-iswa.cpp for the
-cells.
-"""
+"""Size of a KV cache. Pure."""
 
 from __future__ import annotations
 
@@ -21,6 +8,18 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.gguf.metadata import Gguf
+
+#     cells = context of a sequence's cache, rounded up to 256
+#     bytes = caches x sum over layers of
+#             cells x kv_heads x (key_length x B(K) + value_length x B(V))
+#
+# There is one cache per slot, or one for all slots with --kv-unified. A layer with a sliding window
+# keeps its window (of every slot, if unified) and a micro batch, rounded up likewise.
+#
+# Checked against build 10434, SmolLM2-135M and Gemma-3-270M, to the last digit of its log.
+#
+# Source: ggml-common.h for the block sizes; llama-kv-cache.cpp and llama-kv-cache-iswa.cpp for the
+# cells.
 
 BYTES_PER_VALUE: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -46,13 +45,12 @@ class Cache:
     """The shape of the caches of one instance.
 
     Attributes:
-        ctx: Tokens that one cache holds.
-        streams: How many caches there are: one a slot, or one in all.
-        slots: Sequences decoded at once.
+        ctx: Tokens of one cache.
+        streams: Number of caches: one per slot, or one.
         ubatch: Tokens of a micro batch.
         type_k: Type of the keys, such as `q8_0`.
         type_v: Type of the values.
-        full_window: Whether layers with a sliding window keep as much as all others (`--swa-full`).
+        full_window: Whether sliding-window layers keep as much as all others (`--swa-full`).
     """
 
     ctx: int
@@ -65,11 +63,11 @@ class Cache:
 
     @property
     def cells(self) -> int:
-        """Return the tokens that a layer without a window keeps in one cache."""
+        """Tokens that a layer without a window keeps in one cache."""
         return _padded(self.ctx)
 
     def sliding_cells(self, window: int) -> int:
-        """Return the tokens that a layer with a window keeps in one cache."""
+        """Tokens that a layer with a window keeps in one cache."""
         if self.full_window:
             return self.cells
         seen = window * (self.slots // max(1, self.streams)) + self.ubatch
@@ -77,7 +75,7 @@ class Cache:
 
 
 def layer_bytes(gguf: Gguf, cache: Cache) -> tuple[int, ...]:
-    """Return what each layer keeps, in all caches together; a model that is not causal, nothing."""
+    """Bytes of each layer in all caches together; 0 for a model that is not causal."""
     if not gguf.is_causal:
         return (0,) * len(gguf.kv_heads)
     cells = {
@@ -91,15 +89,14 @@ def layer_bytes(gguf: Gguf, cache: Cache) -> tuple[int, ...]:
 
 
 def cache_bytes(gguf: Gguf, cache: Cache) -> int:
-    """Return what all layers keep, in all caches together."""
     return sum(layer_bytes(gguf, cache))
 
 
 def checkpoint_bytes(gguf: Gguf, cache: Cache) -> int:
-    """Return the size of one checkpoint of a sequence.
+    """Size of one checkpoint of a sequence.
 
-    It holds what cannot be had again by cutting a cache short: the window of the layers that have
-    one, and the state of recurrent ones. Gemma-3-270M, build 10434: 7.5 MiB for a window of 512.
+    It holds what truncating a cache cannot restore: the window of sliding-window layers, and the
+    state of recurrent ones. Gemma-3-270M, build 10434: 7.5 MiB for a window of 512.
     """
     heads = sum(n for n, is_sliding in zip(gguf.kv_heads, gguf.sliding, strict=True) if is_sliding)
     if cache.full_window or cache.ctx <= (gguf.sliding_window or 0):
@@ -109,17 +106,17 @@ def checkpoint_bytes(gguf: Gguf, cache: Cache) -> int:
 
 
 def state_bytes(gguf: Gguf) -> int:
-    """Return what recurrent layers keep for one sequence. Source: llama-memory-recurrent.cpp."""
+    """State of recurrent layers for one sequence. Source: llama-memory-recurrent.cpp."""
     return gguf.state_values * 4
 
 
 def can_quantise(gguf: Gguf) -> bool:
-    """Return whether the heads are made of whole blocks."""
+    """Whether the heads consist of whole blocks."""
     return gguf.key_length % BLOCK == 0 and gguf.value_length % BLOCK == 0
 
 
 def _head_bytes(gguf: Gguf, cache: Cache) -> float:
-    """Return what one head of one layer keeps of one token."""
+    """Bytes per token of one head of one layer."""
     key = gguf.key_length * BYTES_PER_VALUE.get(cache.type_k, 2)
     return key + gguf.value_length * BYTES_PER_VALUE.get(cache.type_v, 2)
 

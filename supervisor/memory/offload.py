@@ -1,9 +1,7 @@
-"""Which layers go to devices, and what they take there. Pure.
+"""Which layers go to devices, and their memory there. Pure.
 
 The output is moved first, then layers from the last to the first; the table of embeddings stays,
-and is copied where it serves as output. As the source has it, not measured.
-
-Source: llama-model.cpp, load_tensors.
+and is copied if it serves as output. Follows the source, not measured.
 """
 
 from __future__ import annotations
@@ -20,13 +18,15 @@ from supervisor.memory.compute import compute_bytes
 from supervisor.memory.context import Chosen, ContextLayout
 from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs
 
+# Source: llama-model.cpp, load_tensors.
+
 _MIB: Final = 1024**2
 # What --fit leaves free on each device. Source: llama-server --help, --fit-target.
 _DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
 
 
 def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
-    """Return the devices with memory of their own that may be used."""
+    """The usable devices with memory of their own."""
     asked = memory_inputs.chosen.get("device")
     names = str(asked).split(",") if asked else [one.name for one in memory_inputs.engine.devices]
     return tuple(one for one in memory_inputs.engine.devices if one.total_mib and one.name in names)
@@ -35,14 +35,7 @@ def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
 def offloaded(
     memory_inputs: MemoryInputs, numbers: ContextLayout, devices: tuple[Device, ...], aside: int
 ) -> int:
-    """Return how many layers go to devices, the output counted as one.
-
-    Args:
-        memory_inputs: What is placed.
-        numbers: What its options come to.
-        devices: Where layers may go.
-        aside: What goes there besides the layers, in bytes.
-    """
+    """The number of layers on devices; the output counts as one."""
     most = memory_inputs.gguf.layers + 1
     asked = str(memory_inputs.chosen.get("gpu-layers", "auto"))
     if not devices:
@@ -61,19 +54,19 @@ def offloaded(
 
 
 def layers_left(gguf: Gguf, count: int) -> int:
-    """Return how many layers stay in main memory: the first."""
+    """The number of layers in main memory, the first ones."""
     return gguf.layers if not count else max(0, gguf.layers + 1 - count)
 
 
 def moved_weights(gguf: Gguf, count: int) -> int:
-    """Return the weights that main memory is spared of."""
+    """Bytes of weights that leave main memory."""
     layers = gguf.tensor_bytes - gguf.embedding_bytes - gguf.output_bytes
     moved = layers * (gguf.layers - layers_left(gguf, count)) // max(1, gguf.layers)
     return moved + (gguf.output_bytes if count else 0)
 
 
 def moved_kv(gguf: Gguf, numbers: ContextLayout, count: int, chosen: Chosen) -> int:
-    """Return the cache that main memory is spared of."""
+    """Bytes of KV cache that leave main memory."""
     if chosen.get("kv-offload") is False:
         return 0
     return sum(kv_cache.layer_bytes(gguf, numbers.cache)[layers_left(gguf, count) :])
@@ -82,7 +75,7 @@ def moved_kv(gguf: Gguf, numbers: ContextLayout, count: int, chosen: Chosen) -> 
 def on_devices(
     memory_inputs: MemoryInputs, numbers: ContextLayout, count: int, aside: int
 ) -> MemoryBreakdown:
-    """Return what all devices together take; `aside` is what goes there besides the layers."""
+    """Memory of all devices together, `aside` bytes of it besides the layers."""
     gguf = memory_inputs.gguf
     if not count:
         return MemoryBreakdown()
@@ -96,7 +89,7 @@ def on_devices(
 
 
 def shared_out(take: MemoryBreakdown, devices: tuple[Device, ...]) -> Mapping[str, MemoryBreakdown]:
-    """Return each device's share, by its memory; each computes in a buffer of its own."""
+    """Split by the devices' memory; each has a whole compute buffer."""
     if not take.total:
         return {}
     whole = sum(one.total_mib for one in devices)

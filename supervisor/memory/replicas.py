@@ -1,10 +1,4 @@
-"""How many instances serve a model whose settings leave that to us. Pure.
-
-On devices: one for each, where there are several and each holds the model whole; else one, which
-the engine spreads over what there is. On a CPU: one for every eight cores of the model's share, as
-far as memory goes and four at most. Slots of one instance decode in one batch, reading the weights
-once, so another instance pays only where one can no longer use all cores.
-"""
+"""How many instances serve a model with `replicas = "auto"`. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +9,11 @@ from supervisor.host.machine import Machine
 from supervisor.memory.estimate import MemoryInputs, estimate
 from supervisor.memory.fit import MemoryCapacity, misfit_reason
 
+# With devices: one per device, if there are several and each holds the whole model; else one, which
+# the engine spreads over them. On a CPU: one for every eight cores of the model's share, as memory
+# allows, and four at most. Slots of one instance decode in one batch and read the weights once, so
+# another instance pays only where one can no longer use all cores.
+
 _CORES: Final = 8
 _MOST: Final = 4
 
@@ -24,9 +23,8 @@ class Replicas:
     """How many instances serve a model.
 
     Attributes:
-        count: The number, at least 1.
         reason: A clause.
-        devices: For each instance the device it runs on; empty where that is left to the engine.
+        devices: The device of each instance; empty if left to the engine.
     """
 
     count: int
@@ -37,14 +35,7 @@ class Replicas:
 def decide(
     memory_inputs: MemoryInputs, machine: Machine, has: MemoryCapacity, models: int
 ) -> Replicas:
-    """Return how many instances serve a model.
-
-    Args:
-        memory_inputs: What one of them takes memory for.
-        machine: The machine.
-        has: The memory that models may take.
-        models: How many models share the machine, this one among them.
-    """
+    """Decide the number of instances."""
     if not has.devices or "device" in memory_inputs.chosen:
         return _on_cores(memory_inputs, machine, has, max(1, models))
     if len(has.devices) == 1:
@@ -67,13 +58,13 @@ def _on_cores(
 
 
 def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) -> int:
-    """Return how many have room in the model's share of main memory; weights are there once."""
+    """Instances that fit into the model's share of main memory; weights count once."""
     found = estimate(memory_inputs)
     room = has.host // models - found.mapped_bytes
     return max(1, room // max(1, found.own_bytes))
 
 
 def _is_held_by(memory_inputs: MemoryInputs, has: MemoryCapacity, device: str) -> bool:
-    """Return whether one device takes all layers."""
+    """Whether one device holds all layers."""
     alone = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, "device": device}))
     return alone.layers_offloaded > memory_inputs.gguf.layers and misfit_reason(alone, has) is None

@@ -1,1 +1,1 @@
-"""Warm-up requests and prompts prefilled ahead of clients."""
+"""Warm-up requests, and prompts prefilled ahead of clients."""

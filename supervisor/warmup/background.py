@@ -1,4 +1,4 @@
-"""Work of our own on an engine that serves: it is left as soon as somebody wants the engine."""
+"""Background requests on a serving engine; clients preempt them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What an instance does for clients at one moment.
+    """An instance's activity for clients.
 
     Attributes:
-        in_flight: Requests it holds.
-        awaited: Those of them whose next bytes it owes; the others wait for a slow client.
-        bytes_seen: Bytes of answers that came from it so far. Only a change of it means anything.
-        is_silent: Whether requests were moved away because it does not answer `/health`.
+        in_flight: Its requests.
+        awaited: Those of them that wait for the engine; the others wait for a slow client.
+        bytes_seen: Response bytes received from it so far. Only a change has a meaning.
+        is_silent: Whether requests were moved elsewhere because it does not answer `/health`.
     """
 
     in_flight: int = 0
@@ -27,23 +27,23 @@ class Activity:
 
 
 class LeaseUnavailable(Exception):
-    """An instance was not lent, or was asked back: clients want it, or it is to leave."""
+    """No slot was free, a client needs the leased one, or the instance is stopping."""
 
 
 class BackgroundLeases(Protocol):
-    """Grants a slot of a serving instance to requests of our own, until a client needs it."""
+    """Grants a slot of a serving instance to our own requests, until a client needs it."""
 
     def activity(self, name: str, /) -> Activity:
-        """Return what it does now; cheap enough to be asked several times a second."""
+        """Cheap enough to be called several times a second."""
 
     def background_lease(self, name: str, /) -> AbstractAsyncContextManager[Callable[[], bool]]:
         """Hold one slot of an instance for the length of the block.
 
-        The block gets a function that returns whether a client needs the instance. The client
-        comes first: leave the block with LeaseUnavailable.
+        The block gets a function that returns whether a client needs the slot; it must then raise
+        LeaseUnavailable soon.
 
         Raises:
-            LeaseUnavailable: No slot was free, or the instance is stopped.
+            LeaseUnavailable: No slot was free, or the instance is stopping.
         """
 
 
@@ -53,15 +53,11 @@ TICK_S: Final = 0.1
 async def run_until_preempted(
     work: Coroutine[Any, Any, None], is_wanted: Callable[[], bool]
 ) -> None:
-    """Do some work, or leave it when somebody comes.
-
-    Args:
-        work: What is done.
-        is_wanted: Tells that somebody came; as `Traffic.background_lease` gives it.
+    """Run `work`, and cancel it as soon as a client needs the slot.
 
     Raises:
-        LeaseUnavailable: Somebody came; the engine goes on to the end of its batch.
-        ExceptionGroup: What the work raised.
+        LeaseUnavailable: A client needs the slot; the engine continues to the end of its batch.
+        ExceptionGroup: Raised by the work.
     """
     async with asyncio.TaskGroup() as group:
         task = group.create_task(work)

@@ -1,12 +1,4 @@
-"""Prompts that clients' conversations begin with, kept to be read ahead at the next start.
-
-    prompts/MODEL/HASH.json    a chat request: the system prompt and the tools of many conversations
-
-Only of models whose settings ask for it (`learn_prompts`), some for each model: the one used least
-recently leaves for another. Names are hashes of what is in the file; the directories of models bear
-names that the settings have checked. Nothing is kept in memory, so commands may work on the same
-directory as a daemon. Everything here blocks; call it in a thread.
-"""
+"""Shared prefixes of clients' conversations, saved to be prefilled at the next start."""
 
 from __future__ import annotations
 
@@ -28,28 +20,30 @@ from supervisor.host.paths import is_ours, make_private
 from supervisor.warmup import prompts
 from supervisor.warmup.prompts import WarmPrompt
 
+#     prompts/MODEL/HASH.json    a chat request: the system prompt and tools of many conversations
+#
+# Only for models with `learn_prompts`, a few for each: the least recently used is replaced. Names
+# are hashes of the content. Nothing is kept in memory, so commands may work on the directory of a
+# running daemon. All methods block; call them in a thread.
+
 # As many as an instance has slots by default.
 _MODEL_MAX: Final = 4
 _HASH_BYTES: Final = 8
 
 
 class LearnedPrompts:
-    """The learned prompts of one data directory.
-
-    Args:
-        root: Made when first written to, 0700.
-    """
+    """The learned prompts of one data directory, created with mode 0700 when first written to."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._turn = threading.Lock()
 
     def keep(self, model: str, body: Mapping[str, Any]) -> str:
-        """Keep a prompt as the one used last, and return its name.
+        """Save a prompt as the latest used one, and return its name.
 
         Raises:
             AccessDenied: The directory cannot be used.
-            OSError: The disk refused; nothing was kept.
+            OSError: The disk failed; nothing was saved.
         """
         text = orjson.dumps(body).decode()
         name = f"{hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).hexdigest()}.json"
@@ -61,7 +55,7 @@ class LearnedPrompts:
         return name
 
     def prompts(self, model: str) -> list[WarmPrompt]:
-        """Return a model's prompts, the one used last first; what cannot be read is left out."""
+        """A model's prompts, the latest used first, without unreadable ones."""
         found: list[WarmPrompt] = []
         if not is_ours(self._root / model):
             return found
@@ -71,12 +65,12 @@ class LearnedPrompts:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return how many prompts each model has, of those that have any."""
+        """The number of prompts of each model that has any."""
         found = {path.name: len(_latest(path)) for path in self._directories()}
         return {model: count for model, count in found.items() if count}
 
     def forget(self, model: str | None = None) -> int:
-        """Delete the prompts of a model, or of all; return how many there were."""
+        """Delete the prompts of a model, or of all; return their number."""
         count = 0
         for directory in self._directories():
             if model in {None, directory.name}:
@@ -85,7 +79,7 @@ class LearnedPrompts:
         return count
 
     def _bound(self, directory: Path) -> None:
-        """Delete what is too much, and what somebody who died left half written."""
+        """Delete surplus prompts, and files that were left incomplete."""
         kept = set(_latest(directory)[:_MODEL_MAX])
         for path in directory.iterdir():
             if path not in kept:
@@ -100,15 +94,7 @@ class LearnedPrompts:
 async def keep(
     learned: LearnedPrompts, model: str, body: Mapping[str, Any], tokens: int, emit: Emit
 ) -> None:
-    """Keep a prompt, and tell; a disk that refuses fails nothing.
-
-    Args:
-        learned: Where.
-        model: Whose conversations begin with it.
-        body: A chat request.
-        tokens: How many tokens it may have.
-        emit: Where events go.
-    """
+    """Save a prompt of up to `tokens` tokens, and emit an event; a disk error is only reported."""
     try:
         name = await asyncio.to_thread(learned.keep, model, body)
     except (OSError, AccessDenied) as error:
@@ -118,5 +104,4 @@ async def keep(
 
 
 def _latest(directory: Path) -> list[Path]:
-    """Return the prompts in a directory, the one used last first."""
     return sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)

@@ -1,8 +1,7 @@
-"""Warms an engine up before anybody waits for it.
+"""Warm-up requests before an engine serves, and the prefill of one prompt.
 
-The first token after loading is slow: pages of the model are read in, threads and kernels are made.
-One token of a prompt nobody sent takes that on itself. Prompts that many requests begin with are
-read ahead.
+The first token after loading is slow: pages of the model are read in, threads and kernels are
+created. A token of a prompt of our own takes that time instead of a client's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ONE_TOKEN: Final[Mapping[str, Any]] = {
 
 
 class Warmup(StrEnum):
-    """How a warm-up ended."""
+    """The result of a warm-up."""
 
     WARM = "warm"
     NOTHING_TO_WARM = "nothing to warm"
@@ -34,10 +33,11 @@ class Warmup(StrEnum):
 
 
 async def warm(client: EngineClient) -> Warmup:
-    """Have one token made, or one vector where that is refused.
+    """Generate one token, or one embedding if that is rejected.
 
-    An engine that refuses both with 4xx or 501 is as ready as it gets. Any other refusal, or none
-    at all, is a bad sign. A model that generates no text answers 500 to a completion (build 10434).
+    An engine that rejects both with 4xx or 501 is as ready as it gets. Any other error, or no
+    response, means it is unhealthy. A model that generates no text answers 500 to a completion
+    (build 10434).
     """
     try:
         refusal = await client.one_token()
@@ -51,16 +51,14 @@ async def warm(client: EngineClient) -> Warmup:
 
 
 def _is_right(refusal: ErrorResponse) -> bool:
-    """Return whether an engine refuses for what it is, and not for what it met."""
     return 400 <= refusal.status < 500 or refusal.status == 501
 
 
 async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorResponse:
-    """Have a prompt read, and one token made of it; cancelled, that ends with the present batch.
+    """Process a prompt and generate one token; cancelled, it ends with the present batch.
 
     Raises:
-        EngineUnreachable: No answer. There is no deadline but the caller's: a long prompt takes
-            long.
+        EngineUnreachable: No response. No deadline: a long prompt takes long.
     """
     timings = None
     async with client.stream("/v1/chat/completions", {**prompt.body, **_ONE_TOKEN}) as events:

@@ -1,7 +1,7 @@
-"""Prompts that are read ahead, so that the first who uses them does not wait.
+"""Prompts to prefill, so that the first request that uses them is fast.
 
-A file ending in `.json` is a chat request as a client would send it, of which messages, tools and
-whatever else shapes the prompt are used; any other file is the text of a system prompt.
+A `.json` file is a chat request as a client would send it, of which the parts that form the prompt
+are used; any other file is the text of a system prompt.
 """
 
 from __future__ import annotations
@@ -27,22 +27,17 @@ _ASKED: Final = {"role": "user", "content": "Hello"}
 
 @dataclass(frozen=True, slots=True)
 class WarmPrompt:
-    """A prompt to be read ahead.
-
-    Attributes:
-        name: For people: the name of its file.
-        body: A chat request.
-    """
+    """A prompt to prefill: its file's name, and a chat request."""
 
     name: str
     body: Mapping[str, Any] = field(repr=False)
 
 
 def read(path: Path) -> WarmPrompt:
-    """Return the prompt in a file.
+    """Read a prompt file.
 
     Raises:
-        SettingsInvalid: It is missing, too large, or no prompt.
+        SettingsInvalid: Missing, too large, or not a prompt.
     """
     try:
         with open_regular(path) as file:
@@ -65,16 +60,11 @@ def read(path: Path) -> WarmPrompt:
 
 
 def of_text(name: str, text: str) -> WarmPrompt:
-    """Return a system prompt."""
     return of_request(name, {"messages": [{"role": "system", "content": text}]})
 
 
 def of_request(name: str, body: object) -> WarmPrompt:
-    """Return the prompt of a chat request.
-
-    Raises:
-        SettingsInvalid: It is none.
-    """
+    """The prompt of a chat request."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise SettingsInvalid(
             f"the prompt {name} is no chat request", hint='it needs {"messages": [...]}'

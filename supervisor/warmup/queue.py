@@ -1,7 +1,7 @@
-"""Has an engine read prompts ahead, one after another, each once a run.
+"""Prefills prompts one after another, each once per run of an engine.
 
-What is not read before the engine serves is read after it, while nobody asks anything of it. A
-request that comes in ends the reading of a prompt, which is begun anew later, some times at most.
+Prompts that are not prefilled before the engine serves follow while it is idle. A client's request
+cancels the prefill of a prompt, which is retried later, a few times at most.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ Tell = Callable[[WarmPrompt, Timings | ErrorResponse], None]
 
 
 class PrefillQueue:
-    """The prompts that one run of an engine has to read ahead.
+    """The prompts that one run of an engine has to prefill, in order; `tell` gets each result.
 
-    Args:
-        prompts: In their order.
-        tell: Told of each prompt that was read, or refused.
-        has_ram: Whether the engine still knows what a slot held that is taken for a prompt.
+    With `has_ram` the engine keeps the content of a slot that a prompt replaces.
     """
 
     def __init__(self, prompts: Sequence[WarmPrompt], tell: Tell, *, has_ram: bool = False) -> None:
@@ -50,11 +47,9 @@ class PrefillQueue:
         self._is_hidden = False  # those that were read
 
     async def begin(self, client: EngineClient, restored: int) -> None:
-        """Read what there are slots for; an end may come any time.
+        """Prefill as many prompts as slots are free, before the engine serves; can be cancelled.
 
-        Args:
-            client: The engine, which serves nobody yet.
-            restored: How many slots hold a conversation.
+        `restored` slots hold a conversation.
         """
         await self._bound(client, restored)
         while self._has_more:
@@ -67,14 +62,7 @@ class PrefillQueue:
         name: str,
         timeout_s: float = math.inf,
     ) -> None:
-        """Read what is left, as long as nobody else asks anything of the engine.
-
-        Args:
-            client: The engine.
-            traffic: Who lends the instance, and asks it back.
-            name: The instance.
-            timeout_s: How long to wait for moments in which nobody does.
-        """
+        """Prefill the remaining prompts whenever the engine is idle, for `timeout_s` at most."""
         await self._bound(client, 0)
         until_s = time.monotonic() + timeout_s
         while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
@@ -90,7 +78,7 @@ class PrefillQueue:
         return bool(self._left) or self._is_hidden
 
     async def _bound(self, client: EngineClient, restored: int) -> None:
-        """Drop the last prompts, those for which no slot is left."""
+        """Drop the last prompts, for which no slot is left."""
         if not self._left or self._is_bounded:
             return
         try:
@@ -105,12 +93,12 @@ class PrefillQueue:
             self._left.pop()
 
     async def _go_on(self, client: EngineClient) -> None:
-        """Read the first that is left; after the last, see that the next request finds them.
+        """Prefill the first prompt; after the last, make sure that the next request finds them.
 
-        An engine that does not match prompts looks for them in its cache-ram, as that was when its
-        last task began, and puts idle slots there whenever one begins. Without a task in between,
-        the first request would not find what was read for it; nor would a prompt that is begun anew
-        find what was read of it, and that part would later be taken for the whole.
+        An engine that does not match prompts searches its cache-ram, as it was when its last task
+        started, and saves idle slots there whenever a task starts. Without a task in between, the
+        first request would not find the prefilled prompt; nor would the retry of a prompt find its
+        processed part, which would later be taken for the whole.
         """
         try:
             if self._left and not self._is_cut:
