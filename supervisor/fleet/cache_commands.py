@@ -11,9 +11,9 @@ from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
+from supervisor.instance.interfaces import Traffic
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
-from supervisor.instance.traffic import Traffic
 from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.manifest import Manifest, cache_key
 from supervisor.slot_store.task import ReplicaRef

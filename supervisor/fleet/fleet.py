@@ -20,8 +20,8 @@ from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.instance.instance import Instance
+from supervisor.instance.interfaces import Traffic
 from supervisor.instance.states import State
-from supervisor.instance.traffic import Traffic
 from supervisor.slot_store.manager import SlotManager, SlotManagerContext
 
 # A start is over when the instance serves, or when whoever waits should hear why it does not:
@@ -210,8 +210,8 @@ class Fleet:
     def apply_settings(self, replica: Replica, planner: LaunchPlanner) -> None:
         """Have a replica's runs made by another workshop from its next one on."""
         replica.planner = planner
-        replica.instance.limits = self.planner.supervisor
-        replica.instance.policy = planner.restart_policy(replica.place.model)
+        policy = planner.restart_policy(replica.place.model)
+        replica.instance.configure(self.planner.supervisor, policy)
         model = self.models[replica.place.model]
         model.entry = planner.entry(replica.place.model)
         facts = replica.instance.snapshot()
@@ -239,7 +239,7 @@ class Fleet:
             policy=planner.restart_policy(place.model),
             traffic=self._traffic,
             emit=self._tell,
-            keeper=replica.keeper,
+            persister=replica.keeper,
         )
         self._serve(replica)
         return replica

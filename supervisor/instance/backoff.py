@@ -1,17 +1,19 @@
-"""Decides when to try again, and when to stop trying. No clock, no randomness of its own.
+"""Decides when to restart after a failure, and when to give up.
 
-Each fault adds one to a memory that halves every `failure_half_life_s`: faults close together add
-up, old ones fade, and an instance that crashes once a week never meets the breaker. The wait before
-the next try is drawn from zero to a bound that doubles with the remembered faults ("full jitter"),
-so that instances which fell together do not rise together.
+Each failure adds one to a count that halves every `failure_half_life_s`: failures close together
+add up, old ones fade, and an instance that crashes once a week is never given up. The delay before
+the next start is drawn from zero to a bound that doubles with the count ("full jitter"), so that
+instances that failed together do not restart together.
 
-Source: the fading memory is that of suture (thejerf/suture v4, supervisor.go); full jitter is from
-"Exponential Backoff And Jitter", AWS Architecture Blog.
+Source: thejerf/suture v4, supervisor.go (the decaying count); "Exponential Backoff And Jitter", AWS
+Architecture Blog (full jitter).
 """
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -20,27 +22,26 @@ from proxy.setting_types import SettingsTable
 
 
 class RestartPolicy(SettingsTable):
-    """`[supervisor.restart]`: how patiently instances are tried again after a fault."""
+    """`[supervisor.restart]`: when an instance is restarted after a failure."""
 
     backoff_initial_s: float = Field(
-        0.5, gt=0, le=3600, description="longest wait after the first fault; doubles with each"
+        0.5, gt=0, le=3600, description="longest delay after the first failure; doubles with each"
     )
-    backoff_max_s: float = Field(60, gt=0, le=86_400, description="longest wait ever")
+    backoff_max_s: float = Field(60, gt=0, le=86_400, description="longest delay ever")
     max_failures: int = Field(
-        5, ge=1, le=1000, description="faults close together after which it is given up"
+        5, ge=1, le=1000, description="failures close together after which it is given up"
     )
     failure_half_life_s: float = Field(
-        300, gt=0, le=604_800, description="time in which the memory of faults halves"
+        300, gt=0, le=604_800, description="time in which the count of failures halves"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """What is remembered of an instance's faults; `FailureHistory()` is forgiveness.
+    """A decaying count of failures.
 
     Attributes:
-        weight: Faults remembered, faded; 0 and up.
-        at_s: Monotonic time at which `weight` was true, in seconds.
+        weight: The count at `at_s`, a monotonic time.
     """
 
     weight: float = 0.0
@@ -48,48 +49,82 @@ class FailureHistory:
 
     @property
     def failures(self) -> int:
-        """Return the remembered faults as a whole number: 4.3 faded faults were five."""
+        """The count as a whole number, rounded up: a decayed 4.3 was five failures."""
         return math.ceil(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What follows from a fault.
+    """What to do after a failure.
 
     Attributes:
-        memory: What to remember from now on.
-        delay_s: Seconds to wait before the next run, or None: the breaker is open, do not try.
+        delay_s: The delay before the next start; None to give up.
     """
 
-    memory: FailureHistory
+    history: FailureHistory
     delay_s: float | None
 
 
-def judge(
+def decide(
     policy: RestartPolicy,
-    memory: FailureHistory,
+    history: FailureHistory,
     *,
     now_s: float,
     chance: float,
     can_give_up: bool = True,
 ) -> RestartDecision:
-    """Judge one more fault.
+    """Count one more failure.
 
     Args:
-        policy: How patient to be.
-        memory: What was remembered so far.
-        now_s: Monotonic time of the fault, in seconds.
-        chance: A number drawn evenly from 0 to 1, which spreads the delay.
-        can_give_up: Whether the breaker may open. Where not, the memory stays below it, and with it
-            the wait.
+        policy: When to restart.
+        history: The failures so far.
+        now_s: The monotonic time of the failure.
+        chance: A random number, uniform in 0 to 1, that spreads the delay.
+        can_give_up: If false, the count stays below `max_failures`, which also bounds the delay.
     """
-    faded = memory.weight * 0.5 ** ((now_s - memory.at_s) / policy.failure_half_life_s)
-    weight = faded + 1 if can_give_up else min(faded + 1, max(1, policy.max_failures - 1))
+    decayed = history.weight * 0.5 ** ((now_s - history.at_s) / policy.failure_half_life_s)
+    weight = decayed + 1 if can_give_up else min(decayed + 1, max(1, policy.max_failures - 1))
     after = FailureHistory(weight, now_s)
     if can_give_up and after.failures >= policy.max_failures:
         return RestartDecision(after, None)
-    # 2**64 would overflow nothing yet, and no cap is that far away.
-    doublings = min(after.failures - 1, 64)
-    return RestartDecision(
-        after, chance * min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
-    )
+    doublings = min(after.failures - 1, 64)  # 2**64 s is beyond any backoff_max_s
+    bound_s = min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
+    return RestartDecision(after, chance * bound_s)
+
+
+class RestartTracker:
+    """The failures of one instance.
+
+    Crashes that requests may have caused are counted apart and never give up: otherwise one client
+    could take a model from all others.
+
+    Attributes:
+        delay_s: The delay before the next start.
+    """
+
+    def __init__(self, policy: RestartPolicy, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self.delay_s = 0.0
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        self._own = self._by_request = FailureHistory()
+
+    @property
+    def failures(self) -> int:
+        return self._own.failures + self._by_request.failures
+
+    def record(self, *, by_request: bool) -> bool:
+        """Count a failure; return whether to start again after `delay_s`."""
+        chance = random.random()  # noqa: S311 (spreads restarts, not a secret)
+        history, now_s = self._by_request if by_request else self._own, self._clock()
+        decision = decide(
+            self.policy, history, now_s=now_s, chance=chance, can_give_up=not by_request
+        )
+        if by_request:
+            self._by_request = decision.history
+        else:
+            self._own = decision.history
+        self.delay_s = decision.delay_s or 0.0
+        return decision.delay_s is not None

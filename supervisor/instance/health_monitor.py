@@ -1,8 +1,4 @@
-"""Attends to an engine in service: takes the readings that `liveness` decides over.
-
-A probe is counted as a request of our own while it runs, so that one slow token is judged by the
-same rules as anybody's: an engine that computes on a crowded machine is not blamed for it.
-"""
+"""Watches an engine in service: takes the samples that `health` decides over."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.engine_client.client import EngineUnreachable, ErrorResponse
 from supervisor.instance.health import (
     CounterSample,
     HealthAction,
@@ -20,8 +16,7 @@ from supervisor.instance.health import (
     start,
     update,
 )
-from supervisor.instance.slot_persistence import SlotPersister
-from supervisor.instance.traffic import Traffic
+from supervisor.instance.interfaces import SlotPersister, Traffic
 from supervisor.process.run import ProcessRun
 from supervisor.warmup.prefill import Warmup, warm
 
@@ -38,10 +33,7 @@ class HealthMonitor:
 
     Args:
         name: The instance.
-        run: Its run, which serves.
-        traffic: Who sends it requests.
-        rules: How closely it is watched.
-        keeper: Saves what its slots hold before a probe takes one of them.
+        persister: Saves the slots before a probe overwrites one.
     """
 
     def __init__(
@@ -49,73 +41,71 @@ class HealthMonitor:
         name: str,
         run: ProcessRun,
         traffic: Traffic,
-        rules: HealthSettings,
-        keeper: SlotPersister,
+        settings: HealthSettings,
+        persister: SlotPersister,
     ) -> None:
         self._name = name
         self._run = run
         self._traffic = traffic
-        self._rules = rules
-        self._keeper = keeper
+        self._settings = settings
+        self._persister = persister
         self._probe: asyncio.Task[None] | None = None
         self._is_probing = False
         self._probes_answered = 0
         self._is_refused = False
 
     async def watch(self) -> None:
-        """Return when the engine is unhealthy; without limit before."""
-        health = start(self._read())
+        """Return when the engine is unhealthy."""
+        health = start(self._sample())
         async with asyncio.TaskGroup() as probes:
             while (
-                need := next_action(self._rules, health)
+                action := next_action(self._settings, health)
             ) is not HealthAction.WITHDRAW and not self._is_refused:
-                if need is HealthAction.PROBE and (self._probe is None or self._probe.done()):
-                    self._probe = probes.create_task(self._ask_for_a_token())
-                look = await self._look() if need is HealthAction.LOOK else None
-                if look is None:
-                    await asyncio.sleep(self._rules.tick_s)
-                health = update(self._rules, health, self._read(look))
+                if action is HealthAction.PROBE and (self._probe is None or self._probe.done()):
+                    self._probe = probes.create_task(self._generate_token())
+                counters = await self._counters() if action is HealthAction.READ_COUNTERS else None
+                if counters is None:
+                    await asyncio.sleep(self._settings.tick_s)
+                health = update(self._settings, health, self._sample(counters))
             if self._probe:
                 self._probe.cancel()
 
     async def sample(self) -> HealthSample:
-        """Take one reading, with a look."""
-        return self._read(await self._look())
+        """Take a sample that includes the engine's counters."""
+        return self._sample(await self._counters())
 
-    async def _look(self) -> CounterSample:
-        """Ask the engine for its counters, and the system for its processor time."""
+    async def _counters(self) -> CounterSample:
         try:
-            async with asyncio.timeout(2 * self._rules.tick_s), self._client() as client:
+            async with asyncio.timeout(2 * self._settings.tick_s), self._run.client() as client:
                 metrics = await client.metrics()
         except (TimeoutError, EngineUnreachable):
             return CounterSample(None, self._run.cpu_s())
-        return CounterSample(_counters(metrics), self._run.cpu_s())
+        return CounterSample(_selected(metrics), self._run.cpu_s())
 
-    def _read(self, look: CounterSample | None = None) -> HealthSample:
-        pulse = self._traffic.activity(self._name)
+    def _sample(self, counters: CounterSample | None = None) -> HealthSample:
+        # A probe counts as a request, so that one slow token on a busy machine is judged by the
+        # same rules as any other.
+        activity = self._traffic.activity(self._name)
         return HealthSample(
             asyncio.get_running_loop().time(),
-            pulse.awaited + self._is_probing,
-            pulse.bytes_seen + self._probes_answered,
-            look,
-            pulse.is_silent,
+            activity.awaited + self._is_probing,
+            activity.bytes_seen + self._probes_answered,
+            counters,
+            activity.is_silent,
         )
 
-    async def _ask_for_a_token(self) -> None:
-        async with self._client() as client:
-            # An engine that does not match prompts gives the probe the slot that was unused for
-            # longest: as many probes as there are slots would leave nothing to be saved.
-            await self._keeper.save(client, self._run.number)
+    async def _generate_token(self) -> None:
+        async with self._run.client() as client:
+            # An engine that does not match prompts gives the probe the least recently used slot:
+            # as many probes as there are slots would overwrite all of them.
+            await self._persister.save(client, self._run.number)
             self._is_probing = True
             self._is_refused = await warm(client) is Warmup.FAILED
             self._is_probing = False
         self._probes_answered += 1
 
-    def _client(self) -> EngineClient:
-        return EngineClient(self._run.endpoint, self._run.launch.api_key)
 
-
-def _counters(metrics: Mapping[str, float] | ErrorResponse) -> tuple[float, ...] | None:
+def _selected(metrics: Mapping[str, float] | ErrorResponse) -> tuple[float, ...] | None:
     if isinstance(metrics, ErrorResponse):
         return None
     return tuple(metrics.get(name, 0.0) for name in _COUNTERS)

@@ -1,4 +1,4 @@
-"""What others may know of an instance."""
+"""The public view of an instance."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ class InstanceSnapshot:
     """One instance at one moment.
 
     Attributes:
-        name: The instance, such as `chat.0`.
-        model: The model it serves a replica of.
-        state: Where it is in its life.
-        wanted: Whether it was asked to be up.
-        run: Number of its latest process, from 1; 0 before the first.
-        pid: That process while it lives.
-        since_s: Monotonic time at which it entered its state.
-        up_s: Seconds since it last became ready; 0 while it is not up.
-        restarts: Runs that followed a fault or a restart, since it was made.
-        failures: Faults the restart policy remembers.
-        retry_in_s: Seconds until it is tried again; None unless it waits for that.
-        cause: Why it does not serve, after a fault; None once it serves again.
-        warnings: What the engine silently went without, known once it is ready.
-        load_progress: Share of loading that is done, 0 to 1; None where the engine does not say.
-        endpoint: Where it listens, as far as known.
-        api_key: What it wants to be shown.
-        log_path: Where its output goes; None before the first run.
+        name: Such as `chat.0`.
+        wanted: Whether the last command asked for it to run.
+        run: The number of its latest process, from 1; 0 before the first.
+        since_s: The monotonic time at which it entered its state.
+        up_s: The time since it became ready; 0 while it is not up.
+        restarts: Runs after the first that were not a start by command.
+        failures: The decaying count of the restart policy.
+        retry_in_s: The time until the next start; None unless in BACKOFF.
+        cause: The latest failure; None once it serves again.
+        warnings: What the engine silently does without, known once it is ready.
+        load_progress: 0 to 1; None where the build does not report it.
+        log_path: None before the first run.
     """
 
     name: str

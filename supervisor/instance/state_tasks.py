@@ -1,7 +1,7 @@
-"""What is done in each state of an instance, while it lasts.
+"""The work of each state of an instance, as one task.
 
-An activity returns the fact it found, which `instance.py` takes in, or None. It is cancelled when
-the state is left, and has no deadline of its own: the state has one.
+A task returns the event it found, which `instance.py` applies, or None. It is cancelled when the
+state is left, and has no deadline: the state has one.
 """
 
 from __future__ import annotations
@@ -12,163 +12,140 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.engine_client.client import EngineClient
-from supervisor.instance.events import InstanceEvents
+from supervisor.events import Emit
 from supervisor.instance.health import HealthSettings, has_moved
 from supervisor.instance.health_monitor import HealthMonitor
+from supervisor.instance.interfaces import SlotPersister, Traffic
 from supervisor.instance.limits import InstanceLimits
-from supervisor.instance.slot_persistence import SlotPersister
 from supervisor.instance.states import Event, State
-from supervisor.instance.traffic import Traffic
 from supervisor.process.run import ProcessRun
 from supervisor.warmup.prefill import Warmup, warm
 from supervisor.warmup.queue import PrefillQueue
 
 _FIRST_PROBE_S: Final = 0.1
 _LAST_PROBE_S: Final = 2.0
-# An engine that has just said it listens is asked again this soon, should it not be so quite yet.
+# An engine that reported that it listens may still take a moment to answer.
 _EAGER_PROBE_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class StateContext:
-    """What an activity works with.
+    """What the tasks of one run work with.
 
     Attributes:
         name: The instance.
-        run: Its present run.
-        traffic: Who sends it requests.
-        limits: How long each state may last.
-        events: Who tells what is done.
-        keeper: Who keeps its conversations while it is away.
-        reading: The prompts that are to be read ahead in this run.
-        is_well: Whether it was well when it was last in service.
-        is_overdue: Whether it is to leave because it computes for a client that left.
+        prefills: The prompts to prefill in this run.
+        was_healthy: Whether it was healthy when it was last in service.
+        is_overdue: Whether it is to exit because it computes for a client that disconnected.
     """
 
     name: str
     run: ProcessRun
     traffic: Traffic
     limits: InstanceLimits
-    events: InstanceEvents
-    keeper: SlotPersister
-    reading: PrefillQueue
-    is_well: bool = True
+    emit: Emit
+    persister: SlotPersister
+    prefills: PrefillQueue
+    was_healthy: bool = True
     is_overdue: bool = False
 
-    @property
-    def attendant(self) -> HealthMonitor:
-        """Return one who watches the run, knowing nothing of it yet."""
-        rules: HealthSettings = self.limits
-        if self.is_overdue:  # its processor time shows the work that nobody wants
-            rules = rules.model_copy(update={"batch_timeout_s": 0})
-        return HealthMonitor(self.name, self.run, self.traffic, rules, self.keeper)
-
-    def client(self) -> EngineClient:
-        """Return a client of the engine."""
-        return EngineClient(self.run.endpoint, self.run.launch.api_key)
+    def monitor(self) -> HealthMonitor:
+        settings: HealthSettings = self.limits
+        if self.is_overdue:  # its CPU time is the abandoned request's
+            settings = settings.model_copy(update={"batch_timeout_s": 0})
+        return HealthMonitor(self.name, self.run, self.traffic, settings, self.persister)
 
 
 async def wait_healthy(context: StateContext) -> Event:
-    """Look until the engine can serve: after 100 ms, doubling, or at once when it says so."""
-    # In vain, but it has the HTTP client's parts imported while the engine is busy loading: they
-    # take 40 ms the first time, which would otherwise be added to the time until ready.
-    await _is_up(context.run)
+    """Probe, less and less often; at once when the engine reports that it listens."""
     pause_s = _FIRST_PROBE_S
     while True:
-        told = await _told_within(context.run, pause_s)
-        if await _is_up(context.run):
+        is_hinted = await _ready_hint_within(context.run, pause_s)
+        if await _is_healthy(context.run):
             return Event.HEALTHY
-        pause_s = _EAGER_PROBE_S if told else min(2 * pause_s, _LAST_PROBE_S)
+        pause_s = _EAGER_PROBE_S if is_hinted else min(2 * pause_s, _LAST_PROBE_S)
 
 
 async def warm_up(context: StateContext) -> Event:
-    """Have one token made, put conversations back, read prompts ahead, in this order.
-
-    An engine that cannot make a token now is unhealthy.
-    """
-    async with context.client() as client:
+    """Generate one token, restore slots, prefill prompts, in this order."""
+    async with context.run.client() as client:
         match await warm(client):
             case Warmup.FAILED:
                 return Event.UNHEALTHY
             case Warmup.WARM:
-                restored = await context.keeper.restore(client, context.run.number)
-                await context.reading.begin(client, restored)
+                restored = await context.persister.restore(client, context.run.number)
+                await context.prefills.begin(client, restored)
             case Warmup.NOTHING_TO_WARM:
                 pass
     return Event.WARMED
 
 
 async def monitor(context: StateContext) -> Event:
-    """See that what the engine has to do goes on; meanwhile do what is left for idle times."""
-    async with asyncio.TaskGroup() as beside:
-        left = beside.create_task(_use_idle_times(context))
-        await context.attendant.watch()
-        left.cancel()
+    """Watch the engine; while it is idle, prefill the remaining prompts."""
+    async with asyncio.TaskGroup() as group:
+        background = group.create_task(_use_idle_time(context))
+        await context.monitor().watch()
+        background.cancel()
     return Event.UNHEALTHY
 
 
 async def wait_recovered(context: StateContext) -> Event:
-    """Look, more and more rarely, until the engine is well again.
+    """Probe, less and less often, until the engine is healthy again.
 
-    One that still holds requests must go on with them; any other must make a token. Health alone
-    is no proof: an engine whose decoding hangs answers that it is well.
+    An engine with requests must make progress with them; any other must generate a token. `/health`
+    proves nothing: it is 200 while decoding hangs.
     """
-    attendant = context.attendant
-    before = await attendant.sample()
+    health = context.monitor()
+    before = await health.sample()
     pause_s = _FIRST_PROBE_S
     while True:
         await asyncio.sleep(pause_s)
-        now = await attendant.sample()
-        if has_moved(before, now) if now.awaited else await _can_answer(context.run):
+        now = await health.sample()
+        if has_moved(before, now) if now.awaited else await _generates(context.run):
             return Event.HEALTHY
         before, pause_s = now, min(2 * pause_s, _LAST_PROBE_S)
 
 
 async def drain(context: StateContext) -> Event:
-    """Wait until the instance holds no request, or nothing moves in those it holds.
+    """Wait until no request is in flight, or those in flight make no progress; then save the slots.
 
-    What its slots hold is saved then, unless it was unhealthy or is overdue: it may not answer.
+    An unhealthy or overdue engine may not answer, so nothing of it is saved.
     """
-    async with asyncio.TaskGroup() as ends:
-        idle = ends.create_task(context.traffic.wait_idle(context.name))
-        still = ends.create_task(context.attendant.watch())
-        await asyncio.wait((idle, still), return_when=asyncio.FIRST_COMPLETED)
-        if idle.done():
-            context.events.drained(context.run.number)
+    async with asyncio.TaskGroup() as group:
+        idle = group.create_task(context.traffic.wait_idle(context.name))
+        stuck = group.create_task(context.monitor().watch())
+        await asyncio.wait((idle, stuck), return_when=asyncio.FIRST_COMPLETED)
+        is_idle = idle.done()
+        if is_idle:
+            context.emit("instance.drained", run=context.run.number)
         idle.cancel()
-        still.cancel()
-    is_saved = context.is_well and not context.is_overdue
-    if idle.done() and not idle.cancelled() and is_saved:
-        async with context.client() as client:
-            await context.keeper.save(client, context.run.number)
+        stuck.cancel()
+    if is_idle and context.was_healthy and not context.is_overdue:
+        async with context.run.client() as client:
+            await context.persister.save(client, context.run.number)
     return Event.DRAINED
 
 
 async def stop(context: StateContext) -> None:
-    """Cut what is left, ask the engine to leave, and ask again at half the time.
-
-    The order matters: an engine with a connection open does not exit until that is closed.
-    """
-    run = context.run
-    if held := context.traffic.activity(context.name).in_flight:
-        context.events.cut(run.number, held)
+    """Abort what is in flight, request the exit, and repeat it after half of the limit."""
+    run, emit = context.run, context.emit
+    if in_flight := context.traffic.activity(context.name).in_flight:
+        emit("instance.requests_aborted", run=run.number, in_flight=in_flight)
+    # First, because an engine does not exit while a connection is open.
     await context.traffic.close(context.name)
     if how := run.request_exit():
-        context.events.asked(run.number, how)
+        emit("instance.exit_requested", run=run.number, how=how)
     await asyncio.sleep(context.limits.stop_timeout_s / 2)
     run.terminate()
-    context.events.asked(run.number, "SIGTERM again")
+    emit("instance.exit_requested", run=run.number, how="SIGTERM again")
 
 
 async def kill(context: StateContext) -> None:
-    """Kill the engine and its group."""
     context.run.kill()
-    context.events.asked(context.run.number, "SIGKILL")
+    context.emit("instance.exit_requested", run=context.run.number, how="SIGKILL")
 
 
-async def _told_within(run: ProcessRun, pause_s: float) -> bool:
-    """Wait for the engine's own word, or as long as the pause; return whether it came."""
+async def _ready_hint_within(run: ProcessRun, pause_s: float) -> bool:
     try:
         async with asyncio.timeout(pause_s):
             await run.ready_hint.wait()
@@ -178,22 +155,22 @@ async def _told_within(run: ProcessRun, pause_s: float) -> bool:
     return True
 
 
-async def _use_idle_times(context: StateContext) -> None:
-    async with context.client() as client:
-        await context.reading.resume(client, context.traffic, context.name)
+async def _use_idle_time(context: StateContext) -> None:
+    async with context.run.client() as client:
+        await context.prefills.resume(client, context.traffic, context.name)
 
 
-async def _can_answer(run: ProcessRun) -> bool:
-    if not await _is_up(run):
+async def _generates(run: ProcessRun) -> bool:
+    if not await _is_healthy(run):
         return False
-    async with EngineClient(run.endpoint, run.launch.api_key) as client:
+    async with run.client() as client:
         return await warm(client) is not Warmup.FAILED
 
 
-async def _is_up(run: ProcessRun) -> bool:
+async def _is_healthy(run: ProcessRun) -> bool:
     if not run.endpoint.is_known:
         return False
-    async with EngineClient(run.endpoint, run.launch.api_key) as client:
+    async with run.client() as client:
         return await client.is_healthy() and await client.is_ours()
 
 

@@ -1,32 +1,14 @@
-"""The life of one instance, as a table that can be checked by eye. No I/O, no clock.
+"""The lifecycle of one instance as a state table. No I/O, no clock.
 
-Two rules for this file:
+`step` takes a lifecycle and an event and returns the next lifecycle; `instance.py` acts on it. A
+rule is a row of a table here, never an `if` on a particular state.
 
-1. It decides, it never does. `step` takes what an instance is and what happened, and returns what
-   the instance is next. `instance.py` performs it.
-2. A rule is a row. What a row cannot say is said by a second, smaller table beside it, never by
-   an `if` on a particular state.
+An event is a command (START, STOP, RESTART), the passing of a state's DEADLINE, or a fact about the
+process. `TRANSITIONS` maps each to the next state; an event without a row is ignored. EXITED has no
+rows: it counts in every state that has a process, and `AFTER_EXIT` says what follows.
 
-How to read it. Three kinds of event happen to an instance: the commands START, STOP and RESTART;
-the passing of a state's DEADLINE; and facts about its process: HEALTHY, UNHEALTHY, OVERDUE, WARMED,
-DRAINED and EXITED. `TRANSITIONS` says which state each leads to; an event without a row is ignored.
-
-Beside the state stand three things:
-
-- `wanted`: somebody asked for this instance to be up. Commands set it, facts never do.
-- `run`: the number of the process, counted from 1. A fact carries the run it speaks of and is
-  ignored when that run is over, so a late word about the last process never hurts the next one.
-- `leaving`: why this run is being ended: because somebody ASKED, because its engine goes on
-  computing for a client that left (OVERDUE, no fault), or because it is at fault (STALLED while
-  loading, MUTE when it should answer). None while nobody ends it.
-
-EXITED has no rows of its own. It is heard in every state that has a process, and where it leads
-depends on how the run came to its end (`AFTER_EXIT`): a process nobody wants is STOPPED; one that
-we asked to leave, and want, starts again; all else is a fault, which waits in BACKOFF for another
-try, or is FAILED when the caller found it hopeless.
-
-Before editing: `tests/laws/test_lifecycle.py` holds the laws, and every row has a test that fails
-without it. The diagram in `supervisor/DESIGN.md` is drawn from `TRANSITIONS`.
+Each row has a test that fails without it (`scripts/mutate_table`). `scripts/diagram.py` draws the
+diagram in `supervisor/DESIGN.md` from these tables.
 """
 
 from __future__ import annotations
@@ -39,22 +21,22 @@ from typing import Final
 
 
 class State(StrEnum):
-    """Where an instance is in its life; what each means stands in `STATES`."""
+    """The state of an instance."""
 
     STOPPED = "stopped"
-    STARTING = "starting"
-    WARMING = "warming"
+    STARTING = "starting"  # loading the model
+    WARMING = "warming"  # healthy; slots and prompts are being restored
     READY = "ready"
-    UNHEALTHY = "unhealthy"
-    DRAINING = "draining"
-    STOPPING = "stopping"
+    UNHEALTHY = "unhealthy"  # running but not answering; gets no requests
+    DRAINING = "draining"  # finishing its requests
+    STOPPING = "stopping"  # asked to exit
     KILLING = "killing"
-    BACKOFF = "backoff"
-    FAILED = "failed"
+    BACKOFF = "backoff"  # waiting for the next start
+    FAILED = "failed"  # given up; the failure's cause says how to fix it
 
 
 class Event(StrEnum):
-    """What can happen to an instance: commands, facts about its process, and the deadline."""
+    """What can happen to an instance."""
 
     START = "start"
     STOP = "stop"
@@ -69,50 +51,49 @@ class Event(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a run is being ended by us."""
+    """Why the supervisor ends a run."""
 
-    REQUESTED = "asked"
-    OVERDUE = "overdue"
-    LOAD_TIMEOUT = "stalled"
-    UNRESPONSIVE = "mute"
+    REQUESTED = "requested"
+    OVERDUE = "overdue"  # it still computes for a client that disconnected
+    LOAD_TIMEOUT = "load_timeout"
+    UNRESPONSIVE = "unresponsive"
 
 
 class ExitOutcome(StrEnum):
-    """How a run came to its end."""
+    """What the end of a process means."""
 
-    STOPPED = "unwanted"
-    RESTART = "again"
-    FAILURE = "fault"
-    GIVE_UP = "hopeless"
+    STOPPED = "not wanted"
+    RESTART = "restart"
+    FAILURE = "failure"
+    GIVE_UP = "give up"
 
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """What is true of every instance in a state.
+    """Properties of a state.
 
     Attributes:
-        deadline: Name of the limit, in seconds, after which DEADLINE happens; None for none.
-        meaning: The state in a few words, for people.
+        deadline: The limit, in seconds, after which DEADLINE happens: an attribute of
+            `InstanceLimits`, or `backoff_s`.
         process: Whether an engine may be running.
     """
 
-    deadline: str | None
-    meaning: str
+    deadline: str | None = None
     process: bool = True
 
 
 STATES: Final[Mapping[State, StateInfo]] = MappingProxyType(
     {
-        State.STOPPED: StateInfo(None, "down, and that is fine", process=False),
-        State.STARTING: StateInfo("load_timeout_s", "loading the model"),
-        State.WARMING: StateInfo("warm_timeout_s", "healthy, cache being filled"),
-        State.READY: StateInfo(None, "serving"),
-        State.UNHEALTHY: StateInfo("unhealthy_timeout_s", "up, not answering; given nothing"),
-        State.DRAINING: StateInfo("drain_timeout_s", "finishing what it holds"),
-        State.STOPPING: StateInfo("stop_timeout_s", "asked to leave"),
-        State.KILLING: StateInfo("kill_timeout_s", "made to leave"),
-        State.BACKOFF: StateInfo("backoff_s", "waiting to try again", process=False),
-        State.FAILED: StateInfo(None, "given up; the cause says what to do", process=False),
+        State.STOPPED: StateInfo(process=False),
+        State.STARTING: StateInfo("load_timeout_s"),
+        State.WARMING: StateInfo("warm_timeout_s"),
+        State.READY: StateInfo(),
+        State.UNHEALTHY: StateInfo("unhealthy_timeout_s"),
+        State.DRAINING: StateInfo("drain_timeout_s"),
+        State.STOPPING: StateInfo("stop_timeout_s"),
+        State.KILLING: StateInfo("kill_timeout_s"),
+        State.BACKOFF: StateInfo("backoff_s", process=False),
+        State.FAILED: StateInfo(process=False),
     }
 )
 
@@ -182,41 +163,36 @@ AFTER_EXIT: Final[Mapping[ExitOutcome, State]] = MappingProxyType(
     }
 )
 
-# Rows that end a run for a fault of its own, which counts against the restart policy.
-FAILURES: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType(
+# Rows by which the supervisor itself decides to end a run.
+STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType(
     {
         (State.STARTING, Event.DEADLINE): StopReason.LOAD_TIMEOUT,
+        (State.READY, Event.OVERDUE): StopReason.OVERDUE,
+        (State.UNHEALTHY, Event.OVERDUE): StopReason.OVERDUE,
         (State.UNHEALTHY, Event.DEADLINE): StopReason.UNRESPONSIVE,
     }
 )
 
-# Rows that end a run which a client's request has made useless: no fault, the next run follows.
-RENEWALS: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType(
-    {
-        (State.READY, Event.OVERDUE): StopReason.OVERDUE,
-        (State.UNHEALTHY, Event.OVERDUE): StopReason.OVERDUE,
-    }
-)
+# Reasons to stop that do not count against the restart policy: the next run follows at once.
+NOT_FAILURES: Final = frozenset({StopReason.REQUESTED, StopReason.OVERDUE})
 
-# Reasons to end a run after which an exit is no fault.
-EXCUSED: Final = frozenset({StopReason.REQUESTED, StopReason.OVERDUE})
+# Rows that apply only while the instance is not wanted: START cancels a drain that STOP began, but
+# not one that RESTART began.
+ONLY_IF_UNWANTED: Final = frozenset({(State.DRAINING, Event.START)})
 
-# Rows that hold only while nobody wants the instance: a drain that STOP began can be called off,
-# one that RESTART began goes on.
-ONLY_UNWANTED: Final = frozenset({(State.DRAINING, Event.START)})
+# In these states the supervisor is ending the run; in all others `stop_reason` is None.
+EXITING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
 
-# States in which a run is on its way out; in the others nobody is ending it.
-ENDING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
-
-# What each command makes of `wanted`.
+# Commands set `wanted`, facts never do.
 WANTED: Final[Mapping[Event, bool]] = MappingProxyType(
     {Event.START: True, Event.STOP: False, Event.RESTART: True}
 )
 
-# Commands that ask a running process to leave.
-ASKING: Final = frozenset({Event.STOP, Event.RESTART})
+# Commands that ask a running process to exit.
+STOP_COMMANDS: Final = frozenset({Event.STOP, Event.RESTART})
 
-# Events that speak of one run.
+# Events about the process of one run. A fact about an earlier run is ignored, so that a late one
+# does not affect the next process.
 FACTS: Final = frozenset(
     {
         Event.HEALTHY,
@@ -231,75 +207,75 @@ FACTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """One instance, as far as decisions go.
+    """What decisions about an instance depend on.
 
     Attributes:
-        state: Where it is in its life.
-        wanted: Whether it was asked to be up.
-        run: Number of the latest process; 0 before the first.
-        leaving: Why that process is being ended by us; None while it is not.
+        state: Its state.
+        wanted: Whether the last command asked for it to run.
+        run: The number of its latest process, from 1; 0 before the first.
+        stop_reason: Why the supervisor is ending that process; None while it is not.
     """
 
     state: State = State.STOPPED
     wanted: bool = False
     run: int = 0
-    leaving: StopReason | None = None
+    stop_reason: StopReason | None = None
 
     @property
-    def ending(self) -> ExitOutcome:
-        """Return what an exit now would be, before anybody judged whether retrying can help."""
+    def exit_outcome(self) -> ExitOutcome:
+        """What an exit now would mean, if another start may help."""
         if not self.wanted:
             return ExitOutcome.STOPPED
-        return ExitOutcome.RESTART if self.leaving in EXCUSED else ExitOutcome.FAILURE
+        return ExitOutcome.RESTART if self.stop_reason in NOT_FAILURES else ExitOutcome.FAILURE
 
 
 def step(
-    life: Lifecycle, event: Event, *, run: int | None = None, hopeless: bool = False
+    lifecycle: Lifecycle, event: Event, *, run: int | None = None, give_up: bool = False
 ) -> Lifecycle:
-    """Return what an instance is after an event.
+    """Return the lifecycle after an event.
 
     Args:
-        life: What it is now.
+        lifecycle: The current one.
         event: What happened.
-        run: For facts, the run they speak of; another run's facts are ignored.
-        hopeless: For EXITED, whether a fault is beyond retrying: its cause is permanent or the
-            breaker is open. Without meaning for an exit that is no fault.
+        run: The run that a fact is about.
+        give_up: For an EXITED that is a failure: do not start again, because the cause is permanent
+            or there were too many failures.
     """
-    if event in FACTS and run != life.run:
-        return life
+    if event in FACTS and run != lifecycle.run:
+        return lifecycle
     if event is Event.EXITED:
-        return _exited(life, hopeless=hopeless)
-    return _follow(_hear(life, event), event, called_off=life.wanted)
+        return _exited(lifecycle, give_up=give_up)
+    return _transition(_command(lifecycle, event), event, was_wanted=lifecycle.wanted)
 
 
-def _hear(life: Lifecycle, command: Event) -> Lifecycle:
-    """Take a command's wish, which counts even where it has no row."""
-    life = replace(life, wanted=WANTED.get(command, life.wanted))
-    if command in ASKING and STATES[life.state].process:
-        return replace(life, leaving=StopReason.REQUESTED)
-    return life
+def _command(lifecycle: Lifecycle, event: Event) -> Lifecycle:
+    """Apply what a command means even in a state that has no row for it."""
+    lifecycle = replace(lifecycle, wanted=WANTED.get(event, lifecycle.wanted))
+    if event in STOP_COMMANDS and STATES[lifecycle.state].process:
+        return replace(lifecycle, stop_reason=StopReason.REQUESTED)
+    return lifecycle
 
 
-def _follow(life: Lifecycle, event: Event, *, called_off: bool) -> Lifecycle:
-    row = (life.state, event)
-    after = TRANSITIONS[life.state].get(event)
-    if after is None or (row in ONLY_UNWANTED and called_off):
-        return life
-    leaving = FAILURES.get(row) or RENEWALS.get(row, life.leaving)
-    return _enter(replace(life, leaving=leaving), after)
+def _transition(lifecycle: Lifecycle, event: Event, *, was_wanted: bool) -> Lifecycle:
+    row = (lifecycle.state, event)
+    state = TRANSITIONS[lifecycle.state].get(event)
+    if state is None or (row in ONLY_IF_UNWANTED and was_wanted):
+        return lifecycle
+    stop_reason = STOP_REASONS.get(row, lifecycle.stop_reason)
+    return _enter(replace(lifecycle, stop_reason=stop_reason), state)
 
 
-def _exited(life: Lifecycle, *, hopeless: bool) -> Lifecycle:
-    if not STATES[life.state].process:
-        return life
-    ending = life.ending
-    if ending is ExitOutcome.FAILURE and hopeless:
-        ending = ExitOutcome.GIVE_UP
-    return _enter(life, AFTER_EXIT[ending])
+def _exited(lifecycle: Lifecycle, *, give_up: bool) -> Lifecycle:
+    if not STATES[lifecycle.state].process:
+        return lifecycle
+    outcome = lifecycle.exit_outcome
+    if outcome is ExitOutcome.FAILURE and give_up:
+        outcome = ExitOutcome.GIVE_UP
+    return _enter(lifecycle, AFTER_EXIT[outcome])
 
 
-def _enter(life: Lifecycle, state: State) -> Lifecycle:
-    """Enter a state; STARTING begins the next run, and a run that serves again is not leaving."""
+def _enter(lifecycle: Lifecycle, state: State) -> Lifecycle:
     if state is State.STARTING:
-        return Lifecycle(state, life.wanted, life.run + 1)
-    return replace(life, state=state, leaving=life.leaving if state in ENDING else None)
+        return Lifecycle(state, lifecycle.wanted, lifecycle.run + 1)
+    stop_reason = lifecycle.stop_reason if state in EXITING else None
+    return replace(lifecycle, state=state, stop_reason=stop_reason)

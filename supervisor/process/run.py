@@ -1,7 +1,4 @@
-"""One run of an engine: its process, its log, and what can be read from what it says.
-
-It owns no policy: it says what it heard and does as it is told. A run is over when `live` returns.
-"""
+"""One run of an engine: its process, its log, and what its output reports. It decides nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from supervisor.engine_client.client import EngineClient
 from supervisor.engine_client.endpoint import Endpoint
+from supervisor.errors import CorralError
+from supervisor.failures import FAILURES
+from supervisor.process import exit_cause
 from supervisor.process.child import Child, Exit
+from supervisor.process.exit_cause import FailureCause
 from supervisor.process.launch import Launch
 from supervisor.process.lines import LineSplitter
 from supervisor.process.load_progress import EXIT_LINE, Progress, ReportReader
@@ -29,18 +31,15 @@ class ProcessRun:
 
     Args:
         number: The run, from 1.
-        launch: All it needs.
+        launch: What to run.
         clock: Monotonic seconds.
-        on_progress: Told the run and how far loading is, at each report.
+        on_progress: Called with the load progress, once for each whole percent.
 
     Attributes:
-        number: The run, from 1.
-        launch: All it needs.
-        endpoint: Where it listens, as far as known.
-        progress: How far loading has come; None where the engine does not say.
-        ready_hint: Set when the engine has said something that makes a look at its health worth
-            while.
-        alive_at_s: When it last gave a sign of life.
+        endpoint: Where it listens; its port is 0 until the engine reports it.
+        progress: The latest load progress; None where the build does not report it.
+        ready_hint: Set when the engine reports that it listens.
+        alive_at_s: When it last wrote anything.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class ProcessRun:
         launch: Launch,
         *,
         clock: Callable[[], float],
-        on_progress: Callable[[int, Progress], None],
+        on_progress: Callable[[Progress], None],
     ) -> None:
         self.number = number
         self.launch = launch
@@ -69,40 +68,42 @@ class ProcessRun:
 
     @property
     def pid(self) -> int | None:
-        """Return the number of the process; None before and after it."""
         return self._child.pid if self._child else None
 
     def cpu_s(self) -> float | None:
-        """Return the processor time the engine has used, in seconds; None when that is not told."""
+        """Return the CPU time of the process; None if unknown."""
         return self._child.cpu_s() if self._child else None
 
+    def client(self) -> EngineClient:
+        return EngineClient(self.endpoint, self.launch.api_key)
+
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Return up to `count` lines the engine wrote last, oldest first."""
+        """Return up to `count` last lines of output, oldest first."""
         return self._ring.last_lines(count)
 
     async def run(self) -> Exit:
-        """Spawn the engine and hear it until it is gone. Cancelled, it kills it.
+        """Spawn the engine and wait for its exit; kills it if cancelled.
 
         Raises:
             OSError: The engine cannot be spawned.
             AccessDenied: Its log cannot be written; nothing was spawned.
         """
         with LogFile(self.launch.log_path) as self._log:
-            self._log.write(self._heading())
-            self._unlink()
+            self._log.write(self._header())
+            self._remove_socket()
             try:
                 self._child = Child.spawn(self.launch)
-                return await self._child.wait(self._hear_stdout, self._hear_stderr)
+                return await self._child.wait(self._on_stdout, self._on_stderr)
             finally:
                 self._child = None
-                self._unlink()
+                self._remove_socket()
 
     def request_exit(self) -> str | None:
-        """Ask the engine to exit; return how it was asked, None where nobody is there.
+        """Ask the engine to exit; return by which means, or None if there is no process.
 
-        In child mode and listening, it obeys the exit line at once, while SIGTERM hangs as long as
-        stdin is open and aborts when that closes. While it loads the line is lost, and SIGTERM ends
-        it. Builds without child mode know SIGTERM only.
+        In child mode, once it listens, it obeys the exit line at once, while SIGTERM hangs as long
+        as stdin is open and aborts when that closes. While it loads it ignores the line, and
+        SIGTERM ends it. Builds without child mode only know SIGTERM.
         """
         if self._child is None:
             return None
@@ -115,63 +116,85 @@ class ProcessRun:
         return "exit line" if obeys_lines else "SIGTERM"
 
     def terminate(self) -> None:
-        """Send SIGTERM: to an engine that hangs in its first one, the order to quit at once."""
+        """Send SIGTERM; an engine that hangs in its first one exits at once on the second."""
         if self._child:
             self._child.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process and its group."""
         if self._child:
             self._child.signal(signal.SIGKILL)
 
     def stop_parsing(self) -> None:
-        """Stop taking what it says apart into lines: its address is known."""
+        """Stop searching its output for the address it listens on."""
         self._lines = None
 
-    def _hear_stdout(self, chunk: bytes) -> None:
+    def _on_stdout(self, chunk: bytes) -> None:
         reports, log = self._reports.feed(chunk)
         for report in reports:
             self._is_child_mode = True
             if report.progress:
-                self.progress = report.progress
-                self._on_progress(self.number, report.progress)
+                self._set_progress(report.progress)
             if report.state == "ready":
-                self._listens()
+                self._set_listening()
         if log:
-            self._keep(log)
+            self._record(log)
         self.alive_at_s = self._clock()
 
-    def _hear_stderr(self, chunk: bytes) -> None:
-        self._keep(chunk)
+    def _set_progress(self, progress: Progress) -> None:
+        before, self.progress = self.progress, progress
+        if before is None or int(100 * before.value) != int(100 * progress.value):
+            self._on_progress(progress)
+
+    def _on_stderr(self, chunk: bytes) -> None:
+        self._record(chunk)
         if self._lines:
             for line in self._lines.feed(chunk):
-                self._look_for_address(line)
+                self._find_address(line)
         self.alive_at_s = self._clock()
 
-    def _look_for_address(self, line: bytes) -> None:
+    def _find_address(self, line: bytes) -> None:
         found = _LISTENING.search(line)
         if found is None:
             return
         port = found["where"].rpartition(b":")[2].strip(b"/")
         if self.endpoint.socket is None and port.isdigit():
             self.endpoint = replace(self.endpoint, port=int(port))
-        self._listens()
+        self._set_listening()
 
-    def _listens(self) -> None:
+    def _set_listening(self) -> None:
         self._is_listening = True
         self.ready_hint.set()
 
-    def _keep(self, chunk: bytes) -> None:
+    def _record(self, chunk: bytes) -> None:
         self._ring.feed(chunk)
         if self._log:
             self._log.write(chunk)
 
-    def _heading(self) -> bytes:
+    def _header(self) -> bytes:
         now = datetime.now(tz=UTC).isoformat(timespec="seconds")
         line = f"[llama-corral: run {self.number}, {now}] {' '.join(self.launch.argv)}\n"
         return line.encode(errors="replace")
 
-    def _unlink(self) -> None:
-        """Remove the socket: a build refuses to listen on one that a dead engine left behind."""
+    def _remove_socket(self) -> None:
+        # A build refuses to listen on a socket that a dead engine left behind.
         if self.launch.endpoint.socket:
             self.launch.endpoint.socket.unlink(missing_ok=True)
+
+
+async def run_to_exit(start: Callable[[], ProcessRun]) -> Exit | FailureCause:
+    """Make a run and wait for its exit; a run that fails before that returns the cause.
+
+    Args:
+        start: Makes the run; its errors are causes too.
+    """
+    run: ProcessRun | None = None
+    try:
+        run = start()
+        return await run.run()
+    except CorralError as error:
+        return exit_cause.not_launchable(error)
+    except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+        if run and isinstance(error, OSError):
+            return exit_cause.spawn_failed(error, run.launch.argv[0])
+        FAILURES.note("instance process", error)
+        return exit_cause.internal(error)

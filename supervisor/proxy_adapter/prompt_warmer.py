@@ -14,7 +14,7 @@ from supervisor.events import Emit
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
-from supervisor.instance.traffic import Traffic
+from supervisor.instance.interfaces import Traffic
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import keep

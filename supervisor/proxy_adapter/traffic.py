@@ -22,7 +22,7 @@ from supervisor.warmup.background import Activity, LeaseUnavailable
 
 
 class TrafficAdapter:
-    """What instances need of the proxy (supervisor.instance.traffic.Traffic).
+    """What instances need of the proxy (supervisor.instance.interfaces.Traffic).
 
     Attributes:
         fleet: Set once the fleet is made, which needs this adapter first.

@@ -19,6 +19,7 @@ from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
 from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.snapshot import InstanceSnapshot
+from supervisor.instance.states import Event
 from supervisor.process.launch import Launch, clean_environment
 from supervisor.warmup.background import Activity
 
@@ -183,6 +184,10 @@ def is_gone(pid: int, *, within_s: float = 2) -> bool:
         return bool(select.select([process], [], [], within_s)[0])
     finally:
         os.close(process)
+
+
+def mark_unhealthy(instance: Instance, run: int) -> None:
+    instance._apply(Event.UNHEALTHY, run)
 
 
 async def loading(instance: Instance) -> None:

@@ -16,12 +16,12 @@ from supervisor.instance.health import (
     HealthSettings,
     has_moved,
     next_action,
-    queue_timeout_s,
+    recovery_timeout_s,
     start,
     update,
 )
 
-RULES = HealthSettings(liveness_interval_s=4, idle_probe_s=60, batch_timeout_s=100)
+SETTINGS = HealthSettings(liveness_interval_s=4, idle_probe_s=60, batch_timeout_s=100)
 ALWAYS = 10_000.0
 
 Of = Callable[[float], float]
@@ -44,27 +44,27 @@ def watch(
     cpu_s: Of = never,
     answers: bool = True,
     gap: tuple[float, float] = (ALWAYS, 0),
-    rules: HealthSettings = RULES,
+    settings: HealthSettings = SETTINGS,
     for_s: float = 300,
 ) -> Iterator[tuple[float, HealthAction]]:
     """Watch an engine whose counters are functions of time; yield each need with its time.
 
-    A look costs no time here. `gap` is when the watch stood still, and for how long.
+    Reading counters takes no time here. `gap` is when the watch stood still, and for how long.
     """
 
-    def read(at_s: float, look: CounterSample | None = None) -> HealthSample:
-        return HealthSample(at_s, int(awaited(at_s)), int(sent(at_s)), look)
+    def read(at_s: float, counters: CounterSample | None = None) -> HealthSample:
+        return HealthSample(at_s, int(awaited(at_s)), int(sent(at_s)), counters)
 
     now_s, health = 0.0, start(read(0))
     while now_s < for_s:
-        now_s += rules.tick_s + (gap[1] if gap[0] <= now_s < gap[0] + rules.tick_s else 0)
-        health = update(rules, health, read(now_s))
-        need = next_action(rules, health)
-        if need is HealthAction.LOOK:
-            look = CounterSample((decoded(now_s),) if answers else None, cpu_s(now_s))
-            health = update(rules, health, read(now_s, look))
+        now_s += settings.tick_s + (gap[1] if gap[0] <= now_s < gap[0] + settings.tick_s else 0)
+        health = update(settings, health, read(now_s))
+        need = next_action(settings, health)
+        if need is HealthAction.READ_COUNTERS:
+            counters = CounterSample((decoded(now_s),) if answers else None, cpu_s(now_s))
+            health = update(settings, health, read(now_s, counters))
             yield now_s, need
-            need = next_action(rules, health)
+            need = next_action(settings, health)
         yield now_s, need
         if need is HealthAction.WITHDRAW:
             return
@@ -78,13 +78,15 @@ def withdrawn_at_s(story: Iterator[tuple[float, HealthAction]]) -> float | None:
 def test_one_that_stops_is_found_within_two_intervals(end_s: float) -> None:
     found_s = withdrawn_at_s(watch(sent=until(end_s), answers=False, cpu_s=until(end_s, 1)))
     assert found_s is not None
-    assert 1.25 * RULES.liveness_interval_s <= found_s - end_s <= 2 * RULES.liveness_interval_s
+    assert (
+        1.25 * SETTINGS.liveness_interval_s <= found_s - end_s <= 2 * SETTINGS.liveness_interval_s
+    )
 
 
 def test_one_that_answers_but_moves_nothing_is_found_as_soon() -> None:
     found_s = withdrawn_at_s(watch(answers=True))
     assert found_s is not None
-    assert found_s <= 2 * RULES.liveness_interval_s
+    assert found_s <= 2 * SETTINGS.liveness_interval_s
 
 
 def test_bytes_alone_are_life_and_nobody_asks_for_more() -> None:
@@ -105,13 +107,17 @@ def test_one_long_batch_is_life_as_long_as_it_computes() -> None:
 def test_one_that_computes_for_ever_without_a_result_is_given_up() -> None:
     found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: at_s))
     assert found_s is not None
-    assert RULES.batch_timeout_s <= found_s <= RULES.batch_timeout_s + RULES.liveness_interval_s
+    assert (
+        SETTINGS.batch_timeout_s
+        <= found_s
+        <= SETTINGS.batch_timeout_s + SETTINGS.liveness_interval_s
+    )
 
 
 def test_one_that_stops_in_a_long_batch_is_found_within_two_intervals() -> None:
     found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: min(at_s, 30.0)))
     assert found_s is not None
-    assert found_s - 30 <= 2 * RULES.liveness_interval_s
+    assert found_s - 30 <= 2 * SETTINGS.liveness_interval_s
 
 
 def test_answering_our_questions_is_not_computing() -> None:
@@ -121,39 +127,46 @@ def test_answering_our_questions_is_not_computing() -> None:
 def test_where_nothing_tells_the_processor_time_counters_must_do() -> None:
     before = start(HealthSample(0, 1, 0))
     blind = CounterSample((1.0,), None)
-    health = update(RULES, before, HealthSample(1, 1, 0, blind))
-    health = update(RULES, health, HealthSample(3, 1, 0, blind))
+    health = update(SETTINGS, before, HealthSample(1, 1, 0, blind))
+    health = update(SETTINGS, health, HealthSample(3, 1, 0, blind))
     assert health.computed_at_s == 0
-    assert update(RULES, health, HealthSample(5, 1, 0, CounterSample((2.0,), None))).moved_at_s == 3
+    assert (
+        update(SETTINGS, health, HealthSample(5, 1, 0, CounterSample((2.0,), None))).progress_at_s
+        == 3
+    )
 
 
 def test_an_answer_missed_is_no_movement_when_the_next_comes() -> None:
     health = start(HealthSample(0, 1, 0))
-    for at_s, look in (
+    for at_s, counters in (
         (1, CounterSample((1.0,), 0)),
         (2, CounterSample(None, 0)),
         (3, CounterSample((1.0,), 0)),
     ):
-        health = update(RULES, health, HealthSample(at_s, 1, 0, look))
-    assert health.moved_at_s == 0
-    assert update(RULES, health, HealthSample(4, 1, 0, CounterSample((2.0,), 0))).moved_at_s == 3
+        health = update(SETTINGS, health, HealthSample(at_s, 1, 0, counters))
+    assert health.progress_at_s == 0
+    assert (
+        update(SETTINGS, health, HealthSample(4, 1, 0, CounterSample((2.0,), 0))).progress_at_s == 3
+    )
 
 
 def test_what_was_answered_before_a_missed_answer_is_remembered() -> None:
     health = start(HealthSample(0, 1, 0))
-    for at_s, look in (
+    for at_s, counters in (
         (1, CounterSample((1.0,), 0)),
         (2, CounterSample(None, 0)),
         (3, CounterSample((2.0,), 0)),
     ):
-        health = update(RULES, health, HealthSample(at_s, 1, 0, look))
-    assert health.moved_at_s == 2
+        health = update(SETTINGS, health, HealthSample(at_s, 1, 0, counters))
+    assert health.progress_at_s == 2
 
 
 def test_it_is_asked_no_more_often_than_every_two_seconds() -> None:
-    looks = [at_s for at_s, need in watch(cpu_s=lambda at_s: at_s) if need is HealthAction.LOOK]
+    looks = [
+        at_s for at_s, need in watch(cpu_s=lambda at_s: at_s) if need is HealthAction.READ_COUNTERS
+    ]
     assert min(after - before for before, after in itertools.pairwise(looks)) >= 2
-    assert looks[0] >= RULES.liveness_interval_s / 2
+    assert looks[0] >= SETTINGS.liveness_interval_s / 2
 
 
 def test_who_waits_for_a_slow_client_is_not_blamed() -> None:
@@ -163,13 +176,15 @@ def test_who_waits_for_a_slow_client_is_not_blamed() -> None:
 def test_work_that_begins_after_a_long_rest_gets_its_whole_time() -> None:
     found_s = withdrawn_at_s(watch(awaited=lambda at_s: at_s >= 50))
     assert found_s is not None
-    assert 50 + 1.25 * RULES.liveness_interval_s <= found_s <= 50 + 2 * RULES.liveness_interval_s
+    assert (
+        50 + 1.25 * SETTINGS.liveness_interval_s <= found_s <= 50 + 2 * SETTINGS.liveness_interval_s
+    )
 
 
 def test_clients_that_come_and_go_do_not_make_it_look_alive() -> None:
     found_s = withdrawn_at_s(watch(awaited=lambda at_s: 1 + at_s // 1 % 2))
     assert found_s is not None
-    assert found_s <= 2 * RULES.liveness_interval_s
+    assert found_s <= 2 * SETTINGS.liveness_interval_s
 
 
 @pytest.mark.parametrize("pause_s", [4.1, 60, 86_400])
@@ -189,14 +204,14 @@ def test_a_rest_brings_a_probe_once_in_a_while_and_work_replaces_it() -> None:
 def test_one_that_did_not_answer_clients_is_probed_at_once(
     probe_s: float, need: HealthAction
 ) -> None:
-    rules = HealthSettings(liveness_interval_s=4, idle_probe_s=probe_s)
-    health = update(rules, start(HealthSample(0, 0, 0)), HealthSample(1, 0, 0, is_silent=True))
-    assert next_action(rules, health) is need
+    settings = HealthSettings(liveness_interval_s=4, idle_probe_s=probe_s)
+    health = update(settings, start(HealthSample(0, 0, 0)), HealthSample(1, 0, 0, is_silent=True))
+    assert next_action(settings, health) is need
 
 
 def test_a_probe_can_be_turned_off() -> None:
     calm = watch(
-        awaited=never, rules=HealthSettings(liveness_interval_s=4, idle_probe_s=0), for_s=300
+        awaited=never, settings=HealthSettings(liveness_interval_s=4, idle_probe_s=0), for_s=300
     )
     assert {need for _, need in calm} == {HealthAction.NOTHING}
 
@@ -208,12 +223,12 @@ def test_a_probe_can_be_turned_off() -> None:
 def test_who_sends_something_within_each_interval_is_never_withdrawn(
     interval_s: float, sends: list[float]
 ) -> None:
-    rules = HealthSettings(liveness_interval_s=interval_s)
+    settings = HealthSettings(liveness_interval_s=interval_s)
     moments = [sum(sends[: n + 1]) * interval_s for n in range(len(sends))]
     story = watch(
         sent=lambda at_s: sum(moment <= at_s for moment in moments),
         answers=False,
-        rules=rules,
+        settings=settings,
         for_s=moments[-1],
     )
     assert withdrawn_at_s(story) is None
@@ -223,12 +238,12 @@ def test_who_sends_something_within_each_interval_is_never_withdrawn(
 def test_who_stands_still_for_two_intervals_always_is(
     interval_s: float, end: float, *, computes: bool
 ) -> None:
-    rules = HealthSettings(liveness_interval_s=interval_s)
+    settings = HealthSettings(liveness_interval_s=interval_s)
     end_s = end * interval_s
     story = watch(
         decoded=lambda at_s: min(at_s, end_s) if computes else 0,
         cpu_s=lambda at_s: min(at_s, end_s),
-        rules=rules,
+        settings=settings,
         for_s=100 * interval_s,
     )
     found_s = withdrawn_at_s(story)
@@ -246,6 +261,6 @@ def test_work_has_moved_by_bytes_or_by_counters_and_not_by_silence() -> None:
 
 
 def test_an_unwell_engine_has_little_time_while_clients_wait() -> None:
-    assert queue_timeout_s(RULES, 60, held=1) == 4
-    assert queue_timeout_s(RULES, 60, held=0) == 60
-    assert queue_timeout_s(RULES, 2, held=1) == 2
+    assert recovery_timeout_s(SETTINGS, 60, in_flight=1) == 4
+    assert recovery_timeout_s(SETTINGS, 60, in_flight=0) == 60
+    assert recovery_timeout_s(SETTINGS, 2, in_flight=1) == 2

@@ -14,6 +14,7 @@ from fakes.instance_harness import (
     is_gone,
     launch_of,
     loading,
+    mark_unhealthy,
     quick,
     zombies,
 )
@@ -278,9 +279,9 @@ async def test_doubt_takes_it_out_of_service_until_it_answers(runtime: Path) -> 
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
-        instance.doubt(facts.run - 1)
+        mark_unhealthy(instance, facts.run - 1)
         assert instance.snapshot().state is State.READY
-        instance.doubt(facts.run)
+        mark_unhealthy(instance, facts.run)
         assert instance.snapshot().state is State.UNHEALTHY
         await instance.wait(UP)
     assert harness.traffic.calls[:3] == ["admit", "withdraw", "admit"]
@@ -328,7 +329,7 @@ async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
         facts = await instance.wait(UP)
         assert facts.pid
         os.kill(facts.pid, signal.SIGSTOP)
-        instance.doubt(facts.run)
+        mark_unhealthy(instance, facts.run)
         waiting = await instance.wait(WAITING)
         assert waiting.cause
         assert waiting.cause.code == "unresponsive"
@@ -376,7 +377,7 @@ async def test_one_that_goes_on_with_its_work_is_taken_back(runtime: Path) -> No
         instance.start()
         facts = await instance.wait(UP)
         harness.traffic.now = Activity(in_flight=1, awaited=1)
-        instance.doubt(facts.run)
+        mark_unhealthy(instance, facts.run)
         await asyncio.sleep(0.3)  # whether it stays unhealthy, is what is tested
         assert instance.snapshot().state is State.UNHEALTHY
         harness.traffic.now = Activity(in_flight=1, awaited=1, bytes_seen=9)

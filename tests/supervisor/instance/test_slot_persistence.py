@@ -5,10 +5,10 @@ import os
 import signal
 from pathlib import Path
 
-from fakes.instance_harness import InstanceHarness, fake_launch, quick
+from fakes.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
 
 from supervisor.engine_client.client import EngineClient
-from supervisor.instance.slot_persistence import NoSlotPersister
+from supervisor.instance.interfaces import NoSlotPersister
 from supervisor.instance.states import State
 from supervisor.warmup.background import Activity
 
@@ -23,7 +23,7 @@ class Recorder:
         self.calls: list[tuple[str, str]] = []
         self.called = asyncio.Event()
         self._harness = harness
-        harness.instance._keeper = self
+        harness.instance._persister = self
 
     async def restore(self, _client: EngineClient, run: int, /) -> int:
         self._note("restore", run)
@@ -73,7 +73,7 @@ async def test_one_that_is_unwell_is_not_asked_to_save(runtime: Path) -> None:
         facts = await instance.wait(UP)
         assert facts.pid
         os.kill(facts.pid, signal.SIGSTOP)
-        instance.doubt(facts.run)
+        mark_unhealthy(instance, facts.run)
         instance.stop()
         await instance.wait(DOWN)
     assert [call for call, _ in keeper.calls] == ["restore"]

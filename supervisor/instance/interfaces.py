@@ -1,0 +1,51 @@
+"""What an instance needs of others: the proxy's traffic and the slot store."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from supervisor.engine_client.client import EngineClient
+from supervisor.instance.snapshot import InstanceSnapshot
+from supervisor.warmup.background import BackgroundLeases
+
+
+class Traffic(BackgroundLeases, Protocol):
+    """Sends requests to instances. An unknown instance name is not an error."""
+
+    def admit(self, snapshot: InstanceSnapshot, /) -> None:
+        """Send requests to the instance from now on."""
+
+    def withdraw(self, name: str, /) -> None:
+        """Send no new requests; those in flight continue."""
+
+    def ended(self, name: str, /, *, is_crash: bool) -> int:
+        """Note that the process has exited; called before `withdraw`.
+
+        Returns:
+            The number of client requests it was computing.
+        """
+
+    async def wait_idle(self, name: str, /) -> None:
+        """Wait until the instance has no request in flight."""
+
+    async def close(self, name: str, /) -> None:
+        """Close every connection to the instance."""
+
+
+class SlotPersister(Protocol):
+    """Saves and restores KV slots. Neither call raises for an error of the engine."""
+
+    async def restore(self, client: EngineClient, run: int, /) -> int:
+        """Restore slots of an engine that serves no requests yet; return how many."""
+
+    async def save(self, client: EngineClient, run: int, /) -> None:
+        """Save the idle slots that are not saved yet, within a time limit of its own."""
+
+
+class NoSlotPersister:
+    """Persists nothing."""
+
+    async def restore(self, _client: EngineClient, _run: int, /) -> int:
+        return 0
+
+    async def save(self, _client: EngineClient, _run: int, /) -> None: ...
