@@ -26,6 +26,10 @@ class Emit(Protocol):
         """Hear it; must not fail and must not block."""
 
 
+def discard(_name: str, /, **_fields: object) -> None:
+    """Ignore an event (`Emit`)."""
+
+
 class AccessRecord:
     """One request's figures, filled in on its way.
 

@@ -19,7 +19,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from proxy.access_log import CLIENT_GONE, Emit
+from proxy.access_log import CLIENT_GONE
 from proxy.auth.api_keys import KEY, visible
 from proxy.body.bodies import Bodies, Share
 from proxy.connections import Connections, descriptors_max, limit_of
@@ -52,7 +52,7 @@ def build_app(
     router: Router,
     loader: ModelLoader,
     settings: ProxySettings,
-    tell: Emit,
+    metrics: Metrics,
     reader: PromptWarmer | None = None,
 ) -> web.Application:
     """Build the application; `proxy.server.Server` runs it, in tests as in production.
@@ -61,16 +61,14 @@ def build_app(
         router: The instances; the supervisor admits and withdraws them there.
         loader: The models, and how one is made ready.
         settings: The limits.
-        tell: Hears how each request ended; see `proxy.access_log`.
+        metrics: Counts how requests end; see `proxy.access_log`.
         reader: Has prompts read ahead; without one, there is no page for that.
 
     Raises:
         ConfigError: An origin, a host or the file of API keys is wrong.
     """
-    metrics = Metrics(router, settings, tell)
-    router.loader, router.emit = loader, metrics.emit
     server_state = ServerState()
-    forward = Forward(router, settings, metrics.emit)
+    forward = Forward(router, loader, settings, metrics.emit)
     pages = LocalEndpoints(router, loader, metrics, has_keys=settings.api_keys_file is not None)
     bodies = Bodies(settings)
     passed = ForwardedEndpoints(loader, forward, server_state, metrics, reader, bodies)
@@ -134,7 +132,9 @@ class LocalEndpoints:
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
-        body, content_type = await self._metrics.page(accept, self._model_infos(request))
+        body, content_type = await self._metrics.page(
+            accept, self._model_infos(request), self._router
+        )
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     def _model_infos(self, request: web.Request) -> Sequence[ModelInfo]:

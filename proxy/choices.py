@@ -27,6 +27,19 @@ def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
     return max(_count(members.get("n")), _count(members.get("n_cmpl")))
 
 
+def is_single(members: Mapping[str, Any]) -> bool:
+    """Return whether the body asks for one answer to one prompt."""
+    has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
+    return has_one_choice and _is_one_prompt(members.get("prompt"))
+
+
+def _is_one_prompt(prompt: object) -> bool:
+    """Return whether a prompt is one: a list with a number in it is a single one in tokens."""
+    if not isinstance(prompt, list) or len(prompt) < 2:
+        return True
+    return any(isinstance(part, int) for part in prompt)
+
+
 def _count(said: object) -> int:
     if isinstance(said, bool) or not isinstance(said, int | float):
         return 1

@@ -17,6 +17,7 @@ from typing import Final
 
 from proxy.app import build_app
 from proxy.errors import ListenFailed
+from proxy.metrics.prometheus import Metrics
 from proxy.models import PrefillResult
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.router.router import Router
@@ -42,7 +43,7 @@ from supervisor.process.orphans import kill_orphans
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.settings import checked, read_nodes
-from supervisor.proxy_adapter.traffic import TrafficAdapter
+from supervisor.proxy_adapter.traffic import RouterEvents, TrafficAdapter
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
@@ -75,7 +76,10 @@ class Daemon:
         self._directories = directories
         self._events = events
         FAILURES.tell = events.emit
-        self._router = Router(checked(loaded.settings.proxy))
+        proxy = checked(loaded.settings.proxy)
+        self._metrics = Metrics(proxy, events.emit)
+        router_events = RouterEvents()
+        self._router = Router(proxy, router_events, self._metrics.emit)
         self._stats = StatsReader()
         self._traffic = TrafficAdapter(self._router)
         self._planner = LaunchPlanner(loaded.settings, directories)
@@ -88,7 +92,6 @@ class Daemon:
         self._admission = AdmissionController(
             self._fleet, self._router, events.emit, MemoryUsage(self._fleet)
         )
-        self._router.on_idle = self._admission.wake
         self._reload = Reload(
             self._fleet,
             loaded,
@@ -99,6 +102,7 @@ class Daemon:
         )
         self._watch = ReloadTriggers(self._reload)
         self._nodes = self._make_nodes()
+        router_events.connect(self._traffic, self._admission, self._nodes)
         self._server = self._make_server()
         self._began_at_s = self._ending_at_s = self._now_s()
         self._shutdown_requests = 0
@@ -124,7 +128,7 @@ class Daemon:
     def _make_server(self) -> Server:
         settings = self._reload.loaded.settings.proxy
         reader = PromptWarmerAdapter(self._fleet, self._traffic, self._events.emit)
-        app = build_app(self._router, self._nodes, settings, self._events.emit, reader)
+        app = build_app(self._router, self._nodes, settings, self._metrics, reader)
         return Server(app, settings)
 
     # Its life.

@@ -1,34 +1,80 @@
 """What a client is sent: an answer, an error in its client library's shape, or an honest break.
 
-A client that waits for a stream may be sent comments before there is anything to say; they bind us
-to nothing but the status, and an error that comes then is the last event of a complete body.
+A request may wait long: in a queue, for a model to load, while its prompt is computed. Clients and
+the proxies on their way give up on a response that does not begin. So a stream begins after two
+seconds, and every few seconds a comment follows, which client libraries skip. From then on an error
+cannot be a status: it is the last event of a complete body.
 
 A break behind the first byte of an instance's own answer cannot be repaired. A stream of events
 gets one more event that says what went wrong, and then the connection ends without the mark of a
 complete body; any other body ends in an aborted connection. Never a clean end, never a false
 `[DONE]`.
+
+Source: WHATWG HTML, section "Authoring notes" of server-sent events, on comments as keep-alives;
+Anthropic's streaming API, event `ping`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.access_log import AccessRecord
+from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, anthropic_type, openai_type
 from proxy.headers import EVENT_STREAM, for_client, is_event_stream
 from proxy.router.lease import Lease
 
 # A client that stopped reading does not get its last event either.
 _FAREWELL_TIMEOUT_S: Final = 0.5
+FIRST_PING_S: Final = 2.0
+INTERVAL_S: Final = 10.0
+_COMMENT: Final = b":\n\n"
+_ANTHROPIC_PING: Final = b'event: ping\ndata: {"type": "ping"}\n\n'
 _ANTHROPIC_PATH: Final = "/v1/messages"
 _EVENT_END: Final = b"\n\n"
+
+
+class ResponseWriter(Protocol):
+    """Takes the response to one request or, of an array, to one prompt.
+
+    Attributes:
+        record: What is remembered of it.
+    """
+
+    record: AccessRecord
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was sent; an error can then no longer become a status."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether anything of an instance's response was sent; no other can then take over."""
+
+    def leased(self, lease: Lease, /) -> None:
+        """Note that an instance has the request now."""
+
+    async def begin(self, status: int, headers: CIMultiDict[str], /) -> None:
+        """Set the status and the header."""
+
+    async def write(self, chunk: bytes, /) -> None:
+        """Take bytes of the body; returns when there is room for more."""
+
+    def put(self, chunk: bytes, /) -> bool:
+        """Take bytes of the body at once; return False, with nothing done, if that cannot be."""
+
+    async def finish(self, last: bytes = b"", /) -> None:
+        """Take the last bytes of the body."""
+
+    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes, /) -> None:
+        """Take an instance's own error."""
 
 
 class _Response(web.StreamResponse):
@@ -46,8 +92,6 @@ class ClientResponse:
         is_committed: Whether anything of an instance's own answer was sent; no other instance can
             then take over.
         extra_headers: Header fields that every answer of an instance gets besides its own.
-        stop_keepalive: Has whoever keeps the client awake say no more; awaited before anything else
-            is said.
     """
 
     def __init__(self, request: web.Request, record: AccessRecord) -> None:
@@ -58,7 +102,9 @@ class ClientResponse:
         self._is_chunked = False
         self.is_committed = False
         self.extra_headers: Mapping[str, str] = {}
-        self.stop_keepalive: Callable[[], Awaitable[None]] | None = None
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._ping_task: asyncio.Task[None] | None = None
+        self._pings_over: asyncio.Event | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -83,21 +129,24 @@ class ClientResponse:
         Raises:
             ConnectionError: Nobody is there to take it.
         """
-        await self._stop_keepalive()
+        await self._stop_pings()
         self.is_committed = True
         if not self.has_begun:
             headers.update(self.extra_headers)
             await self._prepare(status, headers)
 
-    async def send_keepalive(self, comment: bytes) -> None:
-        """Send what keeps a client that waits for a stream awake; begins the answer.
+    def keep_alive(self, kind: EndpointKind) -> None:
+        """Send comments from the second second on until the response begins, or `end_wait`."""
+        ping = _ANTHROPIC_PING if kind is EndpointKind.MESSAGES else _COMMENT
+        loop = asyncio.get_running_loop()
+        self._ping_timer = loop.call_later(FIRST_PING_S, self._start_pings, ping)
 
-        Raises:
-            ConnectionError: Nobody is there to take it.
-        """
-        if not self.has_begun:
-            await self._prepare(200, for_client(CIMultiDict({"Content-Type": EVENT_STREAM})))
-        await self.response.write(comment)
+    async def end_wait(self) -> None:
+        """Send no further comment, whatever is half sent."""
+        self._stop_timer()
+        if self._ping_task is not None:
+            self._ping_task.cancel()
+            await asyncio.wait([self._ping_task])
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Answer with an instance's own error: as it is, or as an event where a wait began.
@@ -105,7 +154,7 @@ class ClientResponse:
         Raises:
             ConnectionError: Nobody is there to take it.
         """
-        await self._stop_keepalive()
+        await self._stop_pings()
         if self.has_begun:
             self.record.status = status
             body = _event(self._request.path, body)
@@ -162,9 +211,35 @@ class ClientResponse:
                     return
         transport.abort()
 
-    async def _stop_keepalive(self) -> None:
-        if self.stop_keepalive is not None:
-            await self.stop_keepalive()
+    def _start_pings(self, ping: bytes) -> None:
+        # The task ends with the request: `end_wait` waits for it.
+        self._pings_over = over = asyncio.Event()
+        self._ping_task = asyncio.get_running_loop().create_task(self._send_pings(ping, over))
+
+    async def _send_pings(self, ping: bytes, over: asyncio.Event) -> None:
+        # A client that left ends its request by itself.
+        with contextlib.suppress(ConnectionError):
+            while not over.is_set():
+                if not self.has_begun:
+                    await self._prepare(
+                        200, for_client(CIMultiDict({"Content-Type": EVENT_STREAM}))
+                    )
+                await self.response.write(ping)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await over.wait()
+
+    async def _stop_pings(self) -> None:
+        """Send no further comment; returns when none is half sent."""
+        self._stop_timer()
+        if self._ping_task is not None and self._pings_over is not None:
+            self._pings_over.set()
+            await asyncio.wait([self._ping_task])
+
+    def _stop_timer(self) -> None:
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
 
     async def _prepare(self, status: int, headers: CIMultiDict[str]) -> None:
         self._response = _Response(status=status, headers=headers)

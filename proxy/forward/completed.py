@@ -8,13 +8,13 @@ gist; nobody waits for it and nothing fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from proxy.endpoints import EndpointKind
 from proxy.forward.apis.reader import reader_of
+from proxy.router.lease import Completion
 from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 from proxy.upstream.timings import Timings
 
@@ -24,16 +24,9 @@ _TOTAL_MAX_BYTES: Final = 4 * 1024**2
 
 
 class CompletedResponse:
-    """The gist of one answer, out of the bytes of its stream or of its whole body.
-
-    Attributes:
-        timings: What it cost, once known.
-        response: The assistant's message, once known.
-    """
+    """Reads one response out of the bytes of its stream or of its whole body."""
 
     def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
-        self.timings: Timings | None = None
-        self.response: Mapping[str, Any] | None = None
         self._is_stream = is_stream
         self._chunks: list[bytes] = []
         self._batch_bytes = 0
@@ -52,17 +45,17 @@ class CompletedResponse:
         if self._is_stream and self._batch_bytes > _BATCH_BYTES:
             self._read_batch()
 
-    def close(self) -> None:
-        """Note that the answer is complete: what it says is known now, or never."""
+    def close(self) -> Completion:
+        """Return what the response reports, now that it is complete."""
         if self._total_bytes > _TOTAL_MAX_BYTES:
-            return
+            return Completion()
         if self._is_stream:
             self._read_batch()
         else:
             self._read_body(b"".join(self._chunks))
-        if self._total_bytes <= _TOTAL_MAX_BYTES:
-            self.timings = Timings.read(self._reader.timings())
-            self.response = self._reader.message()
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            return Completion()
+        return Completion(Timings.read(self._reader.timings()), self._reader.message())
 
     def _read_batch(self) -> None:
         batch, self._batch_bytes = b"".join(self._chunks), 0

@@ -25,13 +25,12 @@ from proxy.errors import (
     UpstreamTimeout,
 )
 from proxy.forward.array import PromptArray, array_of
-from proxy.forward.client_response import ClientResponse
-from proxy.forward.keep_alive import keep_alive, ping_for
+from proxy.forward.client_response import ClientResponse, ResponseWriter
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.relay import ResponseRelay
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
-from proxy.forward.writer import ResponseWriter
+from proxy.models import ModelLoader
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
@@ -48,8 +47,11 @@ _LARGE_BYTES: Final = 1024**2
 class Forward:
     """Carries requests to instances and their answers back."""
 
-    def __init__(self, router: Router, settings: ProxySettings, tell: Emit) -> None:
+    def __init__(
+        self, router: Router, loader: ModelLoader, settings: ProxySettings, tell: Emit
+    ) -> None:
         self._router = router
+        self._loader = loader
         self._settings = settings
         self._tell = tell
 
@@ -64,10 +66,12 @@ class Forward:
             await self._forward_parts(array, client_response)
             return
         plan = plan_request(request)
-        async with keep_alive(
-            client_response, ping_for(request.kind) if plan.is_passed_stream else None
-        ):
+        if plan.is_passed_stream:
+            client_response.keep_alive(request.kind)
+        try:
             await self._forward_one(request, plan, client_response)
+        finally:
+            await client_response.end_wait()
 
     async def _forward_one(
         self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
@@ -86,13 +90,15 @@ class Forward:
         """
         is_stream = array.request.is_stream and array.request.kind.generates
         parts = parts_of(array, client_response)
-        async with keep_alive(client_response, ping_for(array.request.kind) if is_stream else None):
-            try:
-                await self._forward_all(array, parts)
-            except PartRefused as refused:
-                await client_response.refuse(refused.status, refused.headers, refused.body)
-            else:
-                await parts.finish()
+        if is_stream:
+            client_response.keep_alive(array.request.kind)
+        try:
+            await self._forward_all(array, parts)
+            await parts.finish()
+        except PartRefused as refused:
+            await client_response.refuse(refused.status, refused.headers, refused.body)
+        finally:
+            await client_response.end_wait()
 
     async def _forward_all(self, array: PromptArray, parts: Parts) -> None:
         try:
@@ -121,7 +127,6 @@ class Forward:
                 await self._attempt(request, plan, client_response, avoid)
             except UpstreamSilent as error:
                 avoid = (*avoid, error.instance)
-                client_response.record.emit_upstream_failure(self._tell, error)
             else:
                 return
         await self._attempt(request, plan, client_response, avoid)
@@ -133,31 +138,29 @@ class Forward:
         client_response: ResponseWriter,
         avoid: Collection[str] = (),
     ) -> None:
-        async with self._router.lease(request, avoid) as lease:
-            client_response.leased(lease)
-            slot = await self._router.slot(lease, plan.targeting)
-            try:
-                async with self._router.computation(lease):
-                    if not await self._exchange(plan, slot, lease, client_response):
-                        await self._exchange(plain(request), slot, lease, client_response)
-            except (UpstreamFailed, UpstreamTimeout) as error:
+        is_leased = False
+        try:
+            async with self._router.lease(request, avoid, self._loader) as lease:
+                is_leased = True
+                client_response.leased(lease)
+                if not await self._exchange(plan, lease, client_response):
+                    await self._exchange(plain(request), lease, client_response)
+        except (UpstreamFailed, UpstreamTimeout) as error:
+            if is_leased and not isinstance(error, UpstreamShutDown):
                 client_response.record.emit_upstream_failure(self._tell, error)
-                raise
+            raise
 
     async def _exchange(
-        self,
-        plan: UpstreamRequestPlan,
-        slot: int | None,
-        lease: Lease,
-        client_response: ResponseWriter,
+        self, plan: UpstreamRequestPlan, lease: Lease, client_response: ResponseWriter
     ) -> bool:
-        """Ask the instance once; return whether the client has its answer."""
-        upstream_request = _upstream_request(lease.request, plan.with_slot(slot))
+        """Send the request once; return whether the client has its answer."""
+        upstream_request = _upstream_request(lease.request, plan.with_slot(lease.id_slot))
         if node := lease.upstream.node:
             upstream_request = await _readdressed(upstream_request, node, lease.request)
         async with send(lease.upstream, upstream_request, self._settings) as response:
-            self._router.answered(lease)
-            return await ResponseRelay(plan, lease, response, client_response).run()
+            lease.progress.has_header = True
+            relay = ResponseRelay(self._router, plan, lease, response, client_response)
+            return await relay.run()
 
 
 async def _readdressed(

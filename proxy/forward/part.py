@@ -13,9 +13,8 @@ from multidict import CIMultiDict
 
 from proxy.errors import UpstreamFailed
 from proxy.forward.array import PromptArray
-from proxy.forward.client_response import ClientResponse
+from proxy.forward.client_response import ClientResponse, ResponseWriter
 from proxy.forward.gather import GATHERED_MAX_BYTES, Gather, Renumber
-from proxy.forward.writer import ResponseWriter
 from proxy.headers import JSON
 from proxy.router.lease import Lease
 from proxy.upstream.sse import DONE, Splitter

@@ -8,9 +8,8 @@ after it was passed on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from multidict import CIMultiDict
@@ -24,13 +23,14 @@ from proxy.errors import (
     UpstreamUnavailable,
 )
 from proxy.forward.apis.assembler import Assembler, assembler_for
+from proxy.forward.client_response import ResponseWriter
 from proxy.forward.completed import CompletedResponse
 from proxy.forward.prefill_progress import PrefillFilter, PrefillProgress, is_start, progress_of
 from proxy.forward.upstream_errors import client_error_body, is_loading, parse_error, reclassified
 from proxy.forward.upstream_request import UpstreamRequestPlan
-from proxy.forward.writer import ResponseWriter
 from proxy.headers import JSON, for_client, is_event_stream, is_json
-from proxy.router.lease import Lease
+from proxy.router.lease import Completion, Lease
+from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
 from proxy.upstream.sse import DONE, InvalidEvent, Splitter, data_of, members_of
 from proxy.upstream.timings import Timings
@@ -54,12 +54,15 @@ class ResponseRelay:
 
     def __init__(
         self,
+        router: Router,
         plan: UpstreamRequestPlan,
         lease: Lease,
         response: UpstreamResponse,
         client_response: ResponseWriter,
     ) -> None:
+        self._router = router
         self._request = lease.request
+        self._progress = lease.progress
         self._plan = plan
         self._lease = lease
         self._response = response
@@ -104,38 +107,36 @@ class ResponseRelay:
         while not self._response.is_read:
             if chunk:
                 await self._client_response.write(chunk)
-                self._lease.await_upstream()
+                self._progress.is_awaiting_upstream = True
                 if completed:
                     completed.feed(chunk)
             chunk = await self._response.read()
-            self._lease.count_bytes(chunk)
+            self._progress.receive(chunk)
         await self._finish(completed, chunk)
 
     async def _relay_stream(self) -> None:
         """Pass a stream on, once its first token is there; its last piece goes with its end."""
-        lease, client_response, response = self._lease, self._client_response, self._response
+        progress, client_response, response = self._progress, self._client_response, self._response
         completed = CompletedResponse(self._request.kind, is_stream=True)
         before, last = b"", await self._until_first_token(completed)
 
-        def take(chunk: bytes) -> bool:
+        def pass_on(chunk: bytes) -> bool:
             nonlocal before
             if not client_response.put(chunk):
                 return False
             before = chunk
-            lease.count_bytes(chunk)
-            lease.count_tokens()
-            lease.await_upstream()
+            progress.receive_token(chunk)
+            progress.is_awaiting_upstream = True
             completed.feed(chunk)
             return True
 
         while not response.is_read:
             await client_response.write(last)
-            lease.await_upstream()
+            progress.is_awaiting_upstream = True
             completed.feed(last)
             before = last
-            last = await response.read(take)
-            lease.count_bytes(last)
-            lease.count_tokens()
+            last = await response.read(pass_on)
+            progress.receive_token(last)
         if not _is_complete(self._request.kind, before + last):
             await client_response.write(last)
             raise UpstreamFailed(f"{self._name} ended its stream before the answer was complete")
@@ -148,8 +149,11 @@ class ResponseRelay:
             chunk = await self._read()
             if not chunk:
                 raise self._broken_off()
-            self._lease.count_bytes(chunk)
             part = prefill_filter.feed(chunk)
+            if prefill_filter.is_over:
+                self._progress.receive_token(chunk)
+            else:
+                self._progress.receive(chunk)
             self._set_progress(prefill_filter.latest)
             if part:
                 await self._client_response.begin(
@@ -157,12 +161,11 @@ class ResponseRelay:
                 )
             if prefill_filter.is_over:
                 self._client_response.record.note_token()
-                self._lease.count_tokens()
                 return part
             if part:
                 await self._client_response.write(part)
                 completed.feed(part)
-            self._lease.await_upstream()
+            self._progress.is_awaiting_upstream = True
 
     async def _assemble(self) -> bool:
         """Answer with the whole that a stream adds up to; return False where that is blank."""
@@ -170,7 +173,7 @@ class ResponseRelay:
         splitter = Splitter()
         total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
         while chunk := await self._read():
-            self._lease.count_bytes(chunk)
+            self._progress.receive(chunk)
             total_bytes += len(chunk)
             if total_bytes > _ASSEMBLED_MAX_BYTES:
                 raise UpstreamFailed(f"the answer of {self._name} is too long; ask for a stream")
@@ -179,7 +182,7 @@ class ResponseRelay:
                 if not self._added(assembler, event):
                     await self._relay_error_event(event)
                     return True
-            self._lease.await_upstream()
+            self._progress.is_awaiting_upstream = True
         if not is_done or not assembler.is_complete:
             raise self._broken_off()
         if not assembler.is_blank:
@@ -197,7 +200,7 @@ class ResponseRelay:
             self._set_progress(progress)
         elif not is_start(piece):
             self._client_response.record.note_token()
-            self._lease.count_tokens()
+            self._progress.count_token()
         try:
             assembler.add(piece)
         except (LookupError, TypeError, AttributeError) as error:
@@ -206,21 +209,20 @@ class ResponseRelay:
 
     async def _send_json(self, assembler: Assembler) -> None:
         body = orjson.dumps(assembler.whole())
-        self._lease.complete()
+        self._learn(Completion(Timings.read(assembler.timings()), assembler.message()))
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
         await self._client_response.begin(200, headers)
         await self._client_response.finish(body)
-        self._record_usage(Timings.read(assembler.timings()), assembler.message())
 
     async def _relay_error(self) -> None:
         """Answer with the instance's own error."""
         body = b""
         while chunk := await self._response.read():
-            self._lease.count_bytes(chunk)
+            self._progress.receive(chunk)
             body += chunk
             if len(body) > _ERROR_MAX_BYTES:
                 raise UpstreamFailed(f"{self._name} gave an error without end")
-            self._lease.await_upstream()
+            self._progress.is_awaiting_upstream = True
         await self._send_error(self._response.status, for_client(self._response.headers), body)
 
     async def _relay_error_event(self, event: bytes) -> None:
@@ -237,7 +239,7 @@ class ResponseRelay:
             raise UpstreamUnavailable(self._name, "is temporarily unavailable; retry")
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
-        self._lease.complete()
+        self._router.finish(self._lease)
         status, body = reclassified(status, body)
         said = client_error_body(self._request.kind, self._request.path, status, body)
         headers["Content-Length"], headers["Content-Type"] = str(len(said)), JSON
@@ -245,22 +247,21 @@ class ResponseRelay:
 
     async def _finish(self, completed: CompletedResponse | None, last: bytes) -> None:
         """End an answer that is complete with its last bytes."""
-        self._lease.complete()
-        await self._client_response.finish(last)
         if completed is None:
-            self._record_usage(None, None)
-            return
-        completed.feed(last)
-        completed.close()
-        self._record_usage(completed.timings, completed.response)
+            self._learn(Completion())
+        else:
+            completed.feed(last)
+            self._learn(completed.close())
+        await self._client_response.finish(last)
 
-    def _record_usage(self, timings: Timings | None, response: Mapping[str, Any] | None) -> None:
-        self._client_response.record.timings = timings
-        self._lease.record_result(timings, response)
+    def _learn(self, completion: Completion) -> None:
+        # Before the client has taken the end: a slow one must not keep the slot.
+        self._client_response.record.timings = completion.timings
+        self._router.finish(self._lease, completion)
 
     def _set_progress(self, progress: PrefillProgress | None) -> None:
         if progress is not None:
-            self._lease.set_prefill_progress(progress.done, progress.total, progress.cached)
+            self._progress.set_prompt(progress.done, progress.total, progress.cached)
 
     async def _read(self) -> bytes:
         """Read as long as nothing of the answer went out: what breaks can be tried again."""

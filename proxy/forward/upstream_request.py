@@ -36,9 +36,9 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.choices import is_single
 from proxy.endpoints import EndpointKind
 from proxy.request import ProxyRequest
-from proxy.upstream.slots import SlotTargeting
 
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
 _ASSEMBLED: Final = _COMPLETIONS | {
@@ -69,14 +69,12 @@ class UpstreamRequestPlan:
         is_stream: Whether a stream of events comes back if all goes well.
         is_assembled: Whether that stream has to become one whole answer.
         hides_progress: Whether the client did not ask for the progress that comes.
-        targeting: How it can come to a certain slot.
     """
 
     body: bytes
     is_stream: bool
     is_assembled: bool
     hides_progress: bool
-    targeting: SlotTargeting = SlotTargeting.NONE
 
     def with_slot(self, slot: int | None) -> bytes:
         """Return the bytes that are sent, with the number of a slot where there is one."""
@@ -107,33 +105,25 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
     if hides_progress:
         changes["return_progress"] = True
     body = _changed(request.body, members, changes)
-    return UpstreamRequestPlan(body, is_stream, is_assembled, hides_progress, _targeting(request))
+    return UpstreamRequestPlan(body, is_stream, is_assembled, hides_progress)
 
 
 def plain(request: ProxyRequest) -> UpstreamRequestPlan:
     """Return a request as the client wrote it, with a whole answer passed as it comes."""
-    return UpstreamRequestPlan(request.body, False, False, False, _targeting(request))  # noqa: FBT003 (nothing is special)
-
-
-def _targeting(request: ProxyRequest) -> SlotTargeting:
-    if request.kind is EndpointKind.MESSAGES:  # its translation drops what it does not know
-        return SlotTargeting.BY_LRU
-    is_json = bool(request.json) and not request.form
-    is_named = is_json and request.kind is not EndpointKind.INFILL and _tells_progress(request)
-    return SlotTargeting.BY_ID if is_named else SlotTargeting.NONE
+    return UpstreamRequestPlan(request.body, False, False, False)  # noqa: FBT003 (nothing is special)
 
 
 def _is_assembled(request: ProxyRequest) -> bool:
     members = request.json
     is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream"))
-    is_apart = request.kind is not EndpointKind.LLAMA_COMPLETION or _is_single(members)
+    is_apart = request.kind is not EndpointKind.LLAMA_COMPLETION or is_single(members)
     is_equal = is_apart and not any(members.get(name) for name in _UNEQUAL)
     return is_whole and is_equal and not request.form
 
 
 def _tells_progress(request: ProxyRequest) -> bool:
     """Return whether progress comes, and all of it before the first token."""
-    return request.kind in _WITH_PROGRESS and _is_single(request.json)
+    return request.kind in _WITH_PROGRESS and is_single(request.json)
 
 
 def _is_same_without(request: ProxyRequest) -> bool:
@@ -144,19 +134,6 @@ def _is_same_without(request: ProxyRequest) -> bool:
         case [*_, {"role": "assistant"}]:
             return False
     return True
-
-
-def _is_single(members: Mapping[str, Any]) -> bool:
-    """Return whether one answer to one prompt is asked."""
-    has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
-    return has_one_choice and _is_one_prompt(members.get("prompt"))
-
-
-def _is_one_prompt(prompt: object) -> bool:
-    """Return whether a prompt is one: a list with a number in it is a single one in tokens."""
-    if not isinstance(prompt, list) or len(prompt) < 2:
-        return True
-    return any(isinstance(part, int) for part in prompt)
 
 
 def _is_off(member: object) -> bool:

@@ -60,12 +60,10 @@ class Metrics:
 
     def __init__(
         self,
-        router: Router,
         settings: ProxySettings,
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._router = router
         self._emit = emit
         self._clock = clock
         self._counters = RequestCounters()
@@ -87,31 +85,31 @@ class Metrics:
         finally:
             self._open.discard(record)
 
-    async def page(self, accept: str, model_infos: Sequence[ModelInfo]) -> tuple[bytes, str]:
+    async def page(
+        self, accept: str, model_infos: Sequence[ModelInfo], router: Router
+    ) -> tuple[bytes, str]:
         """The body, and its content type: plain text or OpenMetrics.
 
         Args:
             accept: The client's `Accept`.
             model_infos: The models that the client may see.
         """
-        in_service = (
-            instance.upstream for instance in self._router.instances() if instance.in_service
-        )
+        in_service = (instance.upstream for instance in router.instances() if instance.in_service)
         # A node serves its own metrics, with its own labels.
         readings = await self._scrape.read([one for one in in_service if not one.node])
         encode, content_type = _encoder(accept)
         models = {model_info.id for model_info in model_infos}
-        return encode(VisibleMetrics(self._collect(readings), models)), content_type
+        return encode(VisibleMetrics(self._collect(readings, router), models)), content_type
 
-    def _collect(self, readings: Sequence[Scraped]) -> Iterator[Metric]:
-        instances = self._router.instances()
+    def _collect(self, readings: Sequence[Scraped], router: Router) -> Iterator[Metric]:
+        instances = router.instances()
         yield from self._requests(instances)
         for name, (labels, text) in COUNTERS.items():
             yield _counter(name, labels, text, self._counters.counts[name])
         failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
         yield _counter("task_failures", ("task",), "Failures of internal tasks.", failures)
         yield from _histograms(self._counters)
-        yield from _queues(self._router.queues())
+        yield from _queues(router.queues())
         yield from _instances(instances, self._clock())
         is_read = {_labels(one.upstream): float(bool(one.families)) for one in readings}
         text = "Whether the engine's own metrics were read."

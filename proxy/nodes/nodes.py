@@ -52,7 +52,7 @@ class Nodes:
 
     Args:
         nodes: What is set for each.
-        router: Where their models are admitted; it tells them of requests that fail.
+        router: Where their models are admitted.
         here: Who brings up the models that are configured here.
         settings: The proxy's limits.
         tell: Hears when a node comes and goes.
@@ -76,7 +76,6 @@ class Nodes:
         self._monitors: dict[str, NodeMonitor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
-        router.on_connect_failed = self.mark_suspect
         self.set_nodes(nodes)
 
     async def serve(self) -> None:

@@ -11,17 +11,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from proxy.prompt_cache.conversations import Conversation, Conversations
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.upstream.slots import SlotState
-from proxy.upstream.timings import average
+from proxy.upstream.timings import Timings, average
 from proxy.upstream.upstream import Upstream
 
 # Each conversation has some marks and dozens of blocks.
@@ -41,6 +41,24 @@ class _Run:
     number: int
     slot_map: SlotMap
     hit_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHint:
+    """What is believed of the caches for one prompt at one moment.
+
+    Attributes:
+        owner: The instance that has the conversation, or None.
+        cached_tokens: Tokens of the prompt that each instance holds, by its name.
+        conversation: The conversation, or None for a new one.
+    """
+
+    owner: str | None = None
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    conversation: Conversation | None = None
+
+
+NO_HINT: Final = CacheHint()
 
 
 class PrefixIndex:
@@ -84,17 +102,15 @@ class PrefixIndex:
 
     # Questions.
 
-    def cached_tokens(self, name: str, prompt: Prompt | None) -> int:
-        """Return how many tokens of a prompt an instance is believed to hold; 0 if unknown."""
-        if prompt is None or (run := self._runs.get(name)) is None:
-            return 0
-        held = min(self._held(run, prompt) * BLOCK_TOKENS, prompt.tokens)
-        return round(held * run.hit_ratio)
-
-    def owner(self, prompt: Prompt | None, session: int | None) -> str | None:
-        """Return the instance that has a conversation: by its history, else by its name."""
+    def look_up(
+        self, names: Iterable[str], prompt: Prompt | None, session: int | None
+    ) -> CacheHint:
+        """Return what the caches of these instances are believed to hold of a prompt."""
+        if prompt is None:
+            return NO_HINT
         conversation = self._find(prompt, session)
-        return conversation.owner if conversation else None
+        tokens = {name: self._cached_tokens(name, prompt) for name in names}
+        return CacheHint(conversation.owner if conversation else None, tokens, conversation)
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
         """Return to how many of the latest conversations of a model each instance is home."""
@@ -120,30 +136,49 @@ class PrefixIndex:
 
     # What happens.
 
-    def assign(self, upstream: Upstream, prompt: Prompt, session: int | None) -> object:
-        """Note that a prompt was given to an instance, which is its conversation's home now.
+    def assign(
+        self, upstream: Upstream, prompt: Prompt, session: int | None, hint: CacheHint
+    ) -> Conversation:
+        """Note that a prompt is given to an instance, which owns its conversation from now on.
 
         Returns:
             The conversation: the same object for each of its turns.
         """
         run = self._runs[upstream.name]
-        conversation = self._find(prompt, session) or Conversation(
-            upstream.model, upstream.name, run.number
-        )
+        conversation = hint.conversation or Conversation(upstream.model, upstream.name, run.number)
         conversation.owner, conversation.run = upstream.name, run.number
         self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
         if session is not None:
             self._conversations.add_turn(conversation, session)
         self._conversations.touch(conversation)
-        self.add_prefix(upstream.name, prompt.blocks)
+        self._add_prefix(upstream.name, prompt.blocks)
         return conversation
 
-    def record_reply(self, prompt: Prompt, mark: int) -> None:
-        """Note the mark of a prompt with its answer, by which the next turn will be known."""
-        if conversation := self._conversations.get(prompt.turn_hashes[-1]):
-            self._conversations.add_turn(conversation, mark)
+    def record(
+        self,
+        name: str,
+        prompt: Prompt,
+        expected_cached: int,
+        timings: Timings | None,
+        reply: Mapping[str, Any] | None,
+    ) -> None:
+        """Note how an instance answered a prompt.
 
-    def record_hit(self, name: str, predicted: int, actual: int) -> None:
+        Args:
+            name: The instance.
+            prompt: The prompt.
+            expected_cached: Tokens of it that were believed to be cached.
+            timings: None where it reports none.
+            reply: The assistant's message, which identifies the next turn; None where there is
+                none.
+        """
+        if timings:
+            self._record_hit(name, expected_cached, timings.cached_tokens)
+            self._add_prefix(name, prompt.blocks)
+        if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
+            self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
+
+    def _record_hit(self, name: str, predicted: int, actual: int) -> None:
         """Note how many tokens of a prompt an instance's cache really held, when it was asked.
 
         What the instance has computed since, it holds all the same. But if it keeps falling short,
@@ -155,7 +190,7 @@ class PrefixIndex:
                 run.hit_ratio, min(1.0, actual / predicted) if predicted else 1.0
             )
 
-    def add_prefix(self, name: str, blocks: Sequence[int]) -> None:
+    def _add_prefix(self, name: str, blocks: Sequence[int]) -> None:
         """Note that an instance holds a prompt, be it computed or restored; unknown ones do not.
 
         Args:
@@ -178,7 +213,7 @@ class PrefixIndex:
         self, upstream: Upstream, run: _Run, chain: ConversationFingerprint
     ) -> Conversation | None:
         """Return a conversation that a process begins with; None where it went on elsewhere."""
-        self.add_prefix(upstream.name, chain.blocks)
+        self._add_prefix(upstream.name, chain.blocks)
         other = self._conversations.find(chain.turn_hashes)
         if not chain.turn_hashes or (other and other.run != run.number):
             return None
@@ -197,6 +232,12 @@ class PrefixIndex:
             return ConversationFingerprint(tuple(conversation.turn_hashes), tracked.blocks)
         return ConversationFingerprint((), tracked.blocks)  # it went on elsewhere
 
+    def _cached_tokens(self, name: str, prompt: Prompt) -> int:
+        if (run := self._runs.get(name)) is None:
+            return 0
+        held = min(self._held(run, prompt) * BLOCK_TOKENS, prompt.tokens)
+        return round(held * run.hit_ratio)
+
     def _held(self, run: _Run, prompt: Prompt) -> int:
         blocks, holders, number = prompt.blocks, self._blocks, run.number
         # Who holds a block holds all before it, so the first that is missing is searched for.
@@ -208,8 +249,8 @@ class PrefixIndex:
         numbers = {run.number for run in self._runs.values()}
         return tuple(one for one in holders if one in numbers)
 
-    def _find(self, prompt: Prompt | None, session: int | None) -> Conversation | None:
-        marks = (*(reversed(prompt.turn_hashes) if prompt else ()), session)
+    def _find(self, prompt: Prompt, session: int | None) -> Conversation | None:
+        marks = (*reversed(prompt.turn_hashes), session)
         return self._conversations.find(mark for mark in marks if mark is not None)
 
     def _is_alive(self, conversation: Conversation) -> bool:

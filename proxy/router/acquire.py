@@ -1,6 +1,6 @@
-"""The waits of a request: for its turn, and for an instance to be up at all.
+"""The waits of a request: for a slot, and for an instance to be ready at all.
 
-It waits by events only, and as long as its own patience lasts, whatever it waits for.
+It waits by events only, and no longer than its queue timeout, whatever it waits for.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from proxy.errors import ModelLoading, ProxyError, QueueTimeout, Unavailable
 from proxy.models import ModelLoader
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
-from proxy.router.model_queue import ModelQueue
-from proxy.router.queued_request import QueuedRequest
+from proxy.router.model_queue import ModelQueue, QueuedRequest
 
 _RETRY_AFTER_LOAD_S: Final = 10
 
@@ -23,30 +22,30 @@ _RETRY_AFTER_LOAD_S: Final = 10
 async def acquire_slot(
     queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | None
 ) -> Lease:
-    """Return a slot of one of the instances, after a wait in line if need be.
+    """Lease a slot of one of the instances, after a wait in the queue if need be.
 
     Raises:
-        QueueFull: Too many wait already.
-        QueueTimeout: The patience ended before the turn came.
-        Loading: The patience ended before an instance was up.
-        Unavailable: No instance is up, and none will be; so may the loader's own errors say.
+        QueueFull: Too many requests wait already.
+        QueueTimeout: No slot became free in time.
+        ModelLoading: No instance was ready in time.
+        Unavailable: No instance is ready, and none will be; the loader may raise its own errors.
     """
-    queue.join(queued)
+    if lease := queue.bypass(queued):
+        return lease
     try:
+        queue.join(queued)
         if queued.lease is None:
             async with _queue_deadline(queue, queued.request):
                 await _wait(queue, queued, loader)
-        queue.begin(queued)
+        return queue.begin(queued)
     finally:
         queue.remove(queued)
-    assert queued.lease is not None  # noqa: S101 (for the type: _wait returns with one)
-    return queued.lease
 
 
 async def ensure_serving(
     queue: ModelQueue, request: ProxyRequest, loader: ModelLoader | None
 ) -> None:
-    """Return once an instance is up; the errors are those of `acquire_slot`."""
+    """Return once an instance is ready; raises as `acquire_slot` does."""
     if not queue.serves(request):
         async with _queue_deadline(queue, request):
             while not queue.serves(request):
@@ -65,7 +64,7 @@ async def _wait(queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | 
 async def _load_unless_assigned(
     queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | None
 ) -> None:
-    """Have the model brought up, unless the turn comes before the loader knows."""
+    """Load the model, unless a slot becomes free first."""
     async with asyncio.TaskGroup() as first:
         woken = first.create_task(queued.wake.wait())
         loading = first.create_task(_error_of(_load(queue, queued.request, loader)))
@@ -78,7 +77,7 @@ async def _load_unless_assigned(
 
 
 async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
-    """Return what a wait failed with: a task group would wrap it."""
+    """Return the error of a wait: a task group would wrap it."""
     try:
         await wait
     except ProxyError as error:
@@ -87,16 +86,16 @@ async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
 
 
 async def _load(queue: ModelQueue, request: ProxyRequest, loader: ModelLoader | None) -> None:
-    """Have the model brought up, unless another machine passed the request on: it has others.
+    """Load the model, unless another proxy forwarded the request: it has other machines.
 
     Raises:
-        Unavailable: Nobody does, or who says it did has not.
+        Unavailable: There is no loader, or no instance was admitted.
     """
     before = queue.admissions
     if loader and not request.is_from_proxy:
         await loader.ensure_ready(queue.model)
     if not queue.serves(request) and queue.admissions == before:
-        raise Unavailable(f"no instance of {queue.model} is ready; ask again")
+        raise Unavailable(f"no instance of {queue.model} is ready; retry later")
 
 
 @asynccontextmanager
@@ -109,7 +108,8 @@ async def _queue_deadline(queue: ModelQueue, request: ProxyRequest) -> AsyncIter
         if not limit.expired():
             raise
         if not queue.serves(request):
-            sentence = f"{queue.model} is still loading; ask again"
+            sentence = f"{queue.model} is still loading; retry later"
             raise ModelLoading(sentence, _RETRY_AFTER_LOAD_S) from None
-        sentence = f"no slot of {queue.model} came free in {request.queue_timeout_s:g} s; ask again"
+        waited = f"timed out after {request.queue_timeout_s:g} s waiting for a free slot"
+        sentence = f"{waited} of {queue.model}; retry later"
         raise QueueTimeout(sentence, queue.retry_after_s) from None

@@ -19,7 +19,6 @@ from proxy.errors import UpstreamShutDown
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
-from proxy.upstream.slots import SlotTargeting
 from proxy.upstream.upstream import Upstream
 
 _PATIENCE_S: Final = 5.0
@@ -48,11 +47,10 @@ async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempt
         raise UpstreamShutDown(name)
     async with router.lease(_request(ours), instances) as lease:
         if lease.upstream.name != name:
-            lease.complete()
+            router.finish(lease)
             raise UpstreamShutDown(name)
-        await router.slot(lease, SlotTargeting.NONE)
         yield lambda: _is_wanted(router, lease)
-        lease.complete()
+        router.finish(lease)
 
 
 def _is_wanted(router: Router, lease: Lease) -> bool:

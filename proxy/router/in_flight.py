@@ -9,8 +9,9 @@ methods without `await`; only `idle` waits, and it wakes by event.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 from proxy.errors import ProxyError
 
@@ -23,16 +24,11 @@ class InFlightRequest:
 
     Args:
         in_flight: The requests of its holder; it is one of them for the length of the block.
-
-    Attributes:
-        cut_by: The error it was cut with, or None.
-        is_awaited: Whether the next step is the instance's, and not the client's.
     """
 
-    def __init__(self, in_flight: InFlight) -> None:
+    def __init__(self, in_flight: InFlight[Any]) -> None:
         self._requests = in_flight
         self.cut_by: ProxyError | None = None
-        self.is_awaited = True
         self._task: asyncio.Task[object] | None = None
         self._cancelled_before = 0
         self._is_cancelled = False
@@ -74,28 +70,29 @@ class InFlightRequest:
             self._task.cancel()
 
 
-class InFlight:
-    """The requests that one holder has under way."""
+R = TypeVar("R", bound=InFlightRequest)
+
+
+class InFlight(Generic[R]):
+    """The requests that one holder has in flight."""
 
     def __init__(self) -> None:
-        self._requests: set[InFlightRequest] = set()
+        self._requests: set[R] = set()
         self._landed = asyncio.Event()
         self._landed.set()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def awaiting_upstream(self) -> int:
-        """Return how many of them wait for an instance."""
-        return sum(request.is_awaited for request in self._requests)
+    def __iter__(self) -> Iterator[R]:
+        return iter(self._requests)
 
-    def add(self, request: InFlightRequest) -> None:
+    def add(self, request: R) -> None:
         """Add a request; it does so itself."""
         self._requests.add(request)
         self._landed.clear()
 
-    def discard(self, request: InFlightRequest) -> None:
+    def discard(self, request: R) -> None:
         """Remove a request."""
         self._requests.discard(request)
         if not self._requests:
@@ -120,5 +117,5 @@ class ServerState:
     """
 
     def __init__(self) -> None:
-        self.in_flight = InFlight()
+        self.in_flight: InFlight[InFlightRequest] = InFlight()
         self.is_draining = False

@@ -71,10 +71,9 @@ class Instance:
         in_service: Whether it may be given requests.
         is_silent: Whether it does not answer; it is then given none that another can take.
         last_used: When it was last given one, in the count of `Instances`.
-        bytes_received: Bytes of answers that came from it.
+        bytes_received: Bytes of answers to requests that are over.
         in_flight: The requests it holds.
         leases: Its slots in use, at most as many as it has.
-        computed: The requests that were sent to it and are not answered yet.
     """
 
     upstream: Upstream
@@ -83,17 +82,17 @@ class Instance:
     is_silent: bool = False
     last_used: int = 0
     bytes_received: int = 0
-    in_flight: InFlight = field(default_factory=InFlight)
+    in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
-    computed: list[Lease] = field(default_factory=list)
 
     @property
     def activity(self) -> Activity:
         """Return what it does for us now."""
+        responses = [lease.progress for lease in self.in_flight]
         return Activity(
-            len(self.in_flight),
-            self.in_flight.awaiting_upstream,
-            self.bytes_received,
+            len(responses),
+            sum(one.is_awaiting_upstream for one in responses),
+            self.bytes_received + sum(one.bytes_received for one in responses),
             self.is_silent,
         )
 

@@ -1,44 +1,81 @@
-"""The instances and the line of one model: who gets which slot when. No I/O, no waiting.
+"""The queue of one model: which request gets which slot when. No I/O, no waiting.
 
-Whatever may let somebody in (a slot that is free, an instance admitted, a request that joined)
-ends in `settle`: as long as there is a free slot, those in line are asked in turn which one they
-take. Who would rather wait for its home stays in its place and holds up nobody behind it; that it
-would leave at some time is the one thing that happens without an event, and has a timer.
+Whatever may let a request in (a slot becomes free, an instance is admitted, a request joins) ends
+in `assign_slots`: while a slot is free, the requests in the queue choose in order. One that would
+rather wait for the owner of its conversation keeps its place and holds up none behind it; the
+moment at which it would move is the one thing that happens without an event, and has a timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.errors import QueueFull
-from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
-from proxy.router.fair_queue import FairQueue
+from proxy.router.candidates import Candidates
+from proxy.router.fair_queue import FairQueue, QueueEntry
 from proxy.router.instances import Instance, Instances
-from proxy.router.lease import Clock, Lease
-from proxy.router.queued_request import QueuedRequest, RoutingView
+from proxy.router.lease import Lease
+from proxy.router.policy import Choice
+from proxy.router.response_progress import Clock
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import Timings, average
+from proxy.upstream.timings import average
 
-# How long a request holds a slot, before any has been seen to.
+# How long a request holds a slot, before any has finished.
 _HELD_S: Final = 2.0
 _RETRY_MAX_S: Final = 120
-_ALARM_MIN_S: Final = 0.001
+_RECHECK_MIN_S: Final = 0.001
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class QueuedRequest(QueueEntry):
+    """A request in the queue.
+
+    Attributes:
+        avoid: Names of instances to take only if there is no other.
+        session: The hash of the client's own name for the conversation, or None.
+        lease: Its lease, once it has one.
+        position: When it joined, from 1; 0 if it got a slot at once.
+        wake: Set when it gets a lease, and when no instance is left that could give it one.
+    """
+
+    request: ProxyRequest
+    avoid: Collection[str] = ()
+    session: int | None = None
+    lease: Lease | None = None
+    position: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
+    return QueuedRequest(
+        client=request.client,
+        priority=request.priority,
+        joined_at_s=now_s,
+        timeout_s=request.queue_timeout_s,
+        request=request,
+        avoid=avoid,
+        session=session_hash(request.model, request.client, request.session)
+        if request.session
+        else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What is known of a line at one moment.
+    """The queue at one moment.
 
     Attributes:
-        interactive: Requests that wait in the first priority.
-        batch: Requests that wait in the second.
-        oldest_wait_s: How long the one that has waited longest has waited.
-        expected_wait_s: How long one that joins now may expect to wait.
+        interactive: Requests of the first priority.
+        batch: Requests of the second.
+        oldest_wait_s: Of the request that has waited longest.
+        expected_wait_s: Of a request that joins now.
     """
 
     interactive: int
@@ -48,22 +85,20 @@ class QueueStats:
 
 
 class ModelQueue:
-    """One model's instances and line.
+    """One model's queue.
 
     Args:
         model: The id of the model.
-        instances: All instances; those of other models are left alone.
-        prefix_index: What is believed of their caches.
-        settings: The policy, and how long the line may be.
+        instances: Of all models.
+        prefix_index: What their caches are believed to hold.
+        settings: The policy, and the longest queue.
         clock: Monotonic time.
+        on_idle: Called when no request waits and none is held any more.
 
     Attributes:
-        model: As given.
         admissions: How many times an instance was admitted.
-        is_paused: Whether all wait in line, even where a slot is free.
+        is_paused: All requests wait, even where a slot is free.
         ended_at_s: When an instance here last ended a request; minus infinity before the first.
-        on_idle: Called when nobody waits and nothing is held here any more.
-        on_restore_verified: As `Router.on_restore_verified`.
     """
 
     def __init__(
@@ -73,13 +108,13 @@ class ModelQueue:
         prefix_index: PrefixIndex,
         settings: ProxySettings,
         clock: Clock,
+        on_idle: Callable[[], None],
     ) -> None:
         self.admissions = 0
         self.model = model
         self.is_paused = False
         self.ended_at_s = -math.inf
-        self.on_idle: Callable[[], None] = lambda: None
-        self.on_restore_verified: Callable[[str, int, Timings], None] = lambda *_: None
+        self._on_idle = on_idle
         self._instances = instances
         self._prefix_index = prefix_index
         self._settings = settings
@@ -89,16 +124,20 @@ class ModelQueue:
         self._mean_lease_s = _HELD_S
         self._recheck: asyncio.TimerHandle | None = None
 
-    # Those who wait.
+    # Requests that wait.
+
+    def bypass(self, queued: QueuedRequest) -> Lease | None:
+        """Lease a free slot to a request that finds an empty queue; None where it must wait."""
+        if not len(self._queue) and self._assign_first((queued,)) and queued.lease:
+            return self.begin(queued)
+        return None
 
     def join(self, queued: QueuedRequest) -> None:
-        """Give a request a slot, or else a place in line.
+        """Put a request that found no slot into the queue.
 
         Raises:
-            QueueFull: There is neither.
+            QueueFull: Too many wait already.
         """
-        if not len(self._queue) and self._assign_first((queued,)):
-            return
         self._queue.join(queued)
         self.assign_slots()
         if queued.lease is not None:
@@ -107,10 +146,10 @@ class ModelQueue:
         if len(self._queue) > self._settings.queue_max and not queued.request.is_let_in:
             self._queue.leave(queued)
             ahead = f"{len(self._queue)} requests wait for {self.model} already"
-            raise QueueFull(f"{ahead}; ask again later", self.retry_after_s)
+            raise QueueFull(f"{ahead}; retry later", self.retry_after_s)
 
     def remove(self, queued: QueuedRequest) -> None:
-        """Give up a place, and a slot that was given but not used; else do nothing."""
+        """Take a request out, with a slot that it was granted and does not use."""
         self._queue.leave(queued)
         if queued.lease in self._granted:
             for lease in queued.lease.slots:
@@ -118,18 +157,18 @@ class ModelQueue:
         elif queued.lease is None and queued.request.slots > 1:
             self.assign_slots()  # slots may have been kept for it
 
-    def begin(self, queued: QueuedRequest) -> None:
-        """Note that the slot that a request was given is used from now on."""
-        if queued.lease:
-            self._granted.pop(queued.lease, None)
+    def begin(self, queued: QueuedRequest) -> Lease:
+        """Return the lease of a request that uses it from now on."""
+        assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
+        self._granted.pop(queued.lease, None)
+        return queued.lease
 
     @property
     def retry_after_s(self) -> int:
-        """Return after how many whole seconds it is worth to ask again, 1 to 120."""
+        """Whole seconds after which a retry is worthwhile, 1 to 120."""
         return min(max(1, math.ceil(self._expected_wait_s)), _RETRY_MAX_S)
 
     def stats(self) -> QueueStats:
-        """Return what is known of the line."""
         has_room = any(
             instance.has_free_slot for instance in self._instances.in_service(self.model)
         )
@@ -140,21 +179,20 @@ class ModelQueue:
             0.0 if has_room else self._expected_wait_s,
         )
 
-    # The instances.
+    # Instances.
 
     def serves(self, request: ProxyRequest) -> bool:
-        """Return whether an instance is admitted that may take a request."""
+        """Return whether an instance in service may take a request."""
         return any(
             instance.may_take(request) for instance in self._instances.in_service(self.model)
         )
 
     def admitted(self) -> None:
-        """Note that an instance was admitted."""
         self.admissions += 1
         self.assign_slots()
 
     def withdrawn(self, instance: Instance) -> None:
-        """Note that an instance is withdrawn: who was promised a slot of it goes back in line."""
+        """Put requests that were granted a slot of an instance back into the queue."""
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
                 for one in lease.slots:
@@ -171,7 +209,7 @@ class ModelQueue:
                 queued.wake.set()
 
     def release(self, lease: Lease) -> None:
-        """Take a slot back, and give it to the next; nothing where it is back already."""
+        """Free a slot and grant it to the next request; nothing where it is free already."""
         self._granted.pop(lease, None)
         if lease in lease.instance.leases:
             lease.instance.leases.remove(lease)
@@ -182,38 +220,23 @@ class ModelQueue:
                 self.ended_at_s = self._clock()
             self.assign_slots()
             if not self.in_flight:
-                self.on_idle()
+                self._on_idle()
 
     @property
     def in_flight(self) -> int:
-        """Return how many clients' requests its instances here hold, those included that leave."""
+        """Clients' requests that instances here hold, withdrawn ones included."""
         here = (instance for instance in self._instances if not instance.upstream.node)
         leases = (instance.leases for instance in here if instance.upstream.model == self.model)
         return sum(not lease.request.is_background for held in leases for lease in held)
 
-    def record_result(self, lease: Lease, timings: Timings | None, mark: int | None) -> None:
-        """Take in what came of a request, and by what its next turn will be known."""
-        prompt, name = lease.request.prompt, lease.upstream.name
+    def note_finished(self, lease: Lease) -> None:
+        """Take how long a request that finished held its slot."""
         self._mean_lease_s = average(self._mean_lease_s, self._clock() - lease.began_at_s)
-        if timings:
-            lease.instance.rates = lease.instance.rates.after(timings)
-        if timings and prompt:
-            self._prefix_index.record_hit(name, lease.expected_cached, timings.cached_tokens)
-            self._prefix_index.add_prefix(name, prompt.blocks)
-            if lease.slot and lease.verifies_restore:
-                self.on_restore_verified(name, lease.slot.id_slot, timings)
-            if lease.slot and lease.conversation:
-                held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
-                self._prefix_index.slot_map(name).set_conversation(
-                    lease.slot, lease.conversation, held, prompt.blocks
-                )
-        if mark is not None and prompt:
-            self._prefix_index.record_reply(prompt, mark)
 
-    # Who is next.
+    # Granting slots.
 
     def assign_slots(self) -> None:
-        """Give free slots to those in line, as long as there are both."""
+        """Grant free slots to waiting requests, as long as there are both."""
         if self._recheck:
             self._recheck.cancel()
             self._recheck = None
@@ -221,42 +244,52 @@ class ModelQueue:
             self._queue.take(queued)
 
     def _assign_first(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
-        """Give a free slot to the first of those who take one; return who that was."""
+        """Grant a free slot to the first request that takes one; return that request."""
         instances, now_s = self._instances.answering(self.model), self._clock()
-        view = RoutingView(
-            instances,
-            self._prefix_index,
-            self._settings.policy,
-            held_s=self._mean_lease_s,
-            now_s=now_s,
-        )
-        if self.is_paused or not view.has_room:
+        if self.is_paused or not any(instance.has_free_slot for instance in instances):
             return None
+        candidates: Candidates | None = None
         soonest_s = math.inf
         for queued in entries:
-            choice = view.choice(queued)
+            # At each decision: what the caches hold changes while a request waits.
+            hint = self._look_up(queued, instances)
+            if _is_only_choice(instances, queued.request) and candidates is None:
+                choice = Choice(instances[0].upstream.name)
+            else:
+                candidates = candidates or self._candidates(instances)
+                waited_s = now_s - queued.joined_at_s
+                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s)
             if choice.name is not None:
-                self._grant(
-                    queued, next(s for s in instances if s.upstream.name == choice.name), now_s
-                )
+                chosen = next(one for one in instances if one.upstream.name == choice.name)
+                self._grant(queued, chosen, hint, now_s)
                 return queued
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
         self._schedule_recheck(soonest_s)
         return None
 
-    def _grant(self, queued: QueuedRequest, instance: Instance, now_s: float) -> None:
+    def _look_up(self, queued: QueuedRequest, instances: Sequence[Instance]) -> CacheHint:
+        names = [instance.upstream.name for instance in instances]
+        return self._prefix_index.look_up(names, queued.request.prompt, queued.session)
+
+    def _candidates(self, instances: Sequence[Instance]) -> Candidates:
+        conversations = self._prefix_index.conversations_per_instance(self.model)
+        return Candidates(instances, conversations, self._settings.policy, self._mean_lease_s)
+
+    def _grant(
+        self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
+    ) -> None:
         prompt = queued.request.prompt
-        lease = Lease(queued.request, instance, self._clock, self)
+        lease = Lease(queued.request, instance, self._clock)
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
-        lease.expected_cached = self._prefix_index.cached_tokens(instance.upstream.name, prompt)
         if prompt:
+            lease.expected_cached = hint.cached_tokens[instance.upstream.name]
             lease.conversation = self._prefix_index.assign(
-                instance.upstream, prompt, queued.session
+                instance.upstream, prompt, queued.session, hint
             )
         lease.beside = tuple(
-            Lease(queued.request, instance, self._clock, self, first=lease)
+            Lease(queued.request, instance, self._clock, first=lease)
             for _ in range(instance.needed(queued.request) - 1)
         )
         self._instances.mark_used(instance)
@@ -268,9 +301,17 @@ class ModelQueue:
     def _schedule_recheck(self, in_s: float) -> None:
         if in_s < math.inf:
             loop = asyncio.get_running_loop()
-            self._recheck = loop.call_later(max(in_s, _ALARM_MIN_S), self.assign_slots)
+            self._recheck = loop.call_later(max(in_s, _RECHECK_MIN_S), self.assign_slots)
 
     @property
     def _expected_wait_s(self) -> float:
         slots = sum(instance.upstream.slots for instance in self._instances.in_service(self.model))
         return self._mean_lease_s * (len(self._queue) + 1) / max(1, slots)
+
+
+def _is_only_choice(instances: Sequence[Instance], request: ProxyRequest) -> bool:
+    """Return whether a model has one instance, as most have, and that has room."""
+    if len(instances) != 1:
+        return False
+    (only,) = instances
+    return only.may_take(request) and only.has_room_for(request)

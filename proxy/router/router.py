@@ -1,41 +1,47 @@
 """Which instance answers which request: admitted, withdrawn, waited for, leased, idle, closed.
 
 A lease is the right to use one slot of one instance for one request; an instance has as many as it
-has slots, so no request ever waits inside an engine. Who finds no slot free waits in the model's
-line; who finds no instance at all waits there too, while the loader brings one up. An instance that
-is withdrawn gets no new lease and keeps those it has. What comes from an instance is counted here
-too, for whoever has to know whether it is alive.
+has slots, so no request ever waits inside an engine. A request that finds no free slot waits in the
+queue of its model, and so does one that finds no instance, while the loader starts one. A withdrawn
+instance gets no new leases and keeps those it has.
 
-All that changes, changes in methods without `await`, most of it in `proxy.router.model_queue`.
+All changes happen in methods without `await`, most of them in `proxy.router.model_queue`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final, Protocol
 
-from proxy.access_log import Emit
-from proxy.errors import NotLoaded, UpstreamConnectFailed, UpstreamShutDown
+from proxy.access_log import Emit, discard
+from proxy.errors import (
+    CrashesEngine,
+    NotLoaded,
+    UpstreamConnectFailed,
+    UpstreamCrashed,
+    UpstreamFailed,
+    UpstreamShutDown,
+)
 from proxy.models import ModelLoader
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.acquire import acquire_slot, ensure_serving
-from proxy.router.computation import Computation
-from proxy.router.in_flight import InFlightRequest
 from proxy.router.instances import Activity, Instance, Instances, InstanceStats
-from proxy.router.lease import Clock, Lease
-from proxy.router.model_queue import ModelQueue, QueueStats
-from proxy.router.queued_request import queued
+from proxy.router.lease import Completion, Lease
+from proxy.router.model_queue import ModelQueue, QueueStats, queued
+from proxy.router.response_progress import Clock
 from proxy.router.silence import IsThere, Silence, answers_health
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
-from proxy.router.slot_selection import SlotSelection
+from proxy.router.slot_selection import select_slots
 from proxy.router.suspects import Suspects
 from proxy.settings import ProxySettings
-from proxy.upstream.slots import SlotState, SlotTargeting
+from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 
@@ -45,7 +51,7 @@ class ModelDemand:
     """What clients have and want of a model at one moment, other machines aside.
 
     Attributes:
-        waiting: Requests in its line.
+        waiting: Requests in its queue.
         working: Requests that its instances here hold.
         idle_since_s: When the last of them ended; minus infinity before the first.
         cached_tokens: Tokens of conversations that its slots are believed to hold.
@@ -57,47 +63,69 @@ class ModelDemand:
     cached_tokens: int
 
 
+class RouterListener(Protocol):
+    """Whoever runs the instances. None of these may fail or block."""
+
+    def idle(self) -> None:
+        """Called when a model holds no request any more."""
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
+        """Called when an instance did not begin to answer a request."""
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None:
+        """Called when an engine still computes `cancel_timeout_s` after its request is over."""
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
+        """Called with the first response of a conversation in the slot that it was restored to."""
+
+
+class NoListener:
+    """Ignores all of it."""
+
+    def idle(self) -> None: ...
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None: ...
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None: ...
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None: ...
+
+
+NO_LISTENER: Final = NoListener()
+
+
 class Router:
-    """The instances that may be asked, what each of them is doing, and who waits for them.
+    """The instances, what each of them is doing, and which requests wait for them.
 
     Args:
-        settings: The policy, and how long a line may be.
+        settings: The policy, and the longest queue.
+        listener: Whoever runs the instances.
+        emit: Takes `upstream.failed` where an engine does not free a slot.
         clock: Monotonic time.
         count: Asks an instance how many of its slots are in use; None for the usual way.
-        is_there: Asks an instance whether it is there; None for the usual way.
-
-    Attributes:
-        loader: Brings models up; without one, a model that is not up is unavailable.
-        emit: Hears of slots that an engine does not give back.
-        overdue: Called with an instance, and with what happened in a sentence, when its engine goes
-            on computing for a request that is over longer than `cancel_timeout_s`.
-        on_idle: Called when a model holds no request any more.
-        on_connect_failed: Called when an instance did not begin to answer a request.
-        on_restore_verified: Called with an instance, a slot that it began with, and what the prompt
-            cost that went on there first.
+        is_there: Asks an instance whether it responds; None for the usual way.
     """
 
     def __init__(
         self,
         settings: ProxySettings = ProxySettings(),  # noqa: B008 (frozen)
+        listener: RouterListener = NO_LISTENER,
+        emit: Emit = discard,
+        *,
         clock: Clock = time.monotonic,
         count: CountBusySlots | None = None,
         is_there: IsThere | None = None,
     ) -> None:
-        self.loader: ModelLoader | None = None
-        self.emit: Emit | None = None
-        self.overdue: Callable[[Upstream, str], None] = lambda *_: None
-        self.on_idle: Callable[[], None] = lambda: None
-        self.on_connect_failed: Callable[[Upstream, UpstreamConnectFailed], None] = lambda *_: None
-        self.on_restore_verified: Callable[[str, int, Timings], None] = lambda *_: None
         self._settings = settings
+        self._listener = listener
+        self._emit = emit
         self._clock = clock
         self._instances = Instances()
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks)
         self._suspects = Suspects(clock, settings.crash_memory_s)
         self._queues: dict[str, ModelQueue] = {}
         self._reclaim = SlotReleaser(
-            count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._tell_overdue
+            count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._report_overdue
         )
         self._silence = Silence(self._instances, is_there or answers_health(settings), self._settle)
 
@@ -146,9 +174,9 @@ class Router:
             How many requests of clients it computed, those included whose clients have left.
         """
         instance = self._instances.get(name)
-        leases = {*instance.computed, *instance.ending} if instance else set()
+        leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
-            lease.ending_of_process.tell(is_crash=is_crash)
+            lease.set_process_exit(is_crash=is_crash)
         # One request may hold several slots.
         asks = {
             id(lease.request): lease.request for lease in leases if not lease.request.is_background
@@ -229,85 +257,80 @@ class Router:
 
     @asynccontextmanager
     async def lease(
-        self, request: ProxyRequest, avoid: Collection[str] = ()
+        self, request: ProxyRequest, avoid: Collection[str] = (), loader: ModelLoader | None = None
     ) -> AsyncIterator[Lease]:
         """Hold one slot of an instance for the length of the block, after a wait if need be.
 
-        What needs no slot takes none, and waits in no line. The slot is free again at once when
-        the lease is complete; else once the engine has confirmed that it is idle.
+        The request is to be sent at once, to `lease.upstream` and with `lease.id_slot`. One that
+        needs no slot takes none, and waits in no queue. The slot is free again at once with
+        `finish`; else once the engine has confirmed that it is idle.
 
         Args:
-            request: The request; it waits no longer than its patience.
+            request: The request; it waits no longer than its queue timeout.
             avoid: Names of instances to take only if there is no other.
+            loader: Loads models; without one, a model without an instance is unavailable.
 
         Raises:
-            QueueFull: Too many wait already.
-            QueueTimeout: Its patience ended before its turn came.
-            Loading: Its patience ended before an instance was up.
-            CrashesEngine: It is refused, for engines crashed while they computed it.
-            NotLoaded: No instance is up, and the request only looks.
-            Unavailable: No instance is up, and none will be; so may the loader's own errors say.
-            UpstreamShutDown: `close` cut the block.
-            UpstreamSilent: The instance is not there; another has a slot free.
+            QueueFull: Too many requests wait already.
+            QueueTimeout: No slot became free in time.
+            ModelLoading: No instance was ready in time.
+            CrashesEngine: Engines crashed while they computed it.
+            NotLoaded: No instance is ready, and the request loads none.
+            Unavailable: No instance is ready, and none will be; or the loader's own errors.
+            UpstreamShutDown: `close` ended the block.
+            UpstreamSilent: The instance does not respond; another has a slot free.
+            UpstreamCrashed: The engine crashed; in place of the error that the block raised.
         """
         self._suspects.check(request)
-        queue = self._queue(request.model)
-        if request.kind.takes_slot:
-            lease = await acquire_slot(queue, queued(request, avoid, self._clock()), self.loader)
-        else:
-            lease = await self._look(request, avoid)
-        instance = lease.instance
+        lease = await self._acquire(request, avoid, loader)
         try:
-            async with InFlightRequest(instance.in_flight) as in_flight:
-                lease.attach(in_flight)
+            self._suspects.check(request)  # another like it may have crashed while it waited
+            async with lease:
                 self._silence.watch(lease)
-                yield lease
-        except UpstreamConnectFailed as error:
-            for one in lease.slots:
-                queue.release(one)
-            self.on_connect_failed(lease.upstream, error)
+                await self._select_slots(lease)
+                try:
+                    yield lease
+                except UpstreamFailed as error:
+                    if await lease.wait_crash(error):
+                        raise UpstreamCrashed(lease.upstream.name) from error
+                    raise
+                self._suspects.clear(request)
+        except (UpstreamConnectFailed, CrashesEngine) as error:
+            self._release(lease)  # the engine does not compute it
+            if isinstance(error, UpstreamConnectFailed):
+                self._listener.connect_failed(lease.upstream, error)
             raise
         finally:
-            self._silence.forget(lease)
-            for one in lease.slots:
-                if one in instance.leases:
-                    self._reclaim.release_when_idle(one, queue.release)
-            self._instances.discard_if_unused(instance)
+            self._end(lease)
 
-    def answered(self, lease: Lease) -> None:
-        """Note that the header of its answer is there."""
-        self._silence.forget(lease)
-
-    async def slot(self, lease: Lease, reach: SlotTargeting) -> int | None:
-        """Return the slot that a request should name, or None for whichever the engine takes.
-
-        To be asked once for each lease, right before the request goes out.
+    def finish(self, lease: Lease, completed: Completion | None = None) -> None:
+        """Free the slots of a lease whose response is complete, and learn from the response.
 
         Args:
-            lease: Its lease.
-            reach: How the request could come to a certain one.
+            lease: The lease.
+            completed: What the response reports; None where the request was refused.
         """
-        upstream = lease.upstream
-        is_followed = self._settings.policy == "affinity" and upstream.can_name_slots
-        if not is_followed or not lease.request.kind.takes_slot:
-            return None
-        slot_map = self._prefix_index.slot_map(upstream.name)
-        slot = await SlotSelection(lease, slot_map, self._settings, self._clock).select(reach)
-        for one in lease.beside:
-            if tracked := slot_map.reserve(one, None, self._clock()):
-                one.slot = tracked
-                slot_map.mark_sent(tracked)
-        return slot
+        prompt, instance = lease.request.prompt, lease.instance
+        if completed:
+            self._queue(lease.request.model).note_finished(lease)
+            timings = completed.timings
+            instance.rates = instance.rates.after(timings) if timings else instance.rates
+            if prompt:
+                self._prefix_index.record(
+                    lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
+                )
+            if timings and prompt and lease.slot:
+                self._record_slot(lease, lease.slot, timings)
+        self._release(lease)
 
-    def computation(self, lease: Lease) -> Computation:
-        """Return what a request is to be sent in, and its answer read."""
-        return Computation(lease, self._suspects)
-
-    async def _look(self, request: ProxyRequest, avoid: Collection[str]) -> Lease:
-        """Return the right to ask what takes no slot, of whoever is least busy."""
+    async def _acquire(
+        self, request: ProxyRequest, avoid: Collection[str], loader: ModelLoader | None
+    ) -> Lease:
         queue = self._queue(request.model)
+        if request.kind.takes_slot:
+            return await acquire_slot(queue, queued(request, avoid, self._clock()), loader)
         if request.may_load:
-            await ensure_serving(queue, request, self.loader)
+            await ensure_serving(queue, request, loader)
         elif not queue.serves(request):
             raise NotLoaded(
                 f"{request.model} is not loaded, and a GET does not load it; send a completion "
@@ -321,37 +344,63 @@ class Router:
         fresh = [instance for instance in instances if instance.upstream.name not in avoid]
         return Lease(request, min(fresh or instances, key=_calm), self._clock)
 
+    async def _select_slots(self, lease: Lease) -> None:
+        is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
+        if is_tracked and lease.request.kind.takes_slot:
+            slot_map = self._prefix_index.slot_map(lease.upstream.name)
+            await select_slots(lease, slot_map, self._settings)
+
+    def _record_slot(self, lease: Lease, slot: TrackedSlot, timings: Timings) -> None:
+        name, prompt = lease.upstream.name, lease.request.prompt
+        if lease.verifies_restore:
+            self._listener.restore_verified(name, slot.id_slot, timings)
+        if lease.conversation and prompt:
+            held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
+            slot_map = self._prefix_index.slot_map(name)
+            slot_map.release(lease, self._clock())
+            slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
+
+    def _release(self, lease: Lease) -> None:
+        queue = self._queue(lease.request.model)
+        for one in lease.slots:
+            queue.release(one)
+
+    def _end(self, lease: Lease) -> None:
+        instance, queue = lease.instance, self._queue(lease.request.model)
+        self._silence.forget(lease)
+        instance.bytes_received += lease.progress.bytes_received
+        for one in lease.slots:
+            if one in instance.leases:
+                self._reclaim.release_when_idle(one, queue.release)
+        self._instances.discard_if_unused(instance)
+
     def _queue(self, model: str) -> ModelQueue:
         if model not in self._queues:
             self._queues[model] = ModelQueue(
-                model, self._instances, self._prefix_index, self._settings, self._clock
+                model,
+                self._instances,
+                self._prefix_index,
+                self._settings,
+                self._clock,
+                self._listener.idle,
             )
-            self._queues[model].on_idle = self._idled
-            self._queues[model].on_restore_verified = self._proved
         return self._queues[model]
 
     def _settle(self, model: str) -> None:
         self._queue(model).assign_slots()
 
-    def _idled(self) -> None:
-        self.on_idle()  # the listener may be set after the queue is made
-
-    def _proved(self, name: str, slot: int, timings: Timings) -> None:
-        self.on_restore_verified(name, slot, timings)
-
-    def _tell_overdue(self, lease: Lease) -> None:
+    def _report_overdue(self, lease: Lease) -> None:
         limit_s = self._settings.cancel_timeout_s
         reason = f"still computes for a request that ended {limit_s:g} s ago"
-        if self.emit:
-            self.emit(
-                "upstream.failed",
-                request=lease.request.request_id,
-                model=lease.request.model,
-                instance=lease.upstream.name,
-                phase="end",
-                error=f"{lease.upstream.name} {reason}",
-            )
-        self.overdue(lease.upstream, reason)
+        self._emit(
+            "upstream.failed",
+            request=lease.request.request_id,
+            model=lease.request.model,
+            instance=lease.upstream.name,
+            phase="end",
+            error=f"{lease.upstream.name} {reason}",
+        )
+        self._listener.overdue(lease.upstream, reason)
 
 
 def _calm(instance: Instance) -> tuple[bool, float, int]:

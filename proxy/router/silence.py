@@ -82,6 +82,9 @@ class Silence:
 
     def _suspect(self, lease: Lease) -> None:
         """Have the instance asked, where there is another, and by one at a time."""
+        if lease.progress.has_header:
+            del self._timers[lease]
+            return
         self._wind(lease)
         instance = lease.instance
         if self._group is not None and instance not in self._asked and self._others(instance):
@@ -114,13 +117,14 @@ class Silence:
         """End what has no first byte and finds a free slot elsewhere: it is asked there."""
         others = self._others(instance)
         free = sum(other.free for other in others)
-        for lease in [one for one in self._timers if one.instance is instance]:
+        waiting = [one for one in self._timers if not one.progress.has_header]
+        for lease in [one for one in waiting if one.instance is instance]:
             needed = instance.needed(lease.request) if lease.request.kind.takes_slot else 0
             if others and needed <= free:
                 free -= needed
                 self.forget(lease)
                 reason = "sent no first byte and does not answer /health"
-                lease.cut(UpstreamSilent(instance.upstream.name, reason))
+                lease.abort(UpstreamSilent(instance.upstream.name, reason))
 
     def _others(self, instance: Instance) -> list[Instance]:
         """Return the other instances of the same model that answer, as far as known."""

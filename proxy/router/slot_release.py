@@ -21,7 +21,8 @@ from typing import Final
 from proxy.errors import UpstreamTimeout
 from proxy.failures import persist
 from proxy.router.instances import Instance
-from proxy.router.lease import Clock, Lease
+from proxy.router.lease import Lease
+from proxy.router.response_progress import Clock
 from proxy.settings import ProxySettings
 from proxy.upstream.slots import get_slots
 from proxy.upstream.upstream import Upstream

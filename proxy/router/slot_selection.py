@@ -1,108 +1,123 @@
-"""How a request comes to the slot that it should use, on an engine whose slots are followed.
+"""Which slot a request uses on an engine whose slots are tracked, and how it gets there.
 
-Why it is done, and how slots are followed, stands in `proxy.prompt_cache.slot_map`.
+Why, and how slots are tracked: `proxy.prompt_cache.slot_map`.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Final
 
+from proxy.choices import is_single
+from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamTimeout
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.request import ProxyRequest
-from proxy.router.lease import Clock, Lease
+from proxy.router.lease import Lease
 from proxy.settings import ProxySettings
-from proxy.upstream.slots import SlotTargeting, get_slots, refresh_slots
+from proxy.upstream.slots import get_slots, refresh_slots
 
-# Fewer tokens than this are computed as quickly as they are put aside.
+# Fewer tokens than this are computed as quickly as they are saved.
 _WORTH_TOKENS: Final = 128
+_NAMES_SLOTS: Final = frozenset(
+    {
+        EndpointKind.CHAT,
+        EndpointKind.COMPLETION,
+        EndpointKind.RESPONSES,
+        EndpointKind.LLAMA_COMPLETION,
+    }
+)
 
 
-class SlotSelection:
-    """One request on its way to a slot; made for a lease, used once.
+class SlotTargeting(Enum):
+    """How a request can get a certain slot."""
 
-    Args:
-        lease: Its lease.
-        slot_map: The slots of its instance.
-        settings: How long the engine may take to tell of its slots.
-        clock: Monotonic time.
+    NONE = auto()
+    BY_ID = auto()
+    """It names the slot."""
+    BY_LRU = auto()
+    """All other idle slots are used once more: the engine takes the one used longest ago."""
+
+
+def targeting(request: ProxyRequest) -> SlotTargeting:
+    if request.kind is EndpointKind.MESSAGES:  # its translation drops members it does not know
+        return SlotTargeting.BY_LRU
+    is_named = request.kind in _NAMES_SLOTS and bool(request.json) and not request.form
+    return SlotTargeting.BY_ID if is_named and is_single(request.json) else SlotTargeting.NONE
+
+
+async def select_slots(lease: Lease, slot_map: SlotMap, settings: ProxySettings) -> None:
+    """Give a lease its slot, and `id_slot` where its request is to name it.
+
+    To be called right before the request is sent: the order in which requests arrive decides which
+    slots the engine gives them.
     """
+    reach, now_s = targeting(lease.request), lease.clock()
+    conversation = lease.conversation if reach is not SlotTargeting.NONE else None
+    slot = slot_map.reserve(lease, conversation, now_s)
+    if slot and slot.conversation is not None:
+        slot = await _target_existing(lease, slot_map, slot, reach, settings)
+    elif slot and conversation is not None and _shares_prefix(lease, slot_map, slot):
+        slot = await _target_new(lease, slot_map, slot, settings)
+    lease.slot = slot
+    if slot:
+        if reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None:
+            lease.id_slot = slot.id_slot
+            lease.verifies_restore = _looks_in_cache(lease.request) and slot.verifies_restore(
+                lease.request.prompt
+            )
+        slot_map.mark_sent(slot)
+    for one in lease.beside:
+        if tracked := slot_map.reserve(one, None, lease.clock()):
+            one.slot = tracked
+            slot_map.mark_sent(tracked)
 
-    def __init__(
-        self, lease: Lease, slot_map: SlotMap, settings: ProxySettings, clock: Clock
-    ) -> None:
-        self._lease = lease
-        self._slot_map = slot_map
-        self._settings = settings
-        self._clock = clock
 
-    async def select(self, reach: SlotTargeting) -> int | None:
-        """Give the lease its slot; return the `id_slot` that its request should name, if any.
+async def _target_existing(
+    lease: Lease,
+    slot_map: SlotMap,
+    slot: TrackedSlot,
+    reach: SlotTargeting,
+    settings: ProxySettings,
+) -> TrackedSlot | None:
+    """Return the slot that holds the conversation, if one does."""
+    if not slot.is_confirmed:
+        await _sync(lease, slot_map, slot, settings)
+    if not slot.is_confirmed:
+        return slot_map.rebind(slot, lease.conversation, lease.clock())
+    if reach is SlotTargeting.BY_LRU:
+        await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), settings)
+    return slot
 
-        To be done right before the request goes out: the order in which requests come decides
-        which slots the engine gives them.
 
-        Args:
-            reach: How the request could come to a certain slot.
-        """
-        lease, conversation = (
-            self._lease,
-            self._lease.conversation if reach is not SlotTargeting.NONE else None,
-        )
-        slot = self._slot_map.reserve(lease, conversation, self._clock())
-        if slot and slot.conversation is not None:
-            slot = await self._target_existing(slot, reach)
-        elif slot and conversation is not None and self._shares_prefix(slot):
-            slot = await self._target_new(slot)
-        lease.slot = slot
-        if slot is None:
-            return None
-        is_named = (
-            slot.is_confirmed and slot.conversation is not None and reach is SlotTargeting.BY_ID
-        )
-        lease.verifies_restore = (
-            is_named
-            and _looks_in_cache(lease.request)
-            and slot.verifies_restore(lease.request.prompt)
-        )
-        self._slot_map.mark_sent(slot)
-        return slot.id_slot if is_named else None
+def _shares_prefix(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
+    """Return whether a new conversation begins as another did that is not saved yet."""
+    return lease.expected_cached >= _WORTH_TOKENS and slot_map.has_unsaved(slot)
 
-    async def _target_existing(self, slot: TrackedSlot, reach: SlotTargeting) -> TrackedSlot | None:
-        """Come back to the slot that holds the conversation, if it does."""
-        if not slot.is_confirmed:
-            await self._sync(slot)
-        if not slot.is_confirmed:
-            return self._slot_map.rebind(slot, self._lease.conversation, self._clock())
-        if reach is SlotTargeting.BY_LRU:
-            await self._refresh(self._slot_map.mark_refreshed(slot))
-        return slot
 
-    def _shares_prefix(self, slot: TrackedSlot) -> bool:
-        """Return whether a new conversation begins as another did that is not put aside yet."""
-        return self._lease.expected_cached >= _WORTH_TOKENS and self._slot_map.has_unsaved(slot)
+async def _target_new(
+    lease: Lease, slot_map: SlotMap, slot: TrackedSlot, settings: ProxySettings
+) -> TrackedSlot:
+    """Have the engine save what the other idle slots hold, where it looks for shared prefixes.
 
-    async def _target_new(self, slot: TrackedSlot) -> TrackedSlot:
-        """Have what the other idle slots hold put aside, where the engine looks for beginnings.
+    Any task makes it do so. One of no tokens, in a slot that holds no conversation, saves what all
+    others hold; they are used after it and leave that slot to the request.
+    """
+    await _sync(lease, slot_map, slot, settings)
+    slot = slot_map.reserve_lru(slot)
+    if slot.is_confirmed:
+        await refresh_slots(lease.upstream, [slot.id_slot], settings)
+        await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), settings)
+    return slot
 
-        Any task makes it do so. One of no tokens in a slot that nobody comes back for puts aside
-        what all others hold; used after it, they leave that slot to the request.
-        """
-        await self._sync(slot)
-        slot = self._slot_map.reserve_lru(slot)
-        if slot.is_confirmed:
-            await self._refresh([slot.id_slot])
-            await self._refresh(self._slot_map.mark_refreshed(slot))
-        return slot
 
-    async def _sync(self, slot: TrackedSlot) -> None:
-        with suppress(UpstreamTimeout):
-            page = await get_slots(self._lease.upstream, self._settings) or ()
-            self._slot_map.sync(page, slot, self._clock())
-
-    async def _refresh(self, slots: list[int]) -> None:
-        await refresh_slots(self._lease.upstream, slots, self._settings)
+async def _sync(
+    lease: Lease, slot_map: SlotMap, slot: TrackedSlot, settings: ProxySettings
+) -> None:
+    with suppress(UpstreamTimeout):
+        found = await get_slots(lease.upstream, settings) or ()
+        slot_map.sync(found, slot, lease.clock())
 
 
 def _looks_in_cache(request: ProxyRequest) -> bool:

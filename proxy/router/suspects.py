@@ -20,7 +20,7 @@ from proxy.errors import CrashesEngine
 
 if TYPE_CHECKING:
     from proxy.request import ProxyRequest
-    from proxy.router.lease import Clock
+    from proxy.router.response_progress import Clock
 
 _REFUSED_FROM: Final = 2
 _SUSPECTS_MAX: Final = 1024

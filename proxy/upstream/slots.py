@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Final
 
 import orjson
@@ -27,17 +26,6 @@ _TIMEOUT_S: Final = 2.0
 _MAX_BYTES: Final = 4 * 1024**2
 # A batch of prompt that is being computed takes about half a second.
 _TOUCH_TIMEOUT_S: Final = 1.0
-
-
-class SlotTargeting(Enum):
-    """How a request can come to a certain slot."""
-
-    BY_ID = auto()
-    """It says the number."""
-    BY_LRU = auto()
-    """It cannot; the engine takes the slot used longest ago."""
-    NONE = auto()
-    """Not at all: it takes several, or nobody comes back for what it leaves there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 import uvloop
 
+from proxy.access_log import discard
 from proxy.app import build_app
+from proxy.metrics.prometheus import Metrics
 from proxy.models import ModelInfo
 from proxy.router.router import Router
 from proxy.server import Server
@@ -40,14 +42,10 @@ async def serve(socket: str, port: int) -> None:
     settings = ProxySettings(listen=f"127.0.0.1:{port}")
     router = Router(settings)
     router.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
-    server = Server(build_app(router, OneModel(), settings, _hear), settings)
+    server = Server(build_app(router, OneModel(), settings, Metrics(settings, discard)), settings)
     await server.start()
     print(server.url, flush=True)
     await router.run()
-
-
-def _hear(name: str, /, **fields: object) -> None:
-    """Hear of an event and forget it: what the daemon writes of it is not the proxy's cost."""
 
 
 def main() -> None:

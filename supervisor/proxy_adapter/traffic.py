@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, UpstreamConnectFailed
+from proxy.nodes.nodes import Nodes
 from proxy.prompt_cache import fingerprint
 from proxy.router.background_lease import background_lease
-from proxy.router.router import Router
+from proxy.router.router import NoListener, Router
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
+from supervisor.admission.controller import AdmissionController
 from supervisor.errors import DaemonBusy
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
@@ -32,8 +34,6 @@ class TrafficAdapter:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        router.on_restore_verified = self.verify_restore
-        router.overdue = self.renew
 
     def admit(self, facts: InstanceSnapshot) -> None:
         """Let requests come to an instance, knowing what it was begun with."""
@@ -86,7 +86,7 @@ class TrafficAdapter:
         """Break off what an instance still has."""
         await self._router.close(name)
 
-    def renew(self, upstream: Upstream, reason: str) -> None:
+    def overdue(self, upstream: Upstream, reason: str) -> None:
         """Have an instance restarted whose engine does not stop computing for a client that left.
 
         An instance that the fleet no longer has is no error.
@@ -108,6 +108,31 @@ class TrafficAdapter:
         if replica and replica.keeper.is_doubtful(slot, had):
             with suppress(DaemonBusy):  # at the end nothing is looked into any more
                 self.fleet.spawn(cache_commands.verify(replica, slot, had))
+
+
+class RouterEvents(NoListener):
+    """Passes on what the router reports (proxy.router.router.RouterListener).
+
+    The router is built first, and what it reports to needs the router: `connect` closes the circle.
+    """
+
+    def connect(
+        self, traffic: TrafficAdapter, admission: AdmissionController, nodes: Nodes
+    ) -> None:
+        """Pass on to these from now on."""
+        self._traffic, self._admission, self._nodes = traffic, admission, nodes
+
+    def idle(self) -> None:
+        self._admission.wake()
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
+        self._nodes.mark_suspect(upstream, error)
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None:
+        self._traffic.overdue(upstream, reason)
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
+        self._traffic.verify_restore(name, id_slot, timings)
 
 
 def _filled(one: RestoredSlot) -> fingerprint.RestoredSlot:

@@ -16,11 +16,13 @@ from fakes.upstream import Call, Fake, Script, say_ok
 
 from proxy.app import build_app
 from proxy.errors import UpstreamConnectFailed
+from proxy.metrics.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import ConfiguredNode, NodeSettings
-from proxy.router.router import Router
+from proxy.router.router import NoListener, Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
 
 SETTINGS = ProxySettings(listen="127.0.0.1:0", connect_timeout_s=5, upstream_read_timeout_s=20)
 
@@ -74,6 +76,15 @@ def configured_node(name: str, url: str, *, api_key: str = "", **options: Any) -
     return ConfiguredNode(name, NodeSettings(url=url, **options), api_key)
 
 
+class NodeEvents(NoListener):
+    """Passes failed connections on to the nodes (proxy.router.router.RouterListener)."""
+
+    nodes: Nodes
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
+        self.nodes.mark_suspect(upstream, error)
+
+
 class Near:
     """A proxy that knows some nodes, and has no model of its own until one is put into `here`."""
 
@@ -81,11 +92,14 @@ class Near:
 
     def __init__(self, *nodes: ConfiguredNode) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.router = Router(SETTINGS)
+        events = NodeEvents()
+        metrics = Metrics(SETTINGS, self._hear)
+        self.router = Router(SETTINGS, events, metrics.emit)
         self.here = FakeLoader(self.router)
         self.here.model_infos = []
         self.nodes = Nodes(nodes, self.router, self.here, SETTINGS, self._hear, 1)
-        app = build_app(self.router, self.nodes, SETTINGS, self._hear)
+        events.nodes = self.nodes
+        app = build_app(self.router, self.nodes, SETTINGS, metrics)
         self.server = Server(app, SETTINGS)
 
     def _hear(self, name: str, /, **fields: object) -> None:

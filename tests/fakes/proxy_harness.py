@@ -13,6 +13,7 @@ from fakes.upstream import Fake, Script, say_ok
 
 from proxy.app import SERVER_STATE, build_app
 from proxy.errors import ProxyError
+from proxy.metrics.prometheus import Metrics
 from proxy.models import ModelInfo, PrefillResult
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.router import Router
@@ -86,9 +87,6 @@ class ProxyHarness:
     """A running proxy and what a test needs of it."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
-        self.router = Router()
-        self.loader = FakeLoader(self.router)
-        self.reader = FakeReader()
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.settings = ProxySettings(
             listen="127.0.0.1:0",
@@ -96,6 +94,10 @@ class ProxyHarness:
             connect_timeout_s=2,
             upstream_read_timeout_s=20,
         )
+        self.metrics = Metrics(self.settings, self._hear)
+        self.router = Router(emit=self.metrics.emit)
+        self.loader = FakeLoader(self.router)
+        self.reader = FakeReader()
         self._directory = directory
         self._stack = stack
         self._tend()
@@ -104,7 +106,7 @@ class ProxyHarness:
         """Start the server; `changes` are settings."""
         self.settings = self.settings.model_copy(update=changes)  # unchecked
         if not self.router.instances():
-            self.router = self.loader.router = Router(self.settings)
+            self.router = self.loader.router = Router(self.settings, emit=self.metrics.emit)
             self._tend()
         self.server = self.build(self.settings)
         await self.server.start()
@@ -115,7 +117,7 @@ class ProxyHarness:
 
     def build(self, settings: ProxySettings) -> Server:
         """Return a server that is not yet started."""
-        app = build_app(self.router, self.loader, settings, self._hear, self.reader)
+        app = build_app(self.router, self.loader, settings, self.metrics, self.reader)
         self.floor = app[SERVER_STATE]
         return Server(app, settings)
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
+from proxy.models import ModelInfo
 from proxy.request import Priority
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
@@ -86,11 +87,11 @@ class World:
             queue_timeout_s=visit.queue_timeout_s,
         )
         try:
-            async with self.router.lease(request, visit.avoid) as lease:
+            async with self.router.lease(request, visit.avoid, NoLoader(self)) as lease:
                 self.served[number] = visit, lease.began_at_s
                 await self.use(lease.upstream.name, visit.holds_s)
                 if visit.is_complete:
-                    lease.complete()
+                    self.router.finish(lease)
                 self.check()
         except QueueFull:
             return "refused"
@@ -150,7 +151,7 @@ class NoLoader:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def models(self) -> list[object]:
+    def models(self) -> list[ModelInfo]:
         return []
 
     async def ensure_ready(self, model: str) -> None:
@@ -214,8 +215,7 @@ def world_with(policy: Policy) -> World:
         return await made[0].count(engine)
 
     limits = ProxySettings(policy=policy, queue_max=LINE_MAX)
-    made.append(World(Router(limits, clock, count)))
-    made[0].router.loader = NoLoader(made[0])  # type: ignore[assignment]
+    made.append(World(Router(limits, clock=clock, count=count)))
     return made[0]
 
 

@@ -114,8 +114,8 @@ def test_a_stream_tells_its_cost_and_its_message(kind: EndpointKind) -> None:
     for piece in pieces:
         told.feed(event(piece))
     told.feed(b"data: [DONE]\n\n")
-    told.close()
-    assert (told.timings, told.response) == (timings, response)
+    completion = told.close()
+    assert (completion.timings, completion.reply) == (timings, response)
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -123,16 +123,16 @@ def test_a_whole_body_tells_the_same(kind: EndpointKind) -> None:
     body, timings, response = BODIES[kind]
     told = CompletedResponse(kind, is_stream=False)
     told.feed(json.dumps(body).encode())
-    told.close()
-    assert (told.timings, told.response) == (timings, response)
+    completion = told.close()
+    assert (completion.timings, completion.reply) == (timings, response)
 
 
 def test_a_tool_call_that_was_cut_off_has_no_input() -> None:
     told = CompletedResponse(EndpointKind.MESSAGES, is_stream=True)
     told.feed(event(block(type="tool_use", id="a", name="weather", input={})))
     told.feed(event(delta(type="input_json_delta", partial_json='{"ci')))
-    told.close()
-    assert told.response == {"role": "assistant", "content": [{**CALL, "input": {}}]}
+    completion = told.close()
+    assert completion.reply == {"role": "assistant", "content": [{**CALL, "input": {}}]}
 
 
 def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
@@ -142,8 +142,8 @@ def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
         told.feed(piece)
         assert sum(map(len, told._chunks)) <= completed._BATCH_BYTES + len(piece)
     told.feed(event({"choices": part(delta={}, finish_reason="stop")}))
-    told.close()
-    assert told.response == {"role": "assistant", "content": "x" * 100_000}
+    completion = told.close()
+    assert completion.reply == {"role": "assistant", "content": "x" * 100_000}
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_an_client_response_that_is_too_long_has_no_completed(
     told = CompletedResponse(EndpointKind.LLAMA_COMPLETION, is_stream=is_stream)
     told.feed(piece)
     told.feed(b"more")
-    told.close()
-    assert (told.timings, told.response) == (None, None)
+    completion = told.close()
+    assert (completion.timings, completion.reply) == (None, None)
     assert not told._chunks
 
 
@@ -195,12 +195,12 @@ def test_what_is_not_understood_has_no_completed_and_does_no_harm(
 ) -> None:
     told = CompletedResponse(kind, is_stream=is_stream)
     told.feed(garbage)
-    told.close()
-    assert (told.timings, told.response) == (None, None)
+    completion = told.close()
+    assert (completion.timings, completion.reply) == (None, None)
 
 
 def test_an_client_response_without_an_end_has_no_message() -> None:
     told = CompletedResponse(EndpointKind.CHAT, is_stream=True)
     told.feed(event({"choices": part(delta={"content": "hi"})}))
-    told.close()
-    assert told.response is None
+    completion = told.close()
+    assert completion.reply is None

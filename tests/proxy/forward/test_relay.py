@@ -10,7 +10,8 @@ from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call, Script, say_ok
 
 from proxy.forward import relay
-from proxy.router.lease import Lease
+from proxy.router.lease import Completion
+from proxy.router.router import Router
 from proxy.upstream.timings import Timings
 
 TIMINGS = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
@@ -270,13 +271,13 @@ async def test_the_message_is_learnt_by_which_the_next_turn_is_known(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch, *, stream: bool
 ) -> None:
     learnt: list[Any] = []
-    monkeypatch.setattr(Lease, "record_result", lambda *told: learnt.append(told[1:]))
+    monkeypatch.setattr(Router, "finish", lambda *given: learnt.append(given[2]))
     await proxy.fake(streams(HI, END, DONE))
     async with proxy.ask(stream=stream) as response:
         await response.read()
     await proxy.floor.in_flight.wait_empty()
     message = {"role": "assistant", "content": "hi"}
-    assert learnt == [(Timings.read(TIMINGS), message)]
+    assert learnt == [Completion(Timings.read(TIMINGS), message)]
 
 
 async def test_a_slot_is_free_once_the_client_response_is_whole_and_not_only_once_it_was_read(

@@ -10,7 +10,6 @@ from fakes.requests import ask
 from proxy.body.form import Form, Part
 from proxy.endpoints import EndpointKind
 from proxy.forward.upstream_request import UpstreamRequestPlan, plan_request
-from proxy.upstream.slots import SlotTargeting
 
 CHAT: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -37,7 +36,6 @@ def test_a_whole_client_response_is_asked_as_a_stream(kind: EndpointKind) -> Non
         is_stream=True,
         is_assembled=True,
         hides_progress=True,
-        targeting=SlotTargeting.BY_ID,
     )
 
 

@@ -22,7 +22,7 @@ async def idle(_: Upstream) -> int:
 
 def harness(slots: int = 1) -> Router:
     """Return two instances of a model."""
-    router = Router(ProxySettings(), asyncio.get_running_loop().time, idle)
+    router = Router(ProxySettings(), clock=asyncio.get_running_loop().time, count=idle)
     for name in ("a", "b"):
         router.admit(upstream(name, slots))
     return router
@@ -47,7 +47,7 @@ async def test_a_client_that_is_served_beside_it_wants_the_instance() -> None:
     async with background_lease(router, "a") as is_wanted:
         async with router.lease(ask("hello")) as lease:
             assert is_wanted()
-            lease.complete()
+            router.finish(lease)
         assert not is_wanted()
 
 

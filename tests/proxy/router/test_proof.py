@@ -12,10 +12,12 @@ import pytest
 from fakes.requests import ask
 from fakes.upstream import Call, Fake
 
+from proxy.endpoints import EndpointKind
 from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.request import ProxyRequest
-from proxy.router.router import Router
-from proxy.upstream.slots import SlotState, SlotTargeting
+from proxy.router.lease import Completion
+from proxy.router.router import NoListener, Router
+from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 
 STORY = "a long story of a river and a stone " * 10
@@ -24,15 +26,12 @@ NEXT = ask(STORY, "verse", "and then?")
 HELD = [{"id": 0, "id_task": 3, "n_prompt_tokens": 300, "is_processing": False}]
 
 
-class Told(list[tuple[str, int, int]]):
-    """Hears what was proved."""
+class Verified(NoListener):
+    def __init__(self) -> None:
+        self.slots: list[tuple[str, int, int]] = []
 
-    def __call__(self, *what: object) -> None:
-        name, slot, timings = what
-        assert isinstance(name, str)
-        assert isinstance(slot, int)
-        assert isinstance(timings, Timings)
-        self.append((name, slot, timings.cached_tokens))
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
+        self.slots.append((name, id_slot, timings.cached_tokens))
 
 
 class Engine(Fake):
@@ -59,18 +58,14 @@ async def engine() -> AsyncIterator[Engine]:
         await engine.stop()
 
 
-async def answered(
-    router: Router, asked: ProxyRequest, reach: SlotTargeting = SlotTargeting.BY_ID
-) -> int | None:
+async def answered(router: Router, asked: ProxyRequest) -> int | None:
     """Have a request answered from 20 cached tokens; return the slot that it named."""
     async with router.lease(asked) as lease:
-        slot = await router.slot(lease, reach)
-        lease.complete()
-        lease.record_result(Timings(20, 280, 1.0, 1, 1.0), {"content": "verse"})
-    return slot
+        router.finish(lease, Completion(Timings(20, 280, 1.0, 1, 1.0), {"content": "verse"}))
+        return lease.id_slot
 
 
-async def begun(engine: Engine, told: Told) -> Router:
+async def begun(engine: Engine, verified: Verified) -> Router:
     """Return a proxy to which an instance came back with the conversation of FIRST."""
     upstream = replace(engine.upstream(slots=1), can_name_slots=True)
     before = Router()
@@ -79,42 +74,41 @@ async def begun(engine: Engine, told: Told) -> Router:
     (chain,) = before.conversation_fingerprints(
         "chat.0", [SlotState(0, 1, 300, is_busy=False)]
     ).values()
-    router = Router()
-    router.on_restore_verified = told
+    router = Router(listener=verified)
     router.admit(upstream, [RestoredSlot(0, 3, 300, decode_fingerprint(chain.encoded))])
     return router
 
 
 async def test_the_first_turn_in_the_slot_that_it_names_does(engine: Engine) -> None:
-    router = await begun(engine, told := Told())
+    router = await begun(engine, verified := Verified())
     assert await answered(router, NEXT) == 0
-    assert told == [("chat.0", 0, 20)]
+    assert verified.slots == [("chat.0", 0, 20)]
     await answered(router, ask(STORY, "verse", "and then?", "verse", "and then?"))
-    assert len(told) == 1
+    assert len(verified.slots) == 1
 
 
 async def test_one_that_cannot_name_it_does_not(engine: Engine) -> None:
-    router = await begun(engine, told := Told())
-    assert await answered(router, NEXT, SlotTargeting.BY_LRU) is None
-    assert not told
+    router = await begun(engine, verified := Verified())
+    assert await answered(router, replace(NEXT, kind=EndpointKind.MESSAGES)) is None
+    assert not verified.slots
 
 
 async def test_one_that_does_not_look_in_the_cache_does_not(engine: Engine) -> None:
-    router = await begun(engine, told := Told())
+    router = await begun(engine, verified := Verified())
     members = {**NEXT.json, "cache_prompt": False}
     assert await answered(router, replace(NEXT, json=members)) == 0
-    assert not told
+    assert not verified.slots
 
 
 async def test_a_slot_that_somebody_used_meanwhile_is_not_named(engine: Engine) -> None:
-    router = await begun(engine, told := Told())
+    router = await begun(engine, verified := Verified())
     engine.page = [{**HELD[0], "id_task": 9, "n_prompt_tokens": 7}]
     assert await answered(router, NEXT) is None
-    assert not told
+    assert not verified.slots
 
 
 async def test_another_conversation_in_it_does_not(engine: Engine) -> None:
-    router = await begun(engine, told := Told())
+    router = await begun(engine, verified := Verified())
     assert await answered(router, ask("quite another")) is None
     assert await answered(router, NEXT) is None
-    assert not told
+    assert not verified.slots

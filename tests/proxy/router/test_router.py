@@ -16,6 +16,7 @@ from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, Ups
 from proxy.models import ModelInfo
 from proxy.router.in_flight import InFlight, InFlightRequest
 from proxy.router.instances import Activity
+from proxy.router.lease import Completion
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
@@ -24,8 +25,10 @@ from proxy.upstream.upstream import Upstream
 BUSY = ProxySettings(policy="least-busy")
 
 
-async def hold(stack: AsyncExitStack, router: Router, *avoid: str) -> str:
-    lease = await stack.enter_async_context(router.lease(ask("hello"), avoid))
+async def hold(
+    stack: AsyncExitStack, router: Router, *avoid: str, loader: Loads | None = None
+) -> str:
+    lease = await stack.enter_async_context(router.lease(ask("hello"), avoid, loader))
     return lease.upstream.name
 
 
@@ -98,16 +101,16 @@ async def test_the_next_turn_goes_home_and_is_expected_to_be_cached() -> None:
     first = ask("tell me of the sea " * 20)
     async with router.lease(first) as lease:
         home = lease.upstream.name
-        lease.complete()
-        lease.record_result(
-            Timings(0, 90, 100.0, 8, 100.0), {"role": "assistant", "content": "It is."}
+        router.finish(
+            lease,
+            Completion(Timings(0, 90, 100.0, 8, 100.0), {"role": "assistant", "content": "It is."}),
         )
     async with router.lease(ask("another")) as lease:
         assert lease.upstream.name != home
         async with router.lease(ask("tell me of the sea " * 20, "It is.", "go on")) as second:
             assert second.upstream.name == home
             assert second.expected_cached > 80
-            second.record_result(Timings(95, 10, 10.0, 8, 100.0), None)
+            router.finish(second, Completion(Timings(95, 10, 10.0, 8, 100.0)))
     assert {facts.upstream.name: facts.conversations for facts in router.instances()} == {
         "a": 1,
         "b": 1,
@@ -138,8 +141,8 @@ async def test_a_lease_that_is_complete_frees_its_slot_at_once() -> None:
     router = Router()
     router.admit(upstream("a"))
     async with router.lease(ask("one")) as first:
-        first.complete()
-        first.complete()
+        router.finish(first)
+        router.finish(first)
         async with router.lease(ask("two")) as second:
             assert second.position == 0
             assert router.activity("a").in_flight == 2
@@ -161,7 +164,7 @@ def test_who_waited_long_is_told_when_to_come_again() -> None:
         router = Router()
         router.admit(upstream("a"))
         async with router.lease(ask("one")):
-            with pytest.raises(QueueTimeout, match=r"no slot of chat came free in 3 s") as ended:
+            with pytest.raises(QueueTimeout, match="waiting for a free slot of chat") as ended:
                 async with router.lease(ask("two", queue_timeout_s=3)):
                     pass
             assert int(ended.value.headers()["Retry-After"]) >= 1
@@ -227,8 +230,7 @@ async def test_what_needs_no_slot_waits_in_no_line() -> None:
         await hold(stack, router)
         async with router.lease(ask("look", kind=EndpointKind.INFO)) as look:
             assert router.activity("a").in_flight == 2
-            look.complete()
-            look.record_result(None, None)
+            router.finish(look, Completion())
             assert len(router.instances()[0].leases) == 1
 
 
@@ -237,9 +239,9 @@ async def test_what_needs_no_slot_waits_in_no_line() -> None:
 
 async def test_whoever_waits_for_a_model_goes_on_when_it_is_admitted() -> None:
     router = Router()
-    router.loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
+    loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
-        waiting = group.create_task(hold(stack, router))
+        waiting = group.create_task(hold(stack, router, loader=loader))
         await settle()
         assert router.queues()["chat"].interactive == 1
         router.admit(upstream("a"))
@@ -248,22 +250,22 @@ async def test_whoever_waits_for_a_model_goes_on_when_it_is_admitted() -> None:
 
 async def test_the_line_is_bounded_while_a_model_loads() -> None:
     router = Router(ProxySettings(queue_max=1))
-    router.loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
+    loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
-        waiting = group.create_task(hold(stack, router))
+        waiting = group.create_task(hold(stack, router, loader=loader))
         await settle()
         with pytest.raises(QueueFull):
-            await hold(stack, router)
+            await hold(stack, router, loader=loader)
         waiting.cancel()
 
 
 def test_a_load_that_outlasts_the_patience_is_told_as_a_load() -> None:
     async def main() -> None:
         router = Router()
-        router.loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
+        loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
         for kind in (EndpointKind.CHAT, EndpointKind.INFO):
             with pytest.raises(ModelLoading, match="still loading"):
-                async with router.lease(ask("a", queue_timeout_s=2, kind=kind)):
+                async with router.lease(ask("a", queue_timeout_s=2, kind=kind), (), loader):
                     pass
 
     leap(main())
@@ -274,9 +276,8 @@ async def test_what_the_loader_says_is_what_the_client_hears() -> None:
         raise Unavailable("chat cannot answer: no such file")
 
     router = Router()
-    router.loader = Loads(fail)
     with pytest.raises(Unavailable, match="no such file"):
-        async with router.lease(ask("a")):
+        async with router.lease(ask("a"), (), Loads(fail)):
             pass
     assert router.queues()["chat"].interactive == 0
 
@@ -289,11 +290,11 @@ async def test_who_waits_when_the_last_instance_goes_has_it_brought_up_again() -
         began.set()
         await asyncio.Event().wait()
 
-    router.loader = Loads(load)
+    loader = Loads(load)
     router.admit(upstream("a"))
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         await hold(stack, router)
-        waiting = group.create_task(hold(stack, router))
+        waiting = group.create_task(hold(stack, router, loader=loader))
         await settle()
         assert not began.is_set()
         router.withdraw("a")
@@ -309,7 +310,7 @@ async def test_a_slot_that_was_promised_is_taken_back_with_its_instance() -> Non
         async with router.lease(ask("one")) as first:
             waiting = group.create_task(hold(stack, router))
             await settle()
-            first.complete()  # the slot is promised, but who waits does not know it yet
+            router.finish(first)  # the slot is promised, but who waits does not know it yet
             router.withdraw("a")
             router.admit(upstream("b"))
         assert await waiting == "b"
@@ -377,9 +378,9 @@ async def test_a_pulse_tells_what_is_held_what_is_awaited_and_what_came() -> Non
     assert router.activity("a") == Activity()
     async with router.lease(ask("one")) as first, router.lease(ask("two")):
         assert router.activity("a") == Activity(in_flight=2, awaiting_upstream=2)
-        first.count_bytes(b"data: {}\n\n")
+        first.progress.receive(b"data: {}\n\n")
         assert router.activity("a") == Activity(in_flight=2, awaiting_upstream=1, bytes_received=10)
-        first.await_upstream()
+        first.progress.is_awaiting_upstream = True
         assert router.activity("a").awaiting_upstream == 2
     assert router.activity("a") == Activity(bytes_received=10)
     assert router.activity("unknown") == Activity()
@@ -389,7 +390,7 @@ async def test_a_ping_is_no_sign_of_life() -> None:
     router = Router()
     router.admit(upstream("a"))
     async with router.lease(ask("one")) as lease:
-        lease.count_bytes(b":\n\n:\n\n")
+        lease.progress.receive(b":\n\n:\n\n")
         assert router.activity("a").bytes_received == 0
 
 
@@ -406,12 +407,12 @@ async def test_how_far_a_request_has_come_is_known() -> None:
             0,
         )
         assert facts.prompt_total > 100
-        lease.set_prefill_progress(64, 120, 32)
+        lease.progress.set_prompt(64, 120, 32)
         (facts,) = router.instances()[0].leases
         assert (facts.prompt_done, facts.prompt_total, facts.cached) == (64, 120, 32)
         now_s = 12.0
-        lease.count_tokens()
-        lease.count_tokens(2)
+        for _ in range(3):
+            lease.progress.receive_token(b"data: {}\n\n")
         (facts,) = router.instances()[0].leases
         assert (facts.phase, facts.prompt_done, facts.decoded) == ("decode", 120, 3)
         assert (facts.began_at_s, facts.first_token_at_s) == (10.0, 12.0)
@@ -422,8 +423,7 @@ async def test_what_an_instance_is_good_for_outlasts_a_time_out_of_service() -> 
     router.admit(upstream("a"))
     assert router.instances()[0].prefill_tps == 0
     async with router.lease(ask("one")) as lease:
-        lease.complete()
-        lease.record_result(Timings(0, 100, 100.0, 10, 1000.0), None)
+        router.finish(lease, Completion(Timings(0, 100, 100.0, 10, 1000.0)))
     router.withdraw("a")
     router.admit(upstream("a"))
     (instance,) = router.instances()

@@ -47,7 +47,7 @@ class Yard:
         """Hold a lease without a first byte; return whose it was."""
         async with self.lease(asked) as lease:
             await asyncio.sleep(wait_s)
-            lease.complete()
+            self.router.finish(lease)
         return lease.upstream.name
 
     @property
@@ -72,7 +72,7 @@ def told(
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        router = Router(ProxySettings(policy="round-robin"), clock, is_there=is_there)
+        router = Router(ProxySettings(policy="round-robin"), clock=clock, is_there=is_there)
         for name in names:
             router.admit(upstream(name, slots=slots))
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
@@ -99,7 +99,7 @@ def test_it_is_moved_after_two_seconds_and_nothing_new_goes_there() -> None:
         for _ in range(3):
             async with yard.lease() as lease:
                 assert lease.upstream.name == "b"
-                lease.complete()
+                yard.router.finish(lease)
 
     told(story, {"a"}, "a", "b")
 
@@ -117,7 +117,7 @@ def test_when_it_answers_again_it_is_asked_as_before() -> None:
         for _ in range(2):
             async with yard.lease() as lease:
                 names.add(lease.upstream.name)
-                lease.complete()
+                yard.router.finish(lease)
         assert names == {"a", "b"}
 
     told(story, gone, "a", "b")
@@ -129,7 +129,7 @@ def test_an_instance_that_answers_may_take_its_time() -> None:
     async def story(yard: Yard) -> None:
         async with yard.lease() as lease:
             await asyncio.sleep(60)
-            lease.complete()
+            yard.router.finish(lease)
         assert not yard.silent
 
     told(story, set(), "a", "b", asked=asked)
@@ -143,7 +143,7 @@ def test_with_one_instance_nobody_is_asked() -> None:
     async def story(yard: Yard) -> None:
         async with yard.lease() as lease:
             await asyncio.sleep(60)
-            lease.complete()
+            yard.router.finish(lease)
 
     told(story, {"a"}, "a", asked=asked)
     assert not asked
@@ -153,9 +153,9 @@ def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
     async def story(yard: Yard) -> None:
         async def other() -> None:
             async with yard.lease() as lease:
-                yard.router.answered(lease)
+                lease.progress.has_header = True
                 await asyncio.sleep(10)
-                lease.complete()
+                yard.router.finish(lease)
 
         first = asyncio.get_running_loop().create_task(yard.hold())
         await asyncio.sleep(0.01)
@@ -174,9 +174,9 @@ def test_after_the_first_byte_nobody_is_asked() -> None:
 
     async def story(yard: Yard) -> None:
         async with yard.lease() as lease:
-            yard.router.answered(lease)
+            lease.progress.has_header = True
             await asyncio.sleep(60)
-            lease.complete()
+            yard.router.finish(lease)
 
     told(story, {"a"}, "a", "b", asked=asked)
     assert not asked
@@ -189,9 +189,9 @@ def test_no_more_are_moved_than_find_a_slot() -> None:
         async def answered() -> None:
             async with yard.lease() as lease:
                 assert lease.upstream.name == "b"
-                yard.router.answered(lease)
+                lease.progress.has_header = True
                 await asyncio.sleep(20)
-                lease.complete()
+                yard.router.finish(lease)
 
         async def held(wait_s: float) -> None:
             try:

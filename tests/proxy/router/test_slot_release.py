@@ -14,12 +14,31 @@ from fakes.requests import ask, upstream
 from fakes.upstream import Call
 
 from proxy.errors import UpstreamConnectFailed
-from proxy.router.router import Router
+from proxy.router.router import NoListener, Router
 from proxy.router.slot_release import slots_in_use
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
 EVENT = b'data: {"n":0}\n\n'
+
+
+class Overdue(NoListener):
+    """Keeps what is reported, and withdraws the instance if it is to."""
+
+    router: Router
+
+    def __init__(self, *, withdraws: bool = False) -> None:
+        self.reasons: list[tuple[str, str]] = []
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self._withdraws = withdraws
+
+    def emit(self, name: str, /, **fields: object) -> None:
+        self.events.append((name, fields))
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None:
+        self.reasons.append((upstream.name, reason))
+        if self._withdraws:
+            self.router.withdraw(upstream.name)
 
 
 class Engine:
@@ -34,12 +53,19 @@ class Engine:
         return self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
 
 
-def tended(story: Callable[[Router], Coroutine[Any, Any, None]], engine: Engine) -> None:
+def tended(
+    story: Callable[[Router], Coroutine[Any, Any, None]],
+    engine: Engine,
+    overdue: Overdue | None = None,
+) -> None:
     """Live through a story with a dispatch that looks after its slots, in no time."""
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        router = Router(ProxySettings(), clock, engine.count)
+        listener = overdue or Overdue()
+        router = listener.router = Router(
+            ProxySettings(), listener, listener.emit, clock=clock, count=engine.count
+        )
         router.admit(upstream("a", slots=2))
         async with asyncio.TaskGroup() as group:
             tending = group.create_task(router.run())
@@ -113,15 +139,12 @@ def test_another_request_that_ends_is_looked_after_soon() -> None:
 
 
 def test_an_engine_that_does_not_stop_is_reported_once_and_its_slot_is_given_to_nobody() -> None:
-    told: list[tuple[str, dict[str, object]]] = []
-    overdue: list[tuple[str, str]] = []
+    overdue = Overdue()
 
     async def story(router: Router) -> None:
-        router.emit = lambda name, /, **fields: told.append((name, fields))
-        router.overdue = lambda upstream, reason: overdue.append((upstream.name, reason))
         await cut(router)
         await asyncio.sleep(59)
-        assert not overdue
+        assert not overdue.reasons
         await asyncio.sleep(120)
         assert taken(router) == ["ending"]
         engine.busy = [0]
@@ -129,21 +152,20 @@ def test_an_engine_that_does_not_stop_is_reported_once_and_its_slot_is_given_to_
         assert taken(router) == []
 
     engine = Engine(1)
-    tended(story, engine)
-    ((name, fields),) = told
+    tended(story, engine, overdue)
+    ((name, fields),) = overdue.events
     assert (name, fields["instance"], fields["phase"]) == ("upstream.failed", "a", "end")
-    assert overdue == [("a", "still computes for a request that ended 60 s ago")]
+    assert overdue.reasons == [("a", "still computes for a request that ended 60 s ago")]
 
 
 def test_the_slots_of_an_engine_that_is_withdrawn_for_that_are_given_back() -> None:
     async def story(router: Router) -> None:
-        router.overdue = lambda upstream, _: router.withdraw(upstream.name)
         await cut(router)
         await cut(router)
         await asyncio.sleep(64)
         assert taken(router) == []
 
-    tended(story, Engine(2))
+    tended(story, Engine(2), Overdue(withdraws=True))
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "unasked", "not told"])

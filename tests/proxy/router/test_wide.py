@@ -17,7 +17,6 @@ from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.slots import SlotTargeting
 from proxy.upstream.upstream import Upstream
 
 
@@ -50,7 +49,7 @@ class Holder:
             self.order.append(name)
             self.held[name] = lease
             await self._done[name].wait()
-            lease.complete()
+            self.router.finish(lease)
         del self.held[name]
 
 
@@ -62,7 +61,7 @@ def taken(router: Router, name: str = "a") -> int:
 
 def told(story: Callable[[Holder], Awaitable[None]], *upstreams: Upstream) -> None:
     async def main() -> None:
-        router = Router(ProxySettings(), asyncio.get_running_loop().time)
+        router = Router(ProxySettings(), clock=asyncio.get_running_loop().time)
         for one in upstreams or (upstream("a", slots=2),):
             router.admit(one)
         async with asyncio.timeout(300), asyncio.TaskGroup() as group:
@@ -165,7 +164,7 @@ def test_all_its_slots_are_looked_after_when_its_client_leaves() -> None:
         async def count(_: Upstream) -> int:
             return counts.pop(0) if len(counts) > 1 else counts[0]
 
-        router = Router(ProxySettings(), clock, count)
+        router = Router(ProxySettings(), clock=clock, count=count)
         router.admit(upstream("a", slots=2))
         async with asyncio.TaskGroup() as group:
             tending = group.create_task(router.run())
@@ -186,7 +185,6 @@ async def test_each_of_its_slots_is_followed() -> None:
     router = Router(ProxySettings())
     router.admit(replace(upstream("a", slots=2), can_name_slots=True))
     async with router.lease(wide()) as lease:
-        await router.slot(lease, SlotTargeting.NONE)
         slot_map = [one.slot for one in lease.slots]
         assert None not in slot_map
         assert len({one.id_slot for one in slot_map if one}) == 2

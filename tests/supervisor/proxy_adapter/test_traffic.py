@@ -9,10 +9,17 @@ from fakes.fleet_harness import LONG, FleetHarness
 from fakes.proxy_harness import until
 from fakes.requests import ask
 
-from proxy.router.router import Router
-from proxy.upstream.slots import SlotTargeting
+from proxy.router.lease import Completion
+from proxy.router.router import NoListener, Router
 from proxy.upstream.timings import Timings
 from supervisor.proxy_adapter.traffic import TrafficAdapter
+
+
+class Verifications(NoListener):
+    traffic: TrafficAdapter
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
+        self.traffic.verify_restore(name, id_slot, timings)
 
 
 class Proxy:
@@ -23,8 +30,9 @@ class Proxy:
     """
 
     def __init__(self, harness: FleetHarness) -> None:
-        self.router = Router()
-        traffic = TrafficAdapter(self.router)
+        events = Verifications()
+        self.router = Router(listener=events)
+        traffic = events.traffic = TrafficAdapter(self.router)
         traffic.fleet = harness.fleet
         harness.traffic.fingerprints = traffic.conversation_fingerprints
         self._harness = harness
@@ -39,13 +47,12 @@ class Proxy:
         """
         asked = ask(*texts)
         async with self.router.lease(asked) as lease:
-            slot = await self.router.slot(lease, SlotTargeting.BY_ID)
+            slot = lease.id_slot
             said, figures = await self._harness.ask(asked.json["messages"], slot)
             cost = Timings.read(figures)
             assert cost
             told = cost if lie is None else _without_cache(cost, lie)
-            lease.complete()
-            lease.record_result(told, {"content": said})
+            self.router.finish(lease, Completion(told, {"content": said}))
         return said, slot, cost
 
 

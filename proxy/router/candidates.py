@@ -1,0 +1,96 @@
+"""The candidates that requests in a queue see, one request after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from proxy.prompt_cache.index import CacheHint
+from proxy.request import ProxyRequest
+from proxy.router.instances import Instance
+from proxy.router.policy import Candidate, Choice, choose
+from proxy.settings import Policy
+
+
+class Candidates:
+    """The instances of one model at one moment.
+
+    Args:
+        instances: Those in service.
+        conversations: How many of the latest conversations each instance owns, by name.
+        policy: The rule by which is chosen.
+        held_s: How long a request holds a slot, on average.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        conversations: Mapping[str, int],
+        policy: Policy,
+        held_s: float,
+    ) -> None:
+        self._instances = instances
+        self._conversations = conversations
+        self._policy = policy
+        self._held_s = held_s
+        self._bound_for: Counter[str] = Counter()
+        self._kept: set[Instance] = set()
+
+    def choice(
+        self, request: ProxyRequest, avoid: Collection[str], hint: CacheHint, waited_s: float
+    ) -> Choice:
+        """Return what a request would do; requests that wait for their owner are remembered.
+
+        Args:
+            request: The request.
+            avoid: Names of instances to take only if there is no other.
+            hint: Of its prompt.
+            waited_s: How long it has waited.
+        """
+        instances = [
+            one for one in self._instances if one.may_take(request) and one not in self._kept
+        ]
+        prompt = request.prompt
+        policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
+        owner = hint.owner if policy == "affinity" else None
+        others = [instance for instance in instances if instance.upstream.name not in avoid]
+        candidates = [self._candidate(one, request, hint) for one in others or instances]
+        choice = choose(policy, candidates, prompt.tokens if prompt else 0, owner, waited_s)
+        if choice.name is None and owner is not None:
+            self._bound_for[owner] += 1
+        if choice.name is None and request.slots > 1:
+            self._keep(instances, request, owner)
+        return choice
+
+    def _keep(
+        self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None
+    ) -> None:
+        """Keep an instance's slots for a request that needs several.
+
+        Requests behind it would otherwise take each slot as it becomes free. Kept are those of its
+        owner, or of the instance that lacks the fewest.
+        """
+        if instances:
+            self._kept.add(
+                min(
+                    instances,
+                    key=lambda one: (one.upstream.name != owner, one.needed(request) - one.free),
+                )
+            )
+
+    def _candidate(self, instance: Instance, request: ProxyRequest, hint: CacheHint) -> Candidate:
+        upstream, needed = instance.upstream, instance.needed(request)
+        turns = 0 if instance.free >= needed else 1 + self._bound_for[upstream.name]
+        return Candidate(
+            name=upstream.name,
+            slots=upstream.slots,
+            slots_in_use=len(instance.leases),
+            last_used=instance.last_used,
+            conversations=self._conversations.get(upstream.name, 0),
+            cached_tokens=hint.cached_tokens.get(upstream.name, 0),
+            backlog_tokens=instance.backlog_tokens,
+            prefill_tps=instance.rates.prefill_tps,
+            free_in_s=turns * self._held_s / upstream.slots,
+            is_spare=upstream.node is not None and upstream.node.is_spare,
+            needed=needed,
+        )

@@ -1,0 +1,79 @@
+"""How far the response to one request has come."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+# An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
+# Source: llama-server --sse-ping-interval; WHATWG HTML, section "Interpreting an event stream".
+_PING: Final = b":\r\n "
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def __call__(self) -> float: ...
+
+
+class ResponseProgress:
+    """Counted by the relay; read for `/slots`, for liveness and for the backlog of an instance.
+
+    Attributes:
+        has_header: Whether the header of the response has arrived.
+        is_awaiting_upstream: Whether the next bytes are the instance's to send; else the client
+            has yet to take what was sent.
+        bytes_received: Of the body, without pings.
+        prompt_done: Prompt tokens computed or cached.
+        prompt_total: An estimate until the instance reports progress.
+        cached: Prompt tokens from the cache.
+        decoded: Events of generated text.
+    """
+
+    __slots__ = (
+        "_clock",
+        "bytes_received",
+        "cached",
+        "decoded",
+        "first_token_at_s",
+        "has_header",
+        "is_awaiting_upstream",
+        "prompt_done",
+        "prompt_total",
+    )
+
+    def __init__(self, clock: Clock) -> None:
+        self.has_header = False
+        self.is_awaiting_upstream = True
+        self.bytes_received = 0
+        self.prompt_done = 0
+        self.prompt_total = 0
+        self.cached = 0
+        self.decoded = 0
+        self.first_token_at_s: float | None = None
+        self._clock = clock
+
+    def receive(self, chunk: bytes) -> None:
+        """Count bytes that the client has yet to take."""
+        self.is_awaiting_upstream = False
+        if chunk.strip(_PING):
+            self.bytes_received += len(chunk)
+
+    def receive_token(self, chunk: bytes) -> None:
+        """Count bytes of generated text."""
+        self.receive(chunk)
+        self.count_token()
+
+    def count_token(self) -> None:
+        if self.first_token_at_s is None:
+            self.first_token_at_s = self._clock()
+        self.decoded += 1
+
+    def set_prompt(self, done: int, total: int, cached: int) -> None:
+        """Take the progress that the instance reports, in tokens; cached tokens count as done."""
+        self.prompt_done, self.prompt_total, self.cached = done, total, cached
+
+    def remaining_tokens(self, expected_cached: int) -> int:
+        """Return how many prompt tokens the instance still has to compute."""
+        if self.decoded:
+            return 0
+        return max(0, self.prompt_total - max(self.prompt_done, expected_cached))
