@@ -144,7 +144,7 @@ class ClientResponse:
     async def end_wait(self) -> None:
         """Send no further comment, whatever is half sent."""
         self._stop_timer()
-        if self._ping_task is not None:
+        if self._ping_task is not None and not self._ping_task.done():
             self._ping_task.cancel()
             await asyncio.wait([self._ping_task])
 

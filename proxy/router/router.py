@@ -292,7 +292,10 @@ class Router:
                     yield lease
                 except UpstreamFailed as error:
                     if await lease.wait_crash(error):
-                        raise UpstreamCrashed(lease.upstream.name) from error
+                        raise UpstreamCrashed(
+                            f"{lease.upstream.name} crashed while computing this request, which is "
+                            "not retried; see its log (`corral logs`)"
+                        ) from error
                     raise
                 self._suspects.clear(request)
         except (UpstreamConnectFailed, CrashesEngine) as error:

@@ -413,9 +413,9 @@ async def test_the_prompt_of_a_variant_is_that_of_its_members(
     asked: list[ProxyRequest] = []
     lease = various.router.lease
 
-    def hear(ask: ProxyRequest, avoid: Any = ()) -> Any:
+    def hear(ask: ProxyRequest, *options: Any) -> Any:
         asked.append(ask)
-        return lease(ask, avoid)
+        return lease(ask, *options)
 
     monkeypatch.setattr(various.router, "lease", hear)
     await various.fake()
