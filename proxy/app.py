@@ -35,7 +35,7 @@ from proxy.metrics.prometheus import Metrics
 from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
 from proxy.middleware import ACCESS_RECORD, RequestMiddleware
 from proxy.models import ModelInfo, ModelLoader, PromptWarmer
-from proxy.nodes.merge import local
+from proxy.nodes.model_list import without_nodes
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
 from proxy.request import ProxyRequest, client_of, read_request
 from proxy.resolve import resolve, with_variants
@@ -229,7 +229,9 @@ class ForwardedEndpoints:
 def _model_infos(loader: ModelLoader, request: web.Request) -> Sequence[ModelInfo]:
     """Return the models that there are for whoever asks; for another proxy, those here."""
     model_infos = loader.models()
-    return visible(local(model_infos) if HOP in request.headers else model_infos, request.get(KEY))
+    if HOP in request.headers:
+        model_infos = without_nodes(model_infos)
+    return visible(model_infos, request.get(KEY))
 
 
 def _json(content: object) -> web.Response:

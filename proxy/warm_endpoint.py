@@ -18,7 +18,7 @@ from proxy.body.read import read_body
 from proxy.endpoints import EndpointKind
 from proxy.errors import TooManyRequests
 from proxy.models import ModelInfo, ModelLoader, PromptWarmer
-from proxy.nodes.merge import local
+from proxy.nodes.model_list import without_nodes
 from proxy.request import client_of
 from proxy.request_limits.check import check
 from proxy.resolve import ResolvedModel, resolve
@@ -88,4 +88,4 @@ class WarmEndpoint:
         return web.Response(body=orjson.dumps({"data": data}), content_type="application/json")
 
     def _model_infos(self, request: web.Request) -> Sequence[ModelInfo]:
-        return visible(local(self._loader.models()), request.get(KEY))
+        return visible(without_nodes(self._loader.models()), request.get(KEY))

@@ -1,17 +1,24 @@
-"""The models that a node offers, read from its page `/v1/models`. Pure.
+"""The models of nodes: read from their `/v1/models`, and merged with the local ones. Pure.
 
-Every server with OpenAI's API has the page. What each says beyond a model's id differs: another
-llama-corral and a llama-server that routes say whether it is loaded, and one that is not is left
-alone, for asking for it would have the node load it. llama-corral also says how many slots it has.
+Every server with OpenAI's API has that endpoint; beyond a model's id they differ. Another
+llama-corral and a llama-server in router mode report whether a model is loaded; one that is not is
+ignored, because a request would make the node load it. llama-corral also reports its slots.
+
+A model that is configured here and offered by a node is one model, served by both. Models that only
+nodes have are listed after the local ones until the daemon stops, as failed while none of their
+nodes is up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
+
+from proxy.models import ModelInfo
+from proxy.resolve import lookup
 
 _MODELS_MAX: Final = 1024
 _NAME_MAX_CHARACTERS: Final = 256
@@ -19,19 +26,12 @@ _SLOTS_MAX: Final = 1024
 
 
 class Unreadable(Exception):
-    """A page is not what it should be; the message says how."""
+    """A response is not a list of models."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model that a node can answer for now.
-
-    Attributes:
-        id: What the node calls it.
-        aliases: What else the node calls it.
-        slots: Sequences that are decoded at once, or None where it does not say.
-        context_length: Tokens that one request may use, or None where it does not say.
-    """
+    """A model that a node has loaded; None for what it does not report."""
 
     id: str
     aliases: tuple[str, ...] = ()
@@ -39,29 +39,40 @@ class RemoteModel:
     context_length: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A model of a node.
+
+    Attributes:
+        slots: Concurrent requests that the node gets for it.
+        node: The node's name.
+        problem: Why the node cannot serve it now; None if it can.
+    """
+
+    remote_model: RemoteModel
+    slots: int
+    node: str
+    problem: str | None = None
+
+
 def read_remote_models(body: bytes, only: Collection[str] = ()) -> tuple[RemoteModel, ...]:
-    """Return what a node offers.
+    """The loaded models in a node's `/v1/models`.
 
     Args:
-        body: Its page `/v1/models`.
-        only: Ids of those that count; empty for all.
+        only: Ids to include; empty for all.
 
     Raises:
-        Unreadable: It is no list of models, or one of more than 1024.
+        Unreadable: It is not a list of models, or has more than 1024.
     """
-    entries = _list(body, "data")
+    entries = _entries(body)
     if len(entries) > _MODELS_MAX:
         raise Unreadable(f"its list of models has more than {_MODELS_MAX} entries")
-    remote_models = {entry["id"]: _remote_model(entry) for entry in entries if _is_served(entry)}
-    return tuple(
-        remote_model
-        for remote_model in remote_models.values()
-        if not only or remote_model.id in only
-    )
+    models = {entry["id"]: _remote_model(entry) for entry in entries if _is_loaded(entry)}
+    return tuple(model for model in models.values() if not only or model.id in only)
 
 
 def count_slots(body: bytes) -> int | None:
-    """Return how many slots the page `/slots` lists; None where it is no such list."""
+    """The number of slots in a node's `/slots`; None if it is not such a list."""
     try:
         slots = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -69,19 +80,19 @@ def count_slots(body: bytes) -> int | None:
     return len(slots) if isinstance(slots, list) and 1 <= len(slots) <= _SLOTS_MAX else None
 
 
-def _list(body: bytes, member: str) -> list[Any]:
+def _entries(body: bytes) -> list[Any]:
     try:
         page = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Unreadable(f"its list of models is not JSON: {error}") from error
-    entries = page.get(member) if isinstance(page, dict) else None
+    entries = page.get("data") if isinstance(page, dict) else None
     if not isinstance(entries, list):
-        raise Unreadable("it has no list of models; is its url right?")
+        raise Unreadable("it has no list of models; check its url")
     return entries
 
 
-def _is_served(entry: object) -> bool:
-    """Return whether an entry is a model, and loaded if it says anything of that."""
+def _is_loaded(entry: object) -> bool:
+    """Whether an entry is a model that is loaded, as far as the node reports that."""
     if not isinstance(entry, dict) or not _is_name(entry.get("id")):
         return False
     status = entry.get("status")
@@ -90,13 +101,13 @@ def _is_served(entry: object) -> bool:
 
 def _remote_model(entry: Mapping[str, Any]) -> RemoteModel:
     meta = entry.get("meta")
-    said: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
-    slots = _count(said.get("slots"))
+    members: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
+    slots = _positive(members.get("slots"))
     return RemoteModel(
         id=entry["id"],
         aliases=tuple(_aliases(entry)),
         slots=min(slots, _SLOTS_MAX) if slots else None,
-        context_length=_count(entry.get("context_length")) or _count(said.get("n_ctx")),
+        context_length=_positive(entry.get("context_length")) or _positive(members.get("n_ctx")),
     )
 
 
@@ -111,6 +122,66 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and 0 < len(name) <= _NAME_MAX_CHARACTERS and name.isprintable()
 
 
-def _count(said: object) -> int | None:
-    """Return a whole number above 0, or None."""
-    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def served_id(remote_model: RemoteModel, local: Sequence[ModelInfo]) -> str | None:
+    """The id under which a node's model is served here.
+
+    Returns:
+        That of the local model with one of its names, else its own; None if its name is a variant
+        of a local model, which only the local model serves.
+    """
+    for name in (remote_model.id, *remote_model.aliases):
+        if found := lookup(name, local):
+            return None if found.variant else found.model_info.id
+    return remote_model.id
+
+
+def merged(
+    local: Sequence[ModelInfo], offered: Iterable[OfferedModel], created: int
+) -> list[ModelInfo]:
+    """All models, local ones first.
+
+    Args:
+        created: Unix time in whole seconds, for the models that only nodes have.
+    """
+    by_id: dict[str, list[OfferedModel]] = {}
+    for one in offered:
+        if model := served_id(one.remote_model, local):
+            by_id.setdefault(model, []).append(one)
+    ours = [_with_nodes(model_info, by_id.pop(model_info.id, [])) for model_info in local]
+    return [*ours, *(_remote_only(model, found, created) for model, found in by_id.items())]
+
+
+def without_nodes(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
+    """The models as this machine alone serves them."""
+    return [
+        model_info.local_only or model_info for model_info in model_infos if model_info.is_local
+    ]
+
+
+def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> ModelInfo:
+    up = [one for one in offered if one.problem is None]
+    if not up:
+        return model_info
+    slots = model_info.slots + sum(one.slots for one in up)
+    return replace(model_info, state="loaded", reason=None, slots=slots, local_only=model_info)
+
+
+def _remote_only(model: str, offered: Sequence[OfferedModel], created: int) -> ModelInfo:
+    up = [one for one in offered if one.problem is None]
+    models = [one.remote_model for one in up or offered]
+    lengths = [one.context_length for one in models if one.context_length]
+    aliases = (alias for one in offered for alias in one.remote_model.aliases)
+    return ModelInfo(
+        id=model,
+        aliases=tuple(dict.fromkeys(aliases)),
+        state="loaded" if up else "failed",
+        created=created,
+        context_length=min(lengths, default=None),
+        slots=sum(one.slots for one in up),
+        reason=None if up else "; ".join(f"{one.node}: {one.problem}" for one in offered),
+        is_local=False,
+    )

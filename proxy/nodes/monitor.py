@@ -1,10 +1,9 @@
-"""Watches one node: what it offers, and whether it is there at all.
+"""Monitors one node: whether it is up, and which models it offers.
 
-It is asked for its models every five seconds, and what it offers may be given requests from then
-on. Two failures in a row, or one after a request that it did not begin to answer, and it is given
-nothing more until it answers again; it is asked ever more rarely meanwhile, once a minute at last.
-What it holds goes on: those requests find out for themselves. All changes happen in methods without
-`await`.
+It is polled every 5 s, and its models are admitted to the router. After two consecutive failures,
+or one right after a request that it did not begin to answer, they are withdrawn until it answers
+again; meanwhile polls back off up to once a minute. In-flight requests are not cut. State changes
+only in methods without `await`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,14 @@ from proxy.access_log import Emit
 from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.headers import HOP
 from proxy.models import ModelInfo
-from proxy.nodes.merge import OfferedModel, place_of
-from proxy.nodes.model_list import RemoteModel, Unreadable, count_slots, read_remote_models
+from proxy.nodes.model_list import (
+    OfferedModel,
+    RemoteModel,
+    Unreadable,
+    count_slots,
+    read_remote_models,
+    served_id,
+)
 from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -31,17 +36,17 @@ from proxy.upstream.upstream import Upstream
 _INTERVAL_S: Final = 5.0
 _FIRST_RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
-_LIMIT_S: Final = 5.0
-_PAGE_MAX_BYTES: Final = 4 * 1024**2
+_TIMEOUT_S: Final = 5.0
+_MAX_BYTES: Final = 4 * 1024**2
 _FAILURES: Final = 2
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """Return how long to wait before a node is asked again.
+    """The time until the next poll.
 
     Args:
-        failures: How many times in a row it has failed by now.
-        chance: 0 to 1: up to a tenth more or less, so that many do not ask at once.
+        failures: Consecutive failures so far.
+        chance: 0 to 1: jitter of a tenth less to a tenth more.
     """
     wait_s = _INTERVAL_S
     if failures:
@@ -50,19 +55,13 @@ def pause_s(failures: int, chance: float) -> float:
 
 
 class NodeMonitor:
-    """Looks after one node.
+    """Polls one node.
 
     Args:
-        node: What is set for it.
-        router: Where its models are admitted.
-        here: Tells the models that are configured here.
-        settings: The proxy's limits.
-        tell: Hears when it comes and goes.
-        chance: Returns a number from 0 to 1, for the length of pauses.
+        local: Returns the models that are configured here.
+        chance: Returns a number from 0 to 1, for jitter.
 
     Attributes:
-        node: As given.
-        is_up: Whether it answered lately.
         problem: Why it is not up.
     """
 
@@ -70,102 +69,100 @@ class NodeMonitor:
         self,
         node: ConfiguredNode,
         router: Router,
-        here: Callable[[], Sequence[ModelInfo]],
+        local: Callable[[], Sequence[ModelInfo]],
         settings: ProxySettings,
-        tell: Emit,
+        emit: Emit,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.node = node
         self.is_up = False
-        self.problem = "it was not asked yet"
+        self.problem = "it was not polled yet"
         self._router = router
-        self._here = here
+        self._local = local
         self._settings = settings
-        self._tell = tell
+        self._emit = emit
         self._chance = chance
         self._failures = 0
         self._slots: dict[str, int] = {}
         self._remote_models: tuple[RemoteModel, ...] = ()
         self._admitted: dict[str, Upstream] = {}
-        self._doubted = asyncio.Event()
-        self._settled = asyncio.Event()
+        self._suspected = asyncio.Event()
+        self._checked = asyncio.Event()
 
     async def serve(self) -> None:
-        """Watch, until cancelled."""
+        """Poll until cancelled."""
         while True:
-            self._doubted.clear()
-            await self._look()
-            if not self._doubted.is_set():
-                self._settled.set()
+            self._suspected.clear()
+            await self._poll()
+            if not self._suspected.is_set():
+                self._checked.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s(self._failures, self._chance())):
-                    await self._doubted.wait()
+                    await self._suspected.wait()
 
     def mark_suspect(self) -> None:
-        """Note that it did not begin to answer a request: give it no more until it is asked."""
+        """It did not begin to answer a request: withdraw its models and poll it now."""
         self._failures = max(self._failures, _FAILURES - 1)
         self._withdraw_all()
-        self._settled.clear()
-        self._doubted.set()
+        self._checked.clear()
+        self._suspected.set()
 
     def stop(self) -> None:
-        """Give it nothing more, for it is none of ours any longer; whoever waits for it goes on."""
-        self.is_up, self.problem = False, "it is not set any more"
+        """It is no longer configured: withdraw its models and release waiting requests."""
+        self.is_up, self.problem = False, "it is no longer configured"
         self._withdraw_all()
-        self._settled.set()
+        self._checked.set()
 
     async def wait_checked(self) -> None:
-        """Wait until it is known whether it is there; the caller sets the deadline."""
-        await self._settled.wait()
+        """Wait until a poll has ended; the caller has a deadline."""
+        await self._checked.wait()
 
     def offered(self) -> list[OfferedModel]:
-        """Return the models that it offers, or did when it was last up."""
-        name, trouble = self.node.name, None if self.is_up else self.problem
+        """The models of the last successful poll."""
+        name, problem = self.node.name, None if self.is_up else self.problem
         return [
-            OfferedModel(one, self._slots_of(one), name, trouble) for one in self._remote_models
+            OfferedModel(one, self._slots_of(one), name, problem) for one in self._remote_models
         ]
 
     def upstreams(self) -> Mapping[str, Upstream]:
-        """Return its models that may be given requests, by the names of the instances."""
+        """Its admitted models, by instance name."""
         return self._admitted
 
-    # A look at it.
-
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
-            remote_models = await self._ask()
+            remote_models = await self._read_models()
         except (UpstreamFailed, UpstreamTimeout, Unreadable) as error:
             self._failed(str(error).removeprefix(f"{self.node.name} "))
         else:
             self._answered(remote_models)
 
-    async def _ask(self) -> tuple[RemoteModel, ...]:
+    async def _read_models(self) -> tuple[RemoteModel, ...]:
         page = await self._fetch("/v1/models")
         if page is None:
             raise Unreadable("it does not list its models at /v1/models")
         remote_models = read_remote_models(page, self.node.settings.models)
-        await self._ask_slots(remote_models)
+        await self._read_slots(remote_models)
         return remote_models
 
-    async def _ask_slots(self, remote_models: Sequence[RemoteModel]) -> None:
-        """Find out how many slots the models have that are new and do not say it."""
+    async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
+        """Count the slots of new models that do not report them."""
         for remote_model in remote_models:
             if remote_model.slots is None and remote_model.id not in self._slots:
-                # One that routes would load a model that left meanwhile.
+                # Without autoload=false, a llama-server in router mode would load the model.
                 query = urlencode({"model": remote_model.id, "autoload": "false"})
                 page = await self._fetch("/slots", query)
                 if page is None:
-                    return  # whoever has no such page has none for the next model either
+                    return  # the endpoint is missing for all models
                 self._slots[remote_model.id] = count_slots(page) or self.node.settings.slots
 
     async def _fetch(self, path: str, query: str = "") -> bytes | None:
-        """Return a page; None where there is none."""
-        upstream_request = get_request(path, query, **{HOP: "1", "Accept": "application/json"})
-        asked = self.node.upstream(self.node.name, "", "", 1)
-        page = await fetch(asked, upstream_request, self._settings, _LIMIT_S, _PAGE_MAX_BYTES)
+        """The body; None if the status is not 200."""
+        request = get_request(path, query, **{HOP: "1", "Accept": "application/json"})
+        upstream = self.node.upstream(self.node.name, "", "", 1)
+        page = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
         return page.body if page.status == 200 else None
 
-    # What came of it. Nothing from here on waits.
+    # No method below awaits.
 
     def _failed(self, reason: str) -> None:
         self._failures += 1
@@ -174,7 +171,7 @@ class NodeMonitor:
         self._withdraw_all()
         self._slots.clear()
         if self.is_up or self._failures == 1:
-            self._tell("node.down", node=self.node.name, reason=reason)
+            self._emit("node.down", node=self.node.name, reason=reason)
         self.is_up, self.problem = False, reason
 
     def _answered(self, remote_models: tuple[RemoteModel, ...]) -> None:
@@ -183,22 +180,22 @@ class NodeMonitor:
         if not self.is_up:
             self.is_up = True
             models = [remote_model.id for remote_model in remote_models]
-            self._tell("node.up", node=self.node.name, models=models)
-        wanted = {one.name: one for one in self._wanted(remote_models)}
-        for name in self._admitted.keys() - wanted.keys():
+            self._emit("node.up", node=self.node.name, models=models)
+        upstreams = {one.name: one for one in self._upstreams(remote_models)}
+        for name in self._admitted.keys() - upstreams.keys():
             self._router.withdraw(name)
-        for name, upstream in wanted.items():
+        for name, upstream in upstreams.items():
             if self._admitted.get(name) != upstream:
                 self._router.admit(upstream)
-        self._admitted = wanted
+        self._admitted = upstreams
 
-    def _wanted(self, remote_models: Sequence[RemoteModel]) -> Iterator[Upstream]:
-        here = self._here()
+    def _upstreams(self, remote_models: Sequence[RemoteModel]) -> Iterator[Upstream]:
+        local = self._local()
         for remote_model in remote_models:
-            if place := place_of(remote_model, here):
+            if model := served_id(remote_model, local):
                 name = f"{self.node.name}/{remote_model.id}"
                 slots = self._slots_of(remote_model)
-                yield self.node.upstream(name, remote_model.id, place, slots, remote_model.aliases)
+                yield self.node.upstream(name, remote_model.id, model, slots, remote_model.aliases)
 
     def _slots_of(self, remote_model: RemoteModel) -> int:
         return remote_model.slots or self._slots.get(remote_model.id, self.node.settings.slots)

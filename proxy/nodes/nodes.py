@@ -14,7 +14,7 @@ from proxy.access_log import Emit
 from proxy.errors import Unavailable, UpstreamConnectFailed, UpstreamLoading, UpstreamUnavailable
 from proxy.failures import persist
 from proxy.models import ModelInfo, ModelLoader
-from proxy.nodes.merge import merged, place_of
+from proxy.nodes.model_list import merged, served_id
 from proxy.nodes.monitor import NodeMonitor
 from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
@@ -165,4 +165,4 @@ class Nodes:
 
     @staticmethod
     def _remote_models(monitor: NodeMonitor, model: str, here: Sequence[ModelInfo]) -> bool:
-        return any(place_of(one.remote_model, here) == model for one in monitor.offered())
+        return any(served_id(one.remote_model, here) == model for one in monitor.offered())

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from proxy.nodes.key_file import read_key
+from proxy.auth.secret_file import read_private
+from proxy.errors import ConfigError
 from proxy.setting_types import ExpandedPath, SettingsTable, Text
 from proxy.upstream.upstream import Node, Upstream
 
-_PORTS = {"http": 80, "https": 443}
+_PORTS: Final = {"http": 80, "https": 443}
+_KEY_FILE_MAX_BYTES: Final = 4096
+_KEY: Final = re.compile(rb"[!-~]+")
+_KEY_HINT: Final = "it must contain only the node's API key, on one line"
 
 
 def _node_url(url: str) -> str:
-    """Return where a node's pages are, without the `/v1` that clients want behind it."""
+    """Normalise a node's base URL: without a trailing `/v1`, which clients add."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("not http://HOST:PORT or https://HOST:PORT")
     if "@" in parts.netloc or parts.query or parts.fragment or not url.isprintable():
         raise ValueError("more than an address; a key belongs into key_file")
-    if parts.port == 0:  # to read it refuses whatever else is no port
+    if parts.port == 0:  # reading `port` rejects other invalid ones
         raise ValueError("not a port")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -32,28 +38,29 @@ class NodeSettings(SettingsTable):
     """`[nodes.NAME]`: another machine whose models are served here too."""
 
     url: Annotated[str, AfterValidator(_node_url)] = Field(
-        description="where it listens, as http://192.168.1.7:8080: another llama-corral, a "
-        "llama-server, or anything with OpenAI's API"
+        description="its base URL, as http://192.168.1.7:8080: another llama-corral, a "
+        "llama-server, or any server with OpenAI's API"
     )
     key_file: ExpandedPath | None = Field(
-        None, description="file with the API key it asks for, readable by this user alone"
+        None, description="file with its API key, readable by this user alone"
     )
-    models: tuple[Text, ...] = Field(
-        (), description="those of its models that are served here; unset: all"
-    )
+    models: tuple[Text, ...] = Field((), description="ids of its models to serve here; unset: all")
     slots: int = Field(
-        4, ge=1, le=1024, description="requests it gets at once, where it does not say itself"
+        4,
+        ge=1,
+        le=1024,
+        description="concurrent requests for each model, if it does not report its slots",
     )
     local_first: bool = Field(
         default=True,
-        description="whether it is asked only when nothing here has a slot free; "
+        description="whether it gets new conversations only when no local slot is free; "
         "a conversation that began there stays there",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredNode:
-    """A node with its key, which is empty where the node needs none."""
+    """A node with its key, which is empty if the node needs none."""
 
     name: str
     settings: NodeSettings
@@ -62,13 +69,13 @@ class ConfiguredNode:
     def upstream(
         self, name: str, model: str, here: str, slots: int, aliases: tuple[str, ...] = ()
     ) -> Upstream:
-        """Return a model of the node as an instance.
+        """A model of the node as an instance.
 
         Args:
             name: The name of the instance.
-            model: What the node calls the model.
-            here: The id of the model that it serves here.
-            slots: Requests that it gets at once.
+            model: The node's id of the model.
+            here: Our id of the model.
+            slots: Concurrent requests that it gets.
             aliases: Other names of the model.
         """
         parts = urlsplit(self.settings.url)
@@ -88,12 +95,28 @@ class ConfiguredNode:
 
 
 def configured_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
-    """Return the nodes with their keys.
+    """The nodes with their keys.
 
     Raises:
-        ConfigError: A key file is missing, readable by others, or holds no key.
+        ConfigError: A key file is missing, open to others, or invalid.
     """
     return [
         ConfiguredNode(name, table, read_key(table.key_file) if table.key_file else "")
         for name, table in tables.items()
     ]
+
+
+def read_key(path: Path) -> str:
+    """The key in a file.
+
+    Raises:
+        ConfigError: The file is missing, open to others, or does not contain exactly one key.
+    """
+    missing = "write the node's key into it, or unset key_file of the node"
+    text, _ = read_private(
+        path, "the key file", _KEY_FILE_MAX_BYTES, missing=missing, wrong=_KEY_HINT
+    )
+    key = text.strip()
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"the key file {path} does not hold one key", _KEY_HINT)
+    return key.decode()

@@ -1,20 +1,40 @@
-"""What nodes of every kind say of their models."""
+"""The models of nodes: read from their responses, and merged with the local ones."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.proxy_harness import model_info
 
-from proxy.nodes.model_list import RemoteModel, Unreadable, count_slots, read_remote_models
+from proxy.nodes.model_list import (
+    OfferedModel,
+    RemoteModel,
+    Unreadable,
+    count_slots,
+    merged,
+    read_remote_models,
+    served_id,
+    without_nodes,
+)
+from proxy.variant import Variant
+
+CHAT = model_info("chat", "unloaded")
+
+
+def offered(
+    name: str, *aliases: str, node: str = "far", problem: str | None = None
+) -> OfferedModel:
+    return OfferedModel(RemoteModel(name, aliases, context_length=1024), 3, node, problem)
 
 
 def page(*entries: Any) -> bytes:
     return json.dumps({"object": "list", "data": entries}).encode()
 
 
-def test_client_corral_says_names_slots_and_context() -> None:
+def test_llama_corral_reports_names_slots_and_context() -> None:
     entry = {
         "id": "chat",
         "aliases": ["talk", "chat"],
@@ -25,19 +45,19 @@ def test_client_corral_says_names_slots_and_context() -> None:
     assert read_remote_models(page(entry)) == (RemoteModel("chat", ("talk",), 6, 4096),)
 
 
-def test_client_server_says_little_and_others_less() -> None:
-    client_server = {"id": "a.gguf", "meta": {"n_ctx_train": 8192, "n_ctx": 2048}, "created": 1}
-    assert read_remote_models(page(client_server)) == (RemoteModel("a.gguf", context_length=2048),)
+def test_llama_server_and_others_report_less() -> None:
+    llama_server = {"id": "a.gguf", "meta": {"n_ctx_train": 8192, "n_ctx": 2048}, "created": 1}
+    assert read_remote_models(page(llama_server)) == (RemoteModel("a.gguf", context_length=2048),)
     assert read_remote_models(page({"id": "a"})) == (RemoteModel("a"),)
 
 
 @pytest.mark.parametrize("value", ["unloaded", "loading", "sleeping", None, 7])
-def test_a_model_that_says_it_is_not_loaded_is_left_alone(value: object) -> None:
+def test_a_model_that_is_not_loaded_is_ignored(value: object) -> None:
     assert read_remote_models(page({"id": "a", "status": {"value": value}})) == ()
 
 
 @pytest.mark.parametrize("entry", [7, None, {}, {"id": 7}, {"id": ""}, {"id": "a\n"}])
-def test_what_is_no_model_is_passed_over(entry: object) -> None:
+def test_an_entry_that_is_not_a_model_is_ignored(entry: object) -> None:
     assert read_remote_models(page(entry, {"id": "b"})) == (RemoteModel("b"),)
 
 
@@ -53,25 +73,25 @@ def test_what_is_no_model_is_passed_over(entry: object) -> None:
         {"context_length": 2.5},
     ],
 )
-def test_a_member_that_makes_no_sense_says_nothing(strange: dict[str, Any]) -> None:
+def test_an_invalid_member_is_ignored(strange: dict[str, Any]) -> None:
     assert read_remote_models(page({"id": "a", **strange})) == (RemoteModel("a"),)
 
 
-def test_no_node_has_slots_without_end() -> None:
+def test_slots_are_capped() -> None:
     assert read_remote_models(page({"id": "a", "meta": {"slots": 10**9}}))[0].slots == 1024
 
 
-def test_a_model_listed_twice_is_one() -> None:
+def test_a_model_listed_twice_counts_once() -> None:
     assert len(read_remote_models(page({"id": "a"}, {"id": "a"}))) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b'{"data": {}}', b"<html>"])
-def test_what_is_no_list_of_models_is_said_to_be_none(body: bytes) -> None:
+def test_a_response_that_is_not_a_list_of_models_is_unreadable(body: bytes) -> None:
     with pytest.raises(Unreadable, match="list of models"):
         read_remote_models(body)
 
 
-def test_a_list_without_end_is_not_read() -> None:
+def test_a_list_that_is_too_long_is_unreadable() -> None:
     with pytest.raises(Unreadable, match="more than 1024"):
         read_remote_models(page(*({"id": str(number)} for number in range(1025))))
 
@@ -79,5 +99,37 @@ def test_a_list_without_end_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("body", "slots"), [(b'[{"id":0},{"id":1}]', 2), (b"[]", None), (b"{}", None), (b"x", None)]
 )
-def test_slots_are_counted_where_they_are_listed(body: bytes, slots: int | None) -> None:
+def test_count_slots(body: bytes, slots: int | None) -> None:
     assert count_slots(body) == slots
+
+
+def test_a_local_model_that_a_node_offers_is_one_model() -> None:
+    (both,) = merged([CHAT], [offered("chat")], 1)
+    assert (both.id, both.state, both.slots) == ("chat", "loaded", CHAT.slots + 3)
+    assert merged([CHAT], [offered("chat", problem="away")], 1) == [CHAT]
+
+
+def test_a_node_can_have_another_name_for_a_local_model() -> None:
+    assert served_id(RemoteModel("Chat-7B.gguf", ("chat",)), [CHAT]) == "chat"
+    assert served_id(RemoteModel("vendor/chat"), [CHAT]) == "chat"
+    assert served_id(RemoteModel("other"), [CHAT]) == "other"
+
+
+def test_a_nodes_variant_of_a_local_model_is_ignored() -> None:
+    ours = replace(CHAT, variants={"high": Variant(temperature=1)})
+    assert served_id(RemoteModel("chat:high"), [ours]) is None
+    assert merged([ours], [offered("chat:high")], 1) == [ours]
+
+
+def test_a_remote_only_model_is_failed_while_no_node_is_up() -> None:
+    away = offered("far", "f", problem="is away")
+    (_, found) = merged([CHAT], [away], 1)
+    assert (found.state, found.reason, found.slots) == ("failed", "far: is away", 0)
+    assert found.aliases == ("f",)
+    (_, found) = merged([CHAT], [away, offered("far", node="near")], 1)
+    assert (found.state, found.reason, found.slots) == ("loaded", None, 3)
+
+
+def test_other_proxies_get_only_local_models() -> None:
+    model_infos = merged([CHAT], [offered("chat"), offered("far")], 1)
+    assert without_nodes(model_infos) == [CHAT]

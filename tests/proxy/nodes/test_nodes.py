@@ -1,4 +1,4 @@
-"""Models of other machines: listed, asked, left alone when they fail, and never asked in a ring."""
+"""Models of other machines: listed, routed to, withdrawn on failure, and never in a loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
         return node
 
     async def near(self, *nodes: FakeNode, **options: Any) -> Near:
-        """Return a proxy that knows these nodes, once it has asked them."""
+        """A proxy with these nodes, after it has polled them."""
         names = ("one", "two")[: len(nodes)]
         found = zip(names, nodes, strict=True)
         near = Near(*(configured_node(name, node.url, **options) for name, node in found))
@@ -46,7 +46,7 @@ class Place:
         return near
 
     async def local(self, near: Near, slots: int = 1) -> Fake:
-        """Give a proxy an instance of its own."""
+        """Add a local instance."""
         fake = Fake("chat.0", self._directory / "chat.0", say_ok)
         await fake.start()
         self._stack.push_async_callback(fake.stop)
@@ -64,7 +64,7 @@ async def place(socket_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
 
 
 class Stuck:
-    """Takes requests and answers them when it may."""
+    """Answers requests after `may_go_on`."""
 
     def __init__(self) -> None:
         self.may_go_on = asyncio.Event()
@@ -83,10 +83,7 @@ async def refuse(call: Call) -> None:
     await call.send(b"{}")
 
 
-# What is asked, and how.
-
-
-async def test_a_model_that_only_a_node_has_is_listed_and_answered(place: Place) -> None:
+async def test_a_remote_only_model_is_listed_and_served(place: Place) -> None:
     node = await place.node({**LOADED, "aliases": ["talk"], "context_length": 2048})
     near = await place.near(node)
     assert (await near.ask("talk"))[:2] == (200, "one/chat")
@@ -96,7 +93,7 @@ async def test_a_model_that_only_a_node_has_is_listed_and_answered(place: Place)
     assert (listed["context_length"], listed["meta"]["slots"]) == (2048, 2)
 
 
-async def test_a_node_is_asked_with_its_own_key_path_and_name(place: Place) -> None:
+async def test_a_request_to_a_node_has_its_key_path_and_model_name(place: Place) -> None:
     node = await place.node({"id": "vendor/chat", "aliases": ["chat"]})
     near = Near(configured_node("far", f"{node.url}/api", api_key="secret"))
     async with near.running():
@@ -113,14 +110,14 @@ async def test_a_node_is_asked_with_its_own_key_path_and_name(place: Place) -> N
     assert {look.headers["Authorization"] for look in node.looks} == {"Bearer secret"}
 
 
-async def test_what_a_node_has_not_loaded_is_not_there(place: Place) -> None:
+async def test_models_that_a_node_has_not_loaded_are_not_listed(place: Place) -> None:
     entries = [{"id": name, "status": {"value": name}} for name in ("unloaded", "loading")]
     near = await place.near(await place.node(LOADED, *entries))
     assert list(await near.models()) == ["chat"]
     assert (await near.ask("unloaded"))[0] == 404
 
 
-async def test_only_those_models_are_taken_that_are_named(place: Place) -> None:
+async def test_only_the_configured_models_are_served(place: Place) -> None:
     node = await place.node(LOADED, {"id": "other"})
     near = await place.near(node, models=frozenset({"other"}))
     assert list(await near.models()) == ["other"]
@@ -138,10 +135,7 @@ async def test_a_node_gets_as_many_requests_as_it_has_slots(
     await node.stop()
 
 
-# Ours and theirs.
-
-
-async def test_a_node_is_asked_when_no_slot_here_is_free(place: Place) -> None:
+async def test_a_node_gets_requests_when_no_local_slot_is_free(place: Place) -> None:
     near = await place.near(await place.node(LOADED))
     local = await place.local(near)
     assert (await near.ask())[1] == "chat.0"
@@ -156,7 +150,7 @@ async def test_a_node_is_asked_when_no_slot_here_is_free(place: Place) -> None:
     assert first.result()[1] == "chat.0"
 
 
-async def test_a_node_serves_a_model_of_ours_that_is_not_up(place: Place) -> None:
+async def test_a_node_serves_a_local_model_that_is_not_loaded(place: Place) -> None:
     near = await place.near(await place.node(LOADED))
     near.here.model_infos = [model_info("chat", "unloaded")]
     assert (await near.ask())[1] == "one/chat"
@@ -164,7 +158,7 @@ async def test_a_node_serves_a_model_of_ours_that_is_not_up(place: Place) -> Non
     assert not near.here.began.is_set()
 
 
-async def test_work_at_a_node_is_no_reason_to_keep_a_model_here(place: Place) -> None:
+async def test_requests_at_a_node_are_not_demand_for_the_local_model(place: Place) -> None:
     stuck = Stuck()
     node = await place.node(LOADED, script=stuck)
     near = await place.near(node)
@@ -177,7 +171,7 @@ async def test_work_at_a_node_is_no_reason_to_keep_a_model_here(place: Place) ->
     assert near.router.demand("chat").idle_since_s < 0
 
 
-async def test_the_figures_of_a_node_are_its_own_to_show(place: Place) -> None:
+async def test_a_nodes_own_metrics_are_not_scraped(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
     async with near.http.get("/metrics") as response:
@@ -186,11 +180,8 @@ async def test_the_figures_of_a_node_are_its_own_to_show(place: Place) -> None:
     assert node.calls.empty()
 
 
-# What fails.
-
-
 @pytest.mark.parametrize("script", [drop, refuse])
-async def test_before_the_first_byte_a_request_moves_to_another_node(
+async def test_a_request_is_retried_on_another_node_before_the_first_byte(
     place: Place, script: Any
 ) -> None:
     nodes = await place.node(LOADED, script=script), await place.node(LOADED)
@@ -198,7 +189,7 @@ async def test_before_the_first_byte_a_request_moves_to_another_node(
     assert (await near.ask())[:2] == (200, "two/chat")
 
 
-async def test_a_node_that_is_gone_gets_nothing_and_comes_back_by_itself(place: Place) -> None:
+async def test_a_node_that_stops_gets_no_requests_until_it_answers_again(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
     await node.stop()
@@ -213,7 +204,7 @@ async def test_a_node_that_is_gone_gets_nothing_and_comes_back_by_itself(place: 
     assert near.events("node.up", "node.down") == ["node.up", "node.down", "node.up"]
 
 
-async def test_one_failure_is_forgiven_and_two_are_not(place: Place) -> None:
+async def test_a_node_is_down_after_two_failures(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
     (watched,) = near.nodes._monitors.values()
@@ -223,13 +214,13 @@ async def test_one_failure_is_forgiven_and_two_are_not(place: Place) -> None:
     assert not near.router.serves("chat")
 
 
-async def test_a_node_that_does_not_know_the_key_is_down_and_says_so(place: Place) -> None:
+async def test_a_node_that_rejects_the_key_is_down_with_the_reason(place: Place) -> None:
     near = await place.near(await place.node(LOADED, key="theirs"), api_key="ours")
     assert near.events("node.up", "node.down") == ["node.down"]
     assert near.nodes.stats()[0].problem == "does not know our key; see its key_file"
 
 
-async def test_a_client_that_leaves_costs_the_node_no_question(place: Place) -> None:
+async def test_a_client_disconnect_causes_no_poll(place: Place) -> None:
     stuck = Stuck()
     node = await place.node(LOADED, script=stuck)
     near = await place.near(node)
@@ -243,10 +234,7 @@ async def test_a_client_that_leaves_costs_the_node_no_question(place: Place) -> 
     assert len(node.looks) == looks
 
 
-# Rings.
-
-
-async def test_what_was_passed_on_is_not_passed_on_again(place: Place) -> None:
+async def test_a_forwarded_request_is_not_forwarded_again(place: Place) -> None:
     near = await place.near(await place.node(LOADED))
     hop = {"X-Corral-Hop": "1"}
     assert await near.models(**hop) == {}
@@ -257,33 +245,30 @@ async def test_what_was_passed_on_is_not_passed_on_again(place: Place) -> None:
     assert not near.here.began.is_set()
 
 
-async def test_two_that_name_each_other_do_not_ask_in_a_ring(place: Place) -> None:
+async def test_nodes_that_name_each_other_do_not_loop(place: Place) -> None:
     one = Near()
     async with one.running():
         two = Near(configured_node("one", one.server.url))
         async with two.running():
-            ring = Near(configured_node("two", two.server.url))
-            ring.here.model_infos = [model_info("chat", "unloaded")]
-            async with ring.running():
-                await until(lambda: ring.states() == [True])
+            third = Near(configured_node("two", two.server.url))
+            third.here.model_infos = [model_info("chat", "unloaded")]
+            async with third.running():
+                await until(lambda: third.states() == [True])
                 assert await two.models() == {}
-                assert (await ring.ask())[0] == 503
+                assert (await third.ask())[0] == 503
 
 
-# The way there.
-
-
-async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_can_use_tls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(own)
     node = FakeNode(LOADED)
     await node.start(own)
     url = node.url.replace("http:", "https:")
-    stranger = Near(configured_node("one", url))
-    async with stranger.running():
-        await until(lambda: bool(stranger.events("node.down")))
-        assert "certificate verify failed" in (stranger.nodes.stats()[0].problem or "")
+    untrusting = Near(configured_node("one", url))
+    async with untrusting.running():
+        await until(lambda: bool(untrusting.events("node.down")))
+        assert "certificate verify failed" in (untrusting.nodes.stats()[0].problem or "")
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     monkeypatch.setattr(client, "_tls", lambda: trusting)
@@ -294,10 +279,7 @@ async def test_a_node_may_be_behind_tls(place: Place, monkeypatch: pytest.Monkey
     await node.stop()
 
 
-# What is set for them changes.
-
-
-async def test_nodes_may_come_go_and_change_while_others_answer_on(place: Place) -> None:
+async def test_nodes_can_be_added_removed_and_changed(place: Place) -> None:
     one, two = await place.node(LOADED), await place.node({"id": "other"})
     near = await place.near(one)
     (before,) = near.nodes.stats()
@@ -316,7 +298,7 @@ async def test_nodes_may_come_go_and_change_while_others_answer_on(place: Place)
     assert (await near.ask("chat"))[0] == 404
 
 
-async def test_what_a_node_answers_it_answers_to_the_end_though_it_leaves(place: Place) -> None:
+async def test_a_removed_node_finishes_its_requests(place: Place) -> None:
     stuck = Stuck()
     near = await place.near(await place.node(LOADED, script=stuck))
     async with asyncio.TaskGroup() as group:
@@ -328,10 +310,10 @@ async def test_what_a_node_answers_it_answers_to_the_end_though_it_leaves(place:
     assert asking.result()[:2] == (200, "one/chat")
 
 
-async def test_nobody_waits_for_a_node_that_left(
+async def test_no_request_waits_for_a_removed_node(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "_LIMIT_S", 60)
+    monkeypatch.setattr(monitor, "_TIMEOUT_S", 60)
     node = await place.node(LOADED)
     near = await place.near(node)
     node.may_answer.clear()
@@ -340,7 +322,7 @@ async def test_nobody_waits_for_a_node_that_left(
         waiting = group.create_task(refusal(near))
         await asyncio.sleep(0)  # it waits now
         near.nodes.set_nodes([])
-    assert "it is not set any more" in waiting.result()
+    assert "it is no longer configured" in waiting.result()
 
 
 async def refusal(near: Near) -> str:
