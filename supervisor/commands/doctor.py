@@ -1,4 +1,4 @@
-"""`corral doctor`: what is wrong here, and what to do about it."""
+"""`corral doctor`: problems of this installation, with a fix for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(config: Path | None) -> CommandResult:
-    """Look at everything that serving needs; exit code 1 when something will not work."""
+    """Check everything that serving needs; exit code 1 if something will not work."""
     found = run_checks(config, directories())
     counts = {level: sum(one.level == level for one in found) for level in _STYLES}
     data = {"findings": [asdict(one) for one in found], **counts}
@@ -24,23 +24,21 @@ def doctor(config: Path | None) -> CommandResult:
 
 
 def render(found: Sequence[Finding]) -> str:
-    """Return the findings as a person reads them, each with its mark, and the verdict."""
     width = max(len(one.name) for one in found)
-    lines = [line for one in found for line in _lines(one, width)]
-    return "\n".join([*lines, "", _verdict(found)])
+    return "\n".join([*(_line(one, width) for one in found), "", _verdict(found)])
 
 
-def _lines(one: Finding, width: int) -> list[str]:
-    mark = colored(f"{one.level:4}", _STYLES[one.level])
+def _line(one: Finding, width: int) -> str:
     indent = "\n" + " " * (width + 7)
+    level = colored(f"{one.level:4}", _STYLES[one.level])
+    fix = f"{indent}{colored('fix:', 'dim')} {one.fix}" if one.fix else ""
     text = one.text.replace("\n", indent)
-    cure = [f"{'':{width + 7}}{colored('cure:', 'dim')} {one.fix}"] if one.fix else []
-    return [f"{mark}  {one.name:{width}} {text}", *cure]
+    return f"{level}  {one.name:{width}} {text}{fix}"
 
 
 def _verdict(found: Sequence[Finding]) -> str:
-    bad = [one.name for one in found if one.level == "fail"]
-    if bad:
-        return f"will not work: {', '.join(bad)}"
-    poor = sum(one.level == "warn" for one in found)
-    return f"works; {poor} could be better" if poor else "all is well"
+    failures = [one.name for one in found if one.level == "fail"]
+    if failures:
+        return f"will not work: {', '.join(failures)}"
+    warnings = sum(one.level == "warn" for one in found)
+    return f"works; {warnings} could be better" if warnings else "all is well"

@@ -1,1 +1,1 @@
-"""What serving needs on this machine: what is fine, what is not, and what to do about it."""
+"""Checks everything that serving needs on this machine, with a fix for each problem."""

@@ -1,4 +1,4 @@
-"""Looks at the engine: whether one runs here, what it can do, and whether this CPU suits it."""
+"""Checks the engine: its build, whether this CPU supports it, and its devices."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from supervisor.engines.discover import Engine
 
 
 def check_engine(engine: Engine) -> Iterator[Finding]:
-    """Yield what is true of the engine that is used."""
     build = f"build {engine.build}" if engine.build else "build unknown"
-    about = f"{build} ({engine.version}), from {engine.source}: {engine.path}"
-    yield Finding("engine", "ok", about)
+    text = f"{build} ({engine.version}), from {engine.source}: {engine.path}"
+    yield Finding("engine", "ok", text)
     yield _check_cpu(engine)
     yield Finding("devices", "ok", _devices(engine))
 
 
 def _check_cpu(engine: Engine) -> Finding:
     if engine.warning:
-        fault, _, cure = engine.warning.rpartition("; ")
-        return Finding("cpu", "fail", fault or cure, cure if fault else None)
-    return Finding("cpu", "ok", engine.note or "has every feature that the engine is known to need")
+        fault, _, fix = engine.warning.rpartition("; ")
+        return Finding("cpu", "fail", fault or fix, fix if fault else None)
+    return Finding("cpu", "ok", engine.note or "has every instruction set that the engine needs")
 
 
 def _devices(engine: Engine) -> str:

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and how to tell of it without telling too much."""
+"""The result of a check, and its redaction for publication."""
 
 from __future__ import annotations
 
@@ -13,49 +13,46 @@ from supervisor.errors import CorralError
 from supervisor.settings.load import flatten
 from supervisor.settings.schema import Settings
 
-Level = Literal["ok", "warn", "fail"]
-
 _HIDDEN: Final = "[hidden]"
-# Options of llama-server that take a secret: --api-key, --hf-token; and what may come.
+# Options of llama-server that take a secret: --api-key, --hf-token, and similar later ones.
 _SECRET: Final = re.compile(r"(?:^|[.-])(?:key|token|password|secret)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What was looked at, such as `engine` or `model chat`.
+        name: What was checked, such as `engine` or `model chat`.
         level: `fail`: something will not work. `warn`: it works, but worse than it could.
-        text: What was found, without a full stop.
-        fix: What to do about it; None where there is nothing to do.
+        text: The result, without a full stop.
+        fix: How to fix or improve it, if there is anything to do.
     """
 
     name: str
-    level: Level
+    level: Literal["ok", "warn", "fail"]
     text: str
     fix: str | None = None
 
 
 def failed(name: str, error: CorralError) -> Finding:
-    """Return what an error means for something."""
     return Finding(name, "fail", error.message, error.hint)
 
 
 def redact(finding: Finding, home: Path, secrets: Iterable[str]) -> Finding:
-    """Return a finding that can be shown to anybody: home as `~`, no secrets."""
+    """Replace the home directory by `~` and hide secrets."""
 
     def clean(text: str) -> str:
         for secret in secrets:
             text = text.replace(secret, _HIDDEN)
         return text.replace(str(home), "~") if home != Path(home.anchor) else text
 
-    cure = finding.fix and clean(finding.fix)
-    return replace(finding, name=clean(finding.name), text=clean(finding.text), fix=cure)
+    fix = finding.fix and clean(finding.fix)
+    return replace(finding, name=clean(finding.name), text=clean(finding.text), fix=fix)
 
 
 def secrets_of(settings: Settings) -> tuple[str, ...]:
-    """Return every value in the settings that nobody else should see, longest first."""
+    """Return the secret values in the settings, longest first."""
     found = {
         str(value)
         for model in settings.models.values()
@@ -66,7 +63,7 @@ def secrets_of(settings: Settings) -> tuple[str, ...]:
 
 
 def _pairs(args: tuple[str, ...]) -> Iterable[tuple[str, str]]:
-    """Yield option and value of words as they are, `--a b` and `--a=b` alike."""
+    """Yield options with their values, written as `--a b` or `--a=b`."""
     for word in args:
         name, _, value = word.partition("=")
         yield name, value

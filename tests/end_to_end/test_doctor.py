@@ -58,7 +58,7 @@ def test_what_is_wrong_is_named_with_a_cure(
     assert [name for name, level in found.items() if level == "fail"] == [culprit]
     shown = corral("doctor")
     assert shown.returncode == 1
-    assert "cure:" in shown.stdout
+    assert "fix:" in shown.stdout
     assert f"will not work: {culprit}" in shown.stdout
 
 

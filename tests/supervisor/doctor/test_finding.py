@@ -12,7 +12,7 @@ def settings(**model: Any) -> Settings:
     return Settings(models={"m": ModelSettings(path=Path("m.gguf"), **model)})
 
 
-def test_an_error_is_a_failure_with_its_hint_as_cure() -> None:
+def test_an_error_is_a_failure_with_its_hint_as_fix() -> None:
     finding = failed("engine", EngineMissing("there is none", hint="get one"))
     assert finding == Finding("engine", "fail", "there is none", "get one")
 
@@ -23,7 +23,7 @@ def test_the_home_directory_is_not_shown() -> None:
     assert hidden == Finding("x", "ok", "in ~/x and ~/y", "see ~")
 
 
-def test_a_home_of_root_directory_leaves_every_path_as_it_is() -> None:
+def test_a_home_at_the_root_directory_changes_no_path() -> None:
     assert redact(Finding("x", "ok", "/etc"), Path("/"), []).text == "/etc"
 
 
@@ -41,5 +41,5 @@ def test_a_secret_of_the_settings_is_not_shown(model: dict[str, object]) -> None
     assert "hunter2" not in redact(Finding("x", "ok", "it is hunter2"), Path("/h"), secrets).text
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_other_values_are_shown() -> None:
     assert secrets_of(settings(flags={"ctx-size": 8}, args=("--temp", "1"))) == ()

@@ -33,7 +33,7 @@ def machine(memlock_bytes: int | None) -> Machine:
     ("limit", "level"),
     [(resource.RLIM_INFINITY, "ok"), (4096, "ok"), (512, "warn"), (64, "fail")],
 )
-def test_open_files_must_suffice_for_engines_and_clients(
+def test_the_limit_of_open_files_is_compared_with_engines_and_clients(
     monkeypatch: pytest.MonkeyPatch, limit: int, level: str
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
@@ -46,7 +46,7 @@ def test_open_files_must_suffice_for_engines_and_clients(
     ("allowed", "wanted", "level"),
     [(None, GIB, "ok"), (GIB, GIB, "ok"), (1024, 0, "ok"), (1024, GIB, "warn")],
 )
-def test_locked_memory_must_suffice_where_it_is_asked_for(
+def test_the_limit_of_locked_memory_is_compared_with_the_models(
     allowed: int | None, wanted: int, level: str
 ) -> None:
     assert check_memlock(machine(allowed), wanted).level == level
@@ -61,12 +61,12 @@ def test_an_address_in_use_by_others_fails_and_our_own_does_not() -> None:
     assert check_address("[::1]:0", None).name == "address"
 
 
-def test_directories_that_will_be_made_are_fine(where: Directories) -> None:
+def test_missing_directories_are_fine(where: Directories) -> None:
     assert {one.level for one in check_directories(where)} == {"ok"}
     assert not where.runtime.exists()
 
 
-def test_a_private_directory_that_is_open_to_others_is_told(tmp_path: Path) -> None:
+def test_a_private_directory_that_is_open_to_others_gets_a_warning(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     finding = check_directory("log", tmp_path, is_private=True)
     assert (finding.level, finding.fix) == ("warn", f"chmod 700 {tmp_path}")
@@ -95,14 +95,12 @@ def test_a_directory_that_cannot_be_written_fails(
     assert check_directory("data", tmp_path / "new", is_private=False).level == "fail"
 
 
-def test_a_directory_of_somebody_else_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_another_user_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     assert check_directory("runtime", tmp_path, is_private=True).level == "fail"
 
 
-def test_what_a_killed_daemon_left_is_told(where: Directories) -> None:
+def test_files_of_a_killed_daemon_get_a_warning(where: Directories) -> None:
     assert check_leftovers(where, is_running=False).text == "none"
     where.runtime.mkdir()
     (where.runtime / "chat.0.sock").touch()
@@ -112,7 +110,7 @@ def test_what_a_killed_daemon_left_is_told(where: Directories) -> None:
     assert "daemon.json, chat.0.sock" in finding.text
 
 
-def test_a_daemon_that_lives_and_is_mute_fails(where: Directories) -> None:
+def test_a_daemon_that_hangs_fails(where: Directories) -> None:
     where.runtime.mkdir()
     write_owner(where.state_file, this_daemon("1", "http://x"))
     assert check_leftovers(where, is_running=False).level == "fail"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.doctor.engine import check_engine
-from supervisor.doctor.models import Need, check_memory, check_plan, need
+from supervisor.doctor.models import MemoryNeed, check_memory, check_plan, memory_need
 from supervisor.engines.discover import Device, Engine
 from supervisor.engines.help import FlagValue
 from supervisor.flags import profile
@@ -34,7 +34,7 @@ def test_an_engine_that_runs_is_fine(engine: Engine) -> None:
     assert "10434" in found[0].text
 
 
-def test_an_engine_that_would_die_here_fails_with_its_cure(engine: Engine) -> None:
+def test_an_engine_that_this_cpu_cannot_run_fails_with_a_fix(engine: Engine) -> None:
     doomed = replace(engine, warning="this CPU lacks x; pip install y", note=None)
     (finding,) = [one for one in check_engine(doomed) if one.name == "cpu"]
     assert (finding.level, finding.text) == ("fail", "this CPU lacks x")
@@ -52,22 +52,22 @@ def test_a_model_that_can_be_planned_is_fine(plan: Plan) -> None:
     assert f"{plan.slots} slots" in finding.text
 
 
-def test_what_a_plan_warns_of_is_told_once(plan: Plan) -> None:
+def test_a_warning_of_a_plan_is_reported_once(plan: Plan) -> None:
     poor = replace(plan, warnings=("too long; lower it", "of the engine"))
     poor = replace(poor, engine=replace(plan.engine, warning="of the engine"))
     found = [one for one in check_plan(poor) if one.level == "warn"]
     assert [(one.text, one.fix) for one in found] == [("too long", "lower it")]
 
 
-def test_what_a_plan_leaves_out_is_told(plan: Plan) -> None:
+def test_an_omitted_flag_is_reported(plan: Plan) -> None:
     poor = replace(plan, omitted=(PlanLine("prio", "2", "profile base", "not permitted"),))
-    assert "goes without prio 2 (profile base): not permitted" in [
+    assert "runs without prio 2 (profile base): not permitted" in [
         one.text for one in check_plan(poor)
     ]
 
 
 def test_a_model_needs_its_weights_once_and_a_cache_for_each_process(plan: Plan) -> None:
-    one, two = need(plan, 1), need(plan, 2)
+    one, two = memory_need(plan, 1), memory_need(plan, 2)
     # 1024 tokens, 2 layers, 2 heads of 32 values, f16, keys and values.
     assert one.cache_bytes == 2 * 512 * 2 * 2 * 32 * 2 * 2
     assert two.cache_bytes == 2 * one.cache_bytes
@@ -76,9 +76,9 @@ def test_a_model_needs_its_weights_once_and_a_cache_for_each_process(plan: Plan)
 
 def test_a_model_on_a_device_locks_no_main_memory(plan: Plan) -> None:
     asks = replace(plan, omitted=(PlanLine("load-mode", "mmap+mlock", "profile base", "limit"),))
-    assert need(asks, 1).locked_bytes == plan.gguf.tensor_bytes
+    assert memory_need(asks, 1).locked_bytes == plan.gguf.tensor_bytes
     on_device = replace(plan.engine, devices=(Device("Vulkan0", "Some GPU", 8192),))
-    assert need(replace(asks, engine=on_device), 1).locked_bytes == 0
+    assert memory_need(replace(asks, engine=on_device), 1).locked_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -92,25 +92,27 @@ def test_a_model_on_a_device_locks_no_main_memory(plan: Plan) -> None:
     ],
 )
 def test_memory_must_suffice_for_all_models(wanted: int, device: int, level: str) -> None:
-    finding = check_memory([Need("m", wanted // 2, wanted // 2)], HERE, device)
+    finding = check_memory([MemoryNeed("m", wanted // 2, wanted // 2)], HERE, device)
     assert finding.level == level
     assert "m " in finding.text
     assert (finding.fix is None) is (level == "ok")
 
 
-def called(name: str, gib: int) -> Need:
-    return Need(name, gib * GIB, 0, is_preloaded=False)
+def on_request(name: str, gib: int) -> MemoryNeed:
+    return MemoryNeed(name, gib * GIB, 0, is_preloaded=False)
 
 
-def test_models_that_are_called_take_turns() -> None:
-    finding = check_memory([Need("m", 3 * GIB, 0), called("a", 6), called("b", 7)], HERE, 0)
+def test_models_that_load_on_request_take_turns() -> None:
+    finding = check_memory(
+        [MemoryNeed("m", 3 * GIB, 0), on_request("a", 6), on_request("b", 7)], HERE, 0
+    )
     assert finding.level == "ok"
-    assert "2 more come when they are called" in finding.text
-    assert check_memory([called("a", 6), called("b", 7)], HERE, 0).level == "ok"
-    never = check_memory([Need("m", GIB, 0), called("huge", 9)], HERE, 0)
+    assert "2 more load on request" in finding.text
+    assert check_memory([on_request("a", 6), on_request("b", 7)], HERE, 0).level == "ok"
+    never = check_memory([MemoryNeed("m", GIB, 0), on_request("huge", 9)], HERE, 0)
     assert (never.level, "huge" in never.text) == ("fail", True)
 
 
-def test_when_all_are_up_there_is_nothing_to_add() -> None:
+def test_without_models_to_load_memory_is_fine() -> None:
     finding = check_memory([], HERE, 0)
     assert (finding.level, "0 B" in finding.text) == ("ok", False)
