@@ -33,14 +33,14 @@ class ProxySettings(SettingsTable):
         16 * 1024**2,
         ge=1024,
         le=4 * 1024**3,
-        description="largest request body taken, in bytes, decompressed; "
-        "raise it where large pictures or sounds are sent",
+        description="largest request body, in bytes, decompressed; "
+        "raise it for large images or audio",
     )
     max_body_ratio: float = Field(
         100,
         ge=1,
         le=10_000,
-        description="how many times its size a compressed request body may become",
+        description="largest ratio of a request body's decompressed to its compressed size",
     )
     max_body_values: int = Field(
         500_000,
@@ -53,17 +53,17 @@ class ProxySettings(SettingsTable):
         200,
         ge=8,
         le=250,
-        description="how deep lists and objects of a JSON request body may lie in each other",
+        description="levels of nested lists and objects in a JSON request body",
     )
     body_memory_bytes: int = Field(
         256 * 1024**2,
         ge=1024**2,
         le=1024**4,
-        description="memory that the bodies of all requests may take together, in bytes, "
-        "those of one client half of it; a request that would need more gets 503",
+        description="memory for the bodies of all requests together, in bytes, half of it for one "
+        "client; a request that needs more gets 503",
     )
     max_header_total_bytes: int = Field(
-        32 * 1024, ge=4096, le=1024**2, description="largest request header taken, in bytes"
+        32 * 1024, ge=4096, le=1024**2, description="largest request header, in bytes"
     )
     max_connections: int | None = Field(
         None,
@@ -79,13 +79,13 @@ class ProxySettings(SettingsTable):
         3600,
         gt=0,
         le=86_400,
-        description="seconds an engine may send nothing before its answer is given up",
+        description="seconds without a byte of an engine before its response is aborted",
     )
     cancel_timeout_s: float = Field(
         60,
         ge=1,
         le=86_400,
-        description="seconds an engine may go on computing for a request that is over before it is "
+        description="seconds an engine may compute for a request that is over before it is "
         "restarted; raise it where one batch takes longer",
     )
     header_timeout_s: float = Field(
@@ -98,14 +98,14 @@ class ProxySettings(SettingsTable):
         120,
         ge=1,
         le=86_400,
-        description="seconds a client may take nothing of what is sent to it before it is cut",
+        description="seconds a client may read nothing before it is disconnected",
     )
     crash_memory_s: float = Field(
         600,
         ge=0,
         le=86_400,
-        description="seconds for which a request is refused after the second engine crashed while "
-        "it computed it; 0 for never",
+        description="seconds for which a request is rejected after two engines crashed computing "
+        "it; 0 for never",
     )
     queue_max: int = Field(
         128, ge=0, le=100_000, description="requests that may wait for one model; more get 429"
@@ -114,28 +114,28 @@ class ProxySettings(SettingsTable):
         120,
         ge=0,
         le=86_400,
-        description="seconds a request may wait for its turn or for its model to load",
+        description="seconds a request may wait for a slot or for its model to load",
     )
     policy: Policy = Field(
         "affinity",
-        description="which engine is asked: affinity (the one that holds the conversation), "
+        description="which engine gets a request: affinity (the one that caches the conversation), "
         "least-busy or round-robin",
     )
     prefix_index_max_blocks: int = Field(
-        200_000, ge=1, le=100_000_000, description="blocks of prompts remembered for affinity"
+        200_000, ge=1, le=100_000_000, description="blocks of prompts in the prefix index"
     )
     api_keys_file: ExpandedPath | None = Field(
-        None, description="TOML file of API keys that are taken; unset: anybody may ask"
+        None, description="TOML file of the accepted API keys; unset: no key is needed"
     )
     allowed_origins: tuple[Text, ...] = Field(
         (),
-        description="origins whose web pages may ask, besides the local ones; "
+        description="origins whose web pages may send requests, besides the local ones; "
         "one * may stand in the host, as in https://*.example.com",
     )
     allowed_hosts: tuple[Text, ...] = Field(
         (),
-        description="names of this machine taken in Host, besides localhost, IP addresses and its "
-        "hostname (the last two only where listen is no loopback address)",
+        description="names of this machine accepted in Host, besides localhost, IP addresses and "
+        "its hostname (the last two only where listen is not a loopback address)",
     )
     limits: RequestLimits = RequestLimits()
 

@@ -50,7 +50,7 @@ class RequestLimits(SettingsTable):
         2000, description="alternatives of a grammar or of a regular expression"
     )
     grammar_ways: _Limit = Field(
-        1000, description="ways to go on that an engine follows at once, in a grammar or a schema"
+        1000, description="parse states that an engine follows at once, in a grammar or a schema"
     )
     grammar_optionals: _Limit = Field(
         64, description="optional or repeated parts in a row, in a grammar or a regular expression"
@@ -68,21 +68,24 @@ class RequestLimits(SettingsTable):
     )
     triggers: _Limit = Field(1024, description="grammar triggers, and preserved tokens")
     trigger_patterns: Annotated[int, Field(ge=0, le=_INT32_MAX)] = Field(
-        0, description="regular expressions among grammar triggers; some keep an engine for minutes"
+        0,
+        description="regular expressions among grammar triggers; some block an engine for minutes",
     )
-    stop: _Limit = Field(256, description="texts that end an answer")
-    logit_bias: _Limit = Field(10_000, description="tokens that are made more or less likely")
+    stop: _Limit = Field(256, description="stop texts")
+    logit_bias: _Limit = Field(10_000, description="entries of logit_bias")
     text_chars: _Limit = Field(
         4096, description="characters of one such text, trigger or sequence breaker"
     )
-    n_predict: _Limit = Field(_INT32_MAX, description="tokens of an answer")
-    last_n: _Limit = Field(2**20, description="tokens that penalties look back on")
-    dry_sequence_breakers: _Limit = Field(64, description="texts that end a repetition")
+    n_predict: _Limit = Field(_INT32_MAX, description="tokens of a response")
+    last_n: _Limit = Field(2**20, description="tokens that penalties cover")
+    dry_sequence_breakers: _Limit = Field(64, description="DRY sequence breakers")
     samplers: _Limit = Field(64, description="samplers")
     lora: _Limit = Field(64, description="adapters")
     prompts: _Limit = Field(2048, description="prompts of one request")
-    answers: _Limit = Field(64, description="answers of one request (n)")
-    n_probs: _Limit = Field(1000, description="tokens whose probability is told at each place")
+    answers: _Limit = Field(64, description="choices of one request (n)")
+    n_probs: _Limit = Field(
+        1000, description="tokens whose probabilities are returned at each position"
+    )
 
     def enforce(self, member: str, unit: str, amount: float, setting: str) -> None:
         """Check one limit.

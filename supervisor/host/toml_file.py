@@ -14,11 +14,11 @@ QUOTED_MAX: Final = 120
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a file says.
+    """Parse a file.
 
     Raises:
-        SettingsInvalid: It cannot be read, is no regular file, larger than 1 MiB, not TOML, or
-            nested too deep.
+        SettingsInvalid: It cannot be read, is not a regular file, is larger than 1 MiB, not TOML,
+            or nested too deep.
     """
     content = _read(path)
     try:
@@ -43,9 +43,9 @@ def _read(path: Path) -> bytes:
 
 
 def brief(value: object, *, quoted: bool = True) -> str:
-    """Return a value as a person may read it in a sentence: not more than its beginning."""
+    """Return a value for a message, cut at 120 characters."""
     try:
         text = repr(value) if quoted else str(value)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # an integer of more digits than Python converts
         return f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= QUOTED_MAX else f"{text[:QUOTED_MAX]}…"

@@ -43,13 +43,16 @@ class HealthSettings(SettingsTable):
         5,
         ge=1,
         le=3600,
-        description="an engine with work in which nothing moves for two of these is replaced",
+        description="an engine that makes no progress for two of these is replaced",
     )
     idle_probe_s: float = Field(
-        60, ge=0, le=86_400, description="an idle engine makes one token this often; 0 for never"
+        60,
+        ge=0,
+        le=86_400,
+        description="how often an idle engine has to generate one token; 0 for never",
     )
     batch_timeout_s: float = Field(
-        300, gt=0, le=86_400, description="time an engine may compute on one batch"
+        300, gt=0, le=86_400, description="time for an engine to compute one batch"
     )
 
     @property

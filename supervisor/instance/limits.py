@@ -16,22 +16,21 @@ class InstanceLimits(HealthSettings):
         300,
         gt=0,
         le=86_400,
-        description="silence allowed while loading, since the engine's last sign of life",
+        description="longest silence while loading",
     )
-    warm_timeout_s: float = Field(
-        30, gt=0, le=3600, description="time allowed for the warm-up request"
-    )
+    warm_timeout_s: float = Field(30, gt=0, le=3600, description="time for the warm-up request")
     unhealthy_timeout_s: float = Field(
         60,
         gt=0,
         le=3600,
-        description="time to answer again before it is restarted; less while clients wait for it",
+        description="time to recover before a restart; less while requests wait for it",
     )
     drain_timeout_s: float = Field(
-        300, ge=0, le=86_400, description="time for running requests to finish before they are cut"
+        300,
+        ge=0,
+        le=86_400,
+        description="time for running requests to finish before they are aborted",
     )
-    stop_timeout_s: float = Field(
-        5, gt=0, le=600, description="time to exit when asked, before SIGKILL"
-    )
+    stop_timeout_s: float = Field(5, gt=0, le=600, description="time to exit before SIGKILL")
     # From SIGKILL until it is sent once more.
     kill_timeout_s: ClassVar[float] = 5.0

@@ -26,12 +26,11 @@ FILE_NAME: Final = "corral.toml"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, and where they came from.
+    """The merged settings, and where they came from.
 
     Attributes:
-        settings: The merged value.
         path: The file that was read, or None.
-        origins: Dotted key → "file", "environment" or "command line"; what is absent is a default.
+        origins: "file", "environment" or "command line" by dotted key; others are defaults.
     """
 
     settings: Settings
@@ -49,15 +48,13 @@ def load(
     """Read, merge and check every source.
 
     Args:
-        config: What `--config` named, or None to look for the file.
+        config: The file of `--config`, or None to look for one.
         config_dir: The user's config directory.
         overrides: Values of the command line, shaped like the file.
-        environ: The environment; only `CORRAL_CONFIG` is taken from it here, pydantic-settings
-            reads the rest from the process's own.
+        environ: Read for `CORRAL_CONFIG` only; pydantic-settings reads the process's own.
 
     Raises:
-        SettingsInvalid: The file is missing, is no TOML, or says something that cannot be; or a
-            variable does.
+        SettingsInvalid: The file is missing or not TOML, or a value is invalid.
     """
     path = find_file(config, config_dir=config_dir, environ=environ)
     sources = {
@@ -79,12 +76,10 @@ def load(
 
 
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the settings file to read, or None when there is none; warn of what is doubtful.
-
-    A file in the current directory that others can have written is left aside.
+    """Return the settings file to read, or None; one that others can have written is ignored.
 
     Raises:
-        SettingsInvalid: A file was named, and it is not there.
+        SettingsInvalid: A named file is missing.
     """
     named = config or (Path(environ["CORRAL_CONFIG"]) if environ.get("CORRAL_CONFIG") else None)
     if named is not None:
@@ -94,8 +89,8 @@ def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, st
         if (reason := _doubts(here)) is None:
             return here.absolute()
         warn(
-            f"{here.absolute()} is left aside: {reason}; if it is yours, "
-            f"put that right or name it: --config {here}"
+            f"{here.absolute()} is ignored: {reason}; if it is yours, "
+            f"correct that or name it: --config {here}"
         )
     return _trusted(at_home.absolute()) if _is_there(at_home) else None
 
@@ -108,7 +103,7 @@ def _named(path: Path) -> Path:
         reason = error.strerror if isinstance(error, NotRegular) else None
         raise SettingsInvalid(
             f"there is no settings file {path}" + (f": it {reason}" if reason else ""),
-            hint="corral config path lists the places that are looked at",
+            hint="corral config path lists where it is searched",
         ) from error
     return found.absolute()
 
@@ -121,9 +116,8 @@ def _is_there(path: Path) -> bool:
 
 
 def _trusted(path: Path) -> Path:
-    """Return the path of a file that counts in any case, with a warning where others can write."""
     if reason := _doubts(path):
-        warn(f"the settings file {path} may be another's: {reason}")
+        warn(f"the settings file {path} may have been changed by others: {reason}")
     return path
 
 
@@ -131,11 +125,11 @@ def _doubts(path: Path) -> str | None:
     try:
         return trust.doubts(trust.see(path), trust.this_user())
     except OSError as error:
-        return f"it cannot be looked at ({error.strerror})"
+        return f"its permissions cannot be read ({error.strerror})"
 
 
 def search_path(config_dir: Path) -> tuple[Path, ...]:
-    """Return where the file is looked for when none is named, first wins."""
+    """Return where the file is searched, the first first."""
     return (Path(FILE_NAME), config_dir / FILE_NAME)
 
 
@@ -151,7 +145,6 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two nested tables as one; where both have a leaf, `over` wins."""
     both = {
         key: _merged(under[key], value)
         for key, value in over.items()
@@ -161,10 +154,10 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _environment() -> dict[str, Any]:
-    """Return what the variables of the environment say.
+    """Read the variables `CORRAL_…`.
 
     Raises:
-        SettingsInvalid: One of them holds no JSON where it must, or is nested too deep.
+        SettingsInvalid: One is not JSON where it must be, or nested too deep.
     """
     try:
         found = EnvSettingsSource(Settings)()
@@ -179,7 +172,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _resolved(settings: Settings, base: Path) -> Settings:
-    """Return the settings with relative paths joined to a directory, and restart policies whole."""
+    """Join relative paths to a directory, and complete the models' restart policies."""
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
         update = {
@@ -207,5 +200,5 @@ def _resolved(settings: Settings, base: Path) -> Settings:
 def _here() -> Path:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # it was removed; no relative path means anything
+    except FileNotFoundError:  # it was removed; relative paths lead nowhere
         return Path("/")

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in sentences that name the key and the nearest one that there is."""
+"""Error messages for settings: they name the file, the key and the nearest known key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINES_MAX: Final = 20
 
 
 def explain(error: ValidationError, path: Path | None) -> str:
-    """Return a line for each thing that does not fit a table, the first twenty at most."""
+    """Return a line for each error, twenty at most."""
     where = f"{path}: " if path else ""
     details = error.errors(include_url=False, include_context=False)
     lines = [f"{where}{_sentence(detail)}" for detail in details[:_LINES_MAX]]
@@ -28,11 +28,12 @@ def explain(error: ValidationError, path: Path | None) -> str:
 
 
 def check_tables(merged: Mapping[str, object], path: Path | None) -> None:
-    """Refuse a table that is not there; those with an underscore mean something to pydantic.
+    """Reject an unknown table.
 
     Raises:
         SettingsInvalid: There is one.
     """
+    # Settings(**merged) would take names with an underscore as options of pydantic-settings.
     for name in merged.keys() - Settings.model_fields.keys():
         where = f"{path}: " if path else ""
         raise SettingsInvalid(
@@ -42,10 +43,10 @@ def check_tables(merged: Mapping[str, object], path: Path | None) -> None:
 
 
 def check_names(models: Mapping[str, ModelSettings], path: Path | None) -> None:
-    """Refuse a name that clients could mean two models by.
+    """Reject a name of two models.
 
     Raises:
-        SettingsInvalid: An alias or a variant has the name of something else.
+        SettingsInvalid: An alias or a variant has another model's name.
     """
     owners = {name: name for name in models}
     for name, model in models.items():

@@ -1,4 +1,4 @@
-"""Settings that had another name before, so that an old file gets an error with the new one."""
+"""Old names of settings; the error for one names the new one."""
 
 from __future__ import annotations
 
@@ -37,10 +37,5 @@ _BY_TABLE: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 
 
 def new_name(table: str, key: str) -> str | None:
-    """Return the name that a setting has now; None for one that was never renamed.
-
-    Args:
-        table: The last part of the table's name, as `restart` of `supervisor.restart`.
-        key: The old name.
-    """
+    """Return the new name of a setting; `table` is the last part, as `restart` of a model's."""
     return _BY_TABLE.get(table, {}).get(key)

@@ -24,14 +24,14 @@ class EvictionSettings(SettingsTable):
         20,
         ge=0,
         le=86_400,
-        description="how long requests for a model that is not loaded wait for others to fall idle "
-        "before those are given nothing new",
+        description="how long a requested model waits for others to become idle before they are "
+        "drained",
     )
     abandon_load_below: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="share of a load below which it is given up when nobody waits for it any more "
+        description="share of a load below which it is abandoned when no request waits for it "
         "and another model needs the memory",
     )
 
@@ -40,14 +40,17 @@ class ResidencyPolicy(SettingsTable):
     """When one model enters and leaves memory."""
 
     preload: bool = Field(
-        default=True, description="whether it comes up with the daemon, or when first called"
+        default=True, description="load it when the daemon starts, not with its first request"
     )
-    pinned: bool = Field(default=False, description="whether it never leaves for another model")
+    pinned: bool = Field(default=False, description="never unload it for another model")
     ttl_s: float = Field(
         0, ge=0, le=31_536_000, description="unload after this long without a request; 0 for never"
     )
     min_residency_s: float = Field(
-        2, ge=0, le=86_400, description="how long it stays at least before it leaves for another"
+        2,
+        ge=0,
+        le=86_400,
+        description="shortest time that it stays loaded before it is unloaded for another model",
     )
 
 
@@ -55,7 +58,7 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
     """`[supervisor]`: limits of the instances' states, memory, eviction and slot files."""
 
     watch_settings: bool = Field(
-        default=False, description="reload when this file changes; it is looked at every 2 s"
+        default=False, description="reload when this file changes, which is checked every 2 s"
     )
     memory_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = Field(
         None,
@@ -64,13 +67,14 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
     )
     persist_slots: bool = Field(
         default=True,
-        description="keep conversations on the disk while their model is away, for this user only",
+        description="save conversations to disk, for this user alone, while their model is not "
+        "loaded",
     )
     slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
-        8 * 1024**3, description="disk that kept conversations may take, in bytes or as in 8 GiB"
+        8 * 1024**3, description="disk space for saved conversations, in bytes or as in 8 GiB"
     )
     slot_save_timeout_s: float = Field(
-        10, gt=0, le=3600, description="time an instance may take to save its conversations"
+        10, gt=0, le=3600, description="time for an instance to save its conversations"
     )
     restart: RestartPolicy = RestartPolicy()
 
@@ -81,12 +85,13 @@ class ModelSettings(ResidencyPolicy):
     path: ExpandedPath = Field(description="the GGUF file; of a split model, its first shard")
     profile: Text = Field("base", description="a profile of `corral profile list`")
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        1, description="processes that serve this model; auto: as many as pay on this machine"
+        1,
+        description="processes that serve this model; auto: as many as are of use on this machine",
     )
     draft: Literal["auto"] | ExpandedPath | None = Field(
         None,
         description="a smaller GGUF of the same vocabulary, for speculation; "
-        "auto: one beside the model, where there is one",
+        "auto: one in the model's directory, where there is one",
     )
     aliases: tuple[Alias, ...] = Field((), description="other names that clients may use")
     variants: dict[VariantName, Variant] = Field(
@@ -96,17 +101,15 @@ class ModelSettings(ResidencyPolicy):
     flags: dict[FlagName, FlagSetting] = Field(
         default_factory=dict, description="llama-server's own long names; they win over the profile"
     )
-    args: tuple[Argument, ...] = Field(
-        (), description="passed to llama-server as they are, unchecked, last"
-    )
+    args: tuple[Argument, ...] = Field((), description="passed to llama-server last, unchecked")
     warm_prompts: tuple[ExpandedPath, ...] = Field(
         (),
         max_length=16,
-        description="files read ahead after each start: system prompts, or chat requests in .json",
+        description="files to prefill after each start: system prompts, or chat requests in .json",
     )
     learn_prompts: bool = Field(
         default=False,
-        description="keep what conversations begin with, and read it ahead after warm_prompts",
+        description="save prefixes that conversations share, and prefill them after warm_prompts",
     )
     restart: RestartPolicy = Field(
         RestartPolicy(), description="keys that differ from [supervisor.restart]"

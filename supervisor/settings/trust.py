@@ -1,8 +1,7 @@
-"""Whether a settings file can be trusted: who owns it, and who else can write it.
+"""Checks who owns a settings file, and who else can write it.
 
-A settings file names programs that are run, so that a file which happens to lie in the current
-directory counts only where nobody but the user and root can have written it. A file that was named
-counts as it is; what is doubtful about it is said.
+A settings file names programs to run. So one that is found in the current directory is read only
+where no one but the user and root can have written it; one that is named is read with a warning.
 """
 
 from __future__ import annotations
@@ -20,14 +19,7 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who owns a file or a directory, and who can write it.
-
-    Attributes:
-        what: As in `it` or `its directory /tmp`.
-        uid: Its owner.
-        gid: Its group.
-        mode: Its permission bits.
-    """
+    """Owner, group and permission bits; `what` is `it` or `its directory /tmp`."""
 
     what: str
     uid: int
@@ -37,10 +29,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who reads the settings.
+    """The effective user.
 
     Attributes:
-        uid: The effective user.
         private_gid: The group that only this user is in, or None. Systems that give each user such
             a group make files writable by it (umask 002). Root has none.
     """
@@ -50,12 +41,7 @@ class User:
 
 
 def doubts(places: tuple[Access, ...], user: User) -> str | None:
-    """Return the first reason not to trust a file, as a clause; None where there is none.
-
-    Args:
-        places: The file, and the directories in which another could take its place.
-        user: Who is to trust it.
-    """
+    """Return the first reason not to trust a file; `places` are the file and its directories."""
     return next((reason for place in places for reason in _doubts(place, user)), None)
 
 
@@ -69,10 +55,10 @@ def _doubts(place: Access, user: User) -> Iterator[str]:
 
 
 def see(path: Path) -> tuple[Access, ...]:
-    """Return the access to a file, to where it is found, and to where it really is.
+    """Return the access to a file, to its directory, and to that of the file behind a symlink.
 
     Raises:
-        OSError: One of them cannot be looked at.
+        OSError: One of them cannot be read.
     """
     real = path.resolve(strict=True)
     directories = dict.fromkeys((path.parent.resolve(), real.parent))
@@ -85,7 +71,6 @@ def _access(path: Path, what: str) -> Access:
 
 
 def this_user() -> User:
-    """Return who runs this program."""
     uid = os.geteuid()
     return User(uid, _private_gid(uid) if uid != _ROOT else None)
 

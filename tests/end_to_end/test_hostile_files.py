@@ -97,5 +97,5 @@ def test_settings_in_a_directory_of_all_are_left_aside(corral: CorralCli, tmp_pa
     (shared / "corral.toml").write_text('engine = "engine"', "utf-8")
     for words in (("doctor",), ("config", "check"), ("engine", "list"), ("config", "path")):
         done = corral(*words, directory=shared)
-        assert f"{shared / 'corral.toml'} is left aside" in done.stderr
+        assert f"{shared / 'corral.toml'} is ignored" in done.stderr
     assert not marker.exists()

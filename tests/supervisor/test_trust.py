@@ -87,7 +87,7 @@ def test_a_named_file_counts_with_a_warning(
     path.chmod(0o666)
     assert load(path, config_dir=tmp_path, environ={}).path == path
     assert load(config_dir=tmp_path, environ={"CORRAL_CONFIG": str(path)}).path == path
-    assert "may be another's: everybody can write it" in capsys.readouterr().err
+    assert "may have been changed by others: everybody can write it" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
