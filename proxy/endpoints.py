@@ -1,7 +1,7 @@
-"""Every page of llama-server that is passed on, and what kind of work it is for an instance.
+"""The llama-server endpoints that are forwarded, and the kind of work each is for an instance.
 
-Pages that change an instance (POST /slots, /props, /lora-adapters) are not in the table; nor are
-those that the proxy answers for all instances (GET /slots, /metrics, /health, /v1/models).
+Endpoints that change an instance (POST /slots, /props, /lora-adapters) are not forwarded; the proxy
+itself answers GET /slots, /metrics, /health and /v1/models for all instances.
 
 Source: tools/server/server.cpp of llama.cpp, its list of routes; builds 10434 and 11434.
 """
@@ -15,35 +15,25 @@ from typing import Final
 
 
 class EndpointKind(Enum):
-    """What a page makes an instance do, and in whose words."""
+    """What an endpoint computes, and in which API."""
 
-    CHAT = auto()
-    """OpenAI's chat completion."""
-    COMPLETION = auto()
-    """OpenAI's text completion."""
-    LLAMA_COMPLETION = auto()
-    """llama-server's own completion."""
-    MESSAGES = auto()
-    """Anthropic's messages."""
-    RESPONSES = auto()
-    """OpenAI's responses."""
-    INFILL = auto()
-    """llama-server's fill in the middle."""
-    EMBED_OR_RERANK = auto()
-    """Computed in one go, without a token generated: embeddings, reranking."""
-    TRANSCRIPTION = auto()
-    """A sound file to be written down."""
-    INFO = auto()
-    """Answered without a slot: tokenising, templates, counting, properties."""
+    CHAT = auto()  # OpenAI's chat completions
+    COMPLETION = auto()  # OpenAI's text completions
+    LLAMA_COMPLETION = auto()  # llama-server's own completions
+    MESSAGES = auto()  # Anthropic's messages
+    RESPONSES = auto()  # OpenAI's responses
+    INFILL = auto()  # llama-server's fill in the middle
+    EMBED_OR_RERANK = auto()  # generates no token
+    TRANSCRIPTION = auto()  # audio to text
+    INFO = auto()  # needs no slot: tokenise, apply a template, count, read properties
 
     @property
     def takes_slot(self) -> bool:
-        """Return whether an instance needs one of its slots for it."""
         return self is not EndpointKind.INFO
 
     @property
     def generates(self) -> bool:
-        """Return whether an instance writes text for it."""
+        """Whether the response is generated text of a chat or completion."""
         return self not in {
             EndpointKind.EMBED_OR_RERANK,
             EndpointKind.TRANSCRIPTION,
@@ -52,7 +42,7 @@ class EndpointKind(Enum):
 
     @property
     def takes_forms(self) -> bool:
-        """Return whether its pages take a multipart form; all take JSON."""
+        """Whether the body may be a multipart form; all endpoints take JSON."""
         return self is EndpointKind.TRANSCRIPTION
 
 
@@ -87,5 +77,5 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
 
 
 def endpoint_kind(method: str, path: str) -> EndpointKind:
-    """Return the kind of a page of the table; HEAD asks for what GET would."""
+    """The kind of an endpoint in the table; HEAD counts as GET."""
     return ENDPOINTS["GET" if method == "HEAD" else method][path]

@@ -1,7 +1,7 @@
-"""All nodes, and the models here and there as one loader's.
+"""All nodes, and one list of local and remote models.
 
-No node is ever asked to load a model, or to swap one for another: what it does not have loaded is
-not there.
+No node is ever made to load a model, or to replace one by another: only the models that it has
+loaded exist here.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ _RETRY_AFTER_S = 10
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """What is known of a node at one moment.
+    """One node.
 
     Attributes:
-        name: Its name.
-        url: Where it is.
-        is_up: Whether it answered lately.
-        problem: Why it is not up, or None.
-        models: What it calls its models that are served here, or were.
-        slots: Requests that it gets at once, over all models; 0 while it is not up.
-        slots_busy: Requests that it has now.
+        is_up: Whether its last polls succeeded.
+        problem: Why it is not up; None if it is.
+        models: The node's ids of the models that are or were served here.
+        slots: Concurrent requests that it gets over all models; 0 while it is not up.
+        slots_busy: In-flight requests.
     """
 
     name: str
@@ -48,14 +46,11 @@ class NodeStats:
 
 
 class Nodes:
-    """The nodes; a `proxy.models.ModelLoader` of what is here and there.
+    """Monitors the nodes; a `proxy.models.ModelLoader` of local and remote models.
 
     Args:
-        nodes: What is set for each.
-        router: Where their models are admitted.
-        here: Who brings up the models that are configured here.
-        settings: The proxy's limits.
-        tell: Hears when a node comes and goes.
+        router: Admits their models.
+        local: Loads the models that are configured here.
         created: Unix time in whole seconds, for the models that only nodes have.
     """
 
@@ -63,23 +58,23 @@ class Nodes:
         self,
         nodes: Sequence[ConfiguredNode],
         router: Router,
-        here: ModelLoader,
+        local: ModelLoader,
         settings: ProxySettings,
-        tell: Emit,
+        emit: Emit,
         created: int,
     ) -> None:
-        self._here = here
+        self._local = local
         self._router = router
         self._created = created
         self._settings = settings
-        self._tell = tell
+        self._emit = emit
         self._monitors: dict[str, NodeMonitor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self.set_nodes(nodes)
 
     async def serve(self) -> None:
-        """Watch those that there are at any time, until cancelled."""
+        """Monitor the current nodes until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for name in self._monitors:
@@ -90,21 +85,21 @@ class Nodes:
                 self._group = None
 
     def set_nodes(self, nodes: Sequence[ConfiguredNode]) -> None:
-        """Have these nodes from now on. One that is set as before is not disturbed.
+        """Replace the nodes; unchanged ones keep their state.
 
-        What one that left, or is set otherwise now, still answers, it answers to the end.
+        In-flight requests of removed or changed ones are not cut.
         """
-        wanted = {node.name: node for node in nodes}
+        configured = {node.name: node for node in nodes}
         for name, monitor in list(self._monitors.items()):
-            if monitor.node != wanted.get(name):
+            if monitor.node != configured.get(name):
                 self._drop(name)
         kept = self._monitors
         self._monitors = {one.name: kept.get(one.name) or self._monitor(one) for one in nodes}
-        for name in wanted.keys() - kept.keys():
+        for name in configured.keys() - kept.keys():
             self._begin(name)
 
     def _monitor(self, node: ConfiguredNode) -> NodeMonitor:
-        return NodeMonitor(node, self._router, self._here.models, self._settings, self._tell)
+        return NodeMonitor(node, self._router, self._local.models, self._settings, self._emit)
 
     def _begin(self, name: str) -> None:
         if self._group:
@@ -116,53 +111,50 @@ class Nodes:
             task.cancel()
 
     def mark_suspect(self, upstream: Upstream, error: UpstreamConnectFailed) -> None:
-        """Note that an instance did not begin to answer; nothing unless it is a node's."""
-        is_there = isinstance(error, UpstreamLoading | UpstreamUnavailable)
-        if upstream.node and not is_there and upstream.node.name in self._monitors:
+        """An instance did not begin to answer; ignored unless it is a node's."""
+        is_reachable = isinstance(error, UpstreamLoading | UpstreamUnavailable)
+        if upstream.node and not is_reachable and upstream.node.name in self._monitors:
             self._monitors[upstream.node.name].mark_suspect()
 
     def stats(self) -> list[NodeStats]:
-        """Return what is known of each."""
-        return [self._facts(monitor) for monitor in self._monitors.values()]
+        return [self._stats_of(monitor) for monitor in self._monitors.values()]
 
-    def _facts(self, monitor: NodeMonitor) -> NodeStats:
-        offered, upstreams = monitor.offered(), monitor.upstreams()
-        names = [f"{monitor.node.name}/{one.remote_model.id}" for one in offered]
+    def _stats_of(self, monitor: NodeMonitor) -> NodeStats:
+        offered, name = monitor.offered(), monitor.node.name
+        models = tuple(one.remote_model.id for one in offered)
         return NodeStats(
-            name=monitor.node.name,
+            name=name,
             url=monitor.node.settings.url,
             is_up=monitor.is_up,
             problem=None if monitor.is_up else monitor.problem,
-            models=tuple(one.remote_model.id for one in offered),
-            slots=sum(one.slots for one in upstreams.values()),
-            slots_busy=sum(self._router.in_flight(name) for name in names),
+            models=models,
+            slots=sum(one.slots for one in monitor.upstreams().values()),
+            slots_busy=sum(self._router.in_flight(f"{name}/{model}") for model in models),
         )
 
-    # proxy.models.ModelLoader.
-
     def models(self) -> Sequence[ModelInfo]:
-        """Return every model that is configured here, then those that only nodes have."""
-        here = self._here.models()
-        there = [one for monitor in self._monitors.values() for one in monitor.offered()]
-        return merged(here, there, self._created) if there else here
+        """Local models, then those that only nodes have."""
+        local = self._local.models()
+        offered = [one for monitor in self._monitors.values() for one in monitor.offered()]
+        return merged(local, offered, self._created) if offered else local
 
     async def ensure_ready(self, model: str) -> None:
-        """Return once an instance of the model is admitted; the caller sets the deadline.
+        """Return once an instance of the model is admitted; the caller has a deadline.
 
         Raises:
-            ProxyError: It will not be: Unavailable, UnknownModel or UpstreamFailed say why.
+            ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
         """
-        here = self._here.models()
-        monitors = [one for one in self._monitors.values() if self._remote_models(one, model, here)]
-        if any(model_info.id == model for model_info in here) or not monitors:
-            await self._here.ensure_ready(model)
+        local = self._local.models()
+        monitors = [
+            monitor
+            for monitor in self._monitors.values()
+            if any(served_id(one.remote_model, local) == model for one in monitor.offered())
+        ]
+        if any(model_info.id == model for model_info in local) or not monitors:
+            await self._local.ensure_ready(model)
             return
         for monitor in monitors:
             await monitor.wait_checked()
         if not self._router.serves(model):
-            troubles = "; ".join(f"{one.node.name}: {one.problem}" for one in monitors)
-            raise Unavailable(f"{model} cannot answer: {troubles}", _RETRY_AFTER_S)
-
-    @staticmethod
-    def _remote_models(monitor: NodeMonitor, model: str, here: Sequence[ModelInfo]) -> bool:
-        return any(served_id(one.remote_model, here) == model for one in monitor.offered())
+            problems = "; ".join(f"{one.node.name}: {one.problem}" for one in monitors)
+            raise Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-"""What tools that watch a server read, from the real engine through all of llama-corral."""
+"""Monitoring endpoints, with the real engine."""
 
 import json
 import urllib.request
@@ -13,7 +13,7 @@ def get(url: str) -> Any:
         return json.load(response)
 
 
-def test_prometheus_finds_our_figures_and_the_engines_and_they_agree(url: str) -> None:
+def test_our_metrics_agree_with_the_engines(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         client.completions.create(model="smollm2", prompt="The sea is", max_tokens=5)
     with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
@@ -21,11 +21,11 @@ def test_prometheus_finds_our_figures_and_the_engines_and_they_agree(url: str) -
     found = {one.name: one.value for one in samples if one.labels.get("instance") == "smollm2.0"}
     assert found["corral_requests_finished_total"] >= 1
     assert found["corral_engine_scrape_success"] == 1
-    # The engine also counts the token with which it was warmed up.
+    # The engine also counts the token of its warm-up.
     assert found["llamacpp:tokens_predicted_total"] > found["corral_decoded_tokens_total"] >= 5
 
 
-def test_the_slots_of_all_models_are_one_list(url: str) -> None:
+def test_slots_lists_the_slots_of_all_models(url: str) -> None:
     slots = get(f"{url}/slots")
     assert [slot["id"] for slot in slots] == list(range(len(slots)))
     assert {slot["model"] for slot in slots} == {"smollm2", "embedder"}
@@ -33,11 +33,11 @@ def test_the_slots_of_all_models_are_one_list(url: str) -> None:
     assert get(f"{url}/corral/v1/slots")["totals"]["slots"] == len(slots)
 
 
-def test_health_counts_what_can_be_served(url: str) -> None:
+def test_health_counts_models_by_state(url: str) -> None:
     health = get(f"{url}/health")
     assert health["status"] == "ok"
     assert health["models"]["loaded"] == 2
 
 
-def test_the_properties_of_a_model_are_those_of_its_engine(url: str) -> None:
+def test_props_of_a_model_are_those_of_its_engine(url: str) -> None:
     assert get(f"{url}/props?model=gpt-4o-mini")["total_slots"] == 2

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request, its answer is JSON that client libraries understand."""
+"""Every error response is JSON that client libraries understand."""
 
 import json
 import logging
@@ -35,13 +35,13 @@ FIELDS: Final = (
 BODIES: Final = (BODY, b"", b"{", b"[]", b"null", b"\xff", b"--x\r\n", b"0\r\n\r\n", b"zz\r\n")
 
 
-async def refuse(call: Call) -> None:
-    """Refuse as cpp-httplib does what it cannot read."""
+async def reject(call: Call) -> None:
+    """As cpp-httplib rejects malformed requests."""
     await call.head("Content-Length: 0", status="416 Range Not Satisfiable")
 
 
 async def speak(proxy: ProxyHarness, raw: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send bytes; return the answer that comes, not one that only says to go on."""
+    """The final response to raw bytes."""
     async with proxy.raw() as (reader, writer):
         writer.write(raw)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -54,7 +54,6 @@ async def speak(proxy: ProxyHarness, raw: bytes) -> tuple[int, dict[str, str], b
 
 
 def check(status: int, headers: dict[str, str], body: bytes, path: str) -> None:
-    """Check that an error is one that client libraries understand."""
     if status < 400:
         return
     assert headers["content-type"].startswith("application/json"), (status, path)
@@ -65,7 +64,7 @@ def check(status: int, headers: dict[str, str], body: bytes, path: str) -> None:
 
 
 def some_request(chance: random.Random) -> tuple[str, bytes]:
-    """Return the target and the bytes of a request in which some things are odd."""
+    """The target and the bytes of a partly malformed request."""
     method, target = chance.choice((*METHODS, *("POST",) * 10)), chance.choice(TARGETS)
     fields = b"".join(one + b"\r\n" for one in chance.sample(FIELDS, chance.randint(0, 2)))
     body = chance.choice((*BODIES, *(BODY,) * 10))
@@ -76,8 +75,10 @@ def some_request(chance: random.Random) -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_every_refusal_of_an_odd_request_is_json(proxy: ProxyHarness, seed: int) -> None:
-    await proxy.fake(refuse)
+async def test_every_rejection_of_a_malformed_request_is_json(
+    proxy: ProxyHarness, seed: int
+) -> None:
+    await proxy.fake(reject)
     await proxy.open(body_timeout_s=0.2, header_timeout_s=0.2)
     proxy.loader.model_infos = [model_info("chat")]
     chance, statuses = random.Random(seed), set[int]()  # noqa: S311 (repeatable)
@@ -91,17 +92,19 @@ async def test_every_refusal_of_an_odd_request_is_json(proxy: ProxyHarness, seed
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/completion", "/props"])
-@pytest.mark.parametrize("said", [b"", b"<html>no</html>", b'{"detail": "no"}', b'{"error": "no"}'])
-async def test_what_an_instance_refuses_without_a_reason_gets_one(
-    proxy: ProxyHarness, path: str, said: bytes
+@pytest.mark.parametrize(
+    "error_body", [b"", b"<html>no</html>", b'{"detail": "no"}', b'{"error": "no"}']
+)
+async def test_an_instances_error_without_a_reason_gets_one(
+    proxy: ProxyHarness, path: str, error_body: bytes
 ) -> None:
-    async def speak_oddly(call: Call) -> None:
+    async def send_error(call: Call) -> None:
         await call.head(
-            "Content-Type: text/html", f"Content-Length: {len(said)}", status="414 Long"
+            "Content-Type: text/html", f"Content-Length: {len(error_body)}", status="414 Long"
         )
-        await call.send(said)
+        await call.send(error_body)
 
-    await proxy.fake(speak_oddly)
+    await proxy.fake(send_error)
     asked: Any = proxy.http.get(path) if path == "/props" else proxy.ask(path)
     async with asked as response:
         assert response.status == 414
@@ -114,26 +117,28 @@ async def test_what_an_instance_refuses_without_a_reason_gets_one(
 
 
 @pytest.mark.parametrize("line", [b"GET /health", b"POST /none", b"PUT /v1/messages"])
-async def test_an_expectation_that_is_no_text_is_refused(proxy: ProxyHarness, line: bytes) -> None:
+async def test_an_expectation_that_is_not_text_is_rejected(
+    proxy: ProxyHarness, line: bytes
+) -> None:
     raw = line + b" HTTP/1.1\r\n" + HOST + b"Expect: \xff\r\n\r\n"
     status, headers, body = await speak(proxy, raw)
     assert status == 417
     check(status, headers, body, line.decode())
 
 
-async def test_a_client_that_left_before_it_was_told_to_go_on_is_not_logged(
+async def test_a_disconnect_before_100_continue_is_not_logged(
     proxy: ProxyHarness,
 ) -> None:
     await proxy.open()
     logger = logging.getLogger("proxy.http")
-    for error, is_told in ((ConnectionResetError(), False), (ValueError(), True)):
+    for error, is_logged in ((ConnectionResetError(), False), (ValueError(), True)):
         info = (type(error), error, None)
         record = logger.makeRecord("proxy.http", logging.ERROR, "", 0, "it failed", (), info)
-        assert bool(logger.filter(record)) == is_told
+        assert bool(logger.filter(record)) == is_logged
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/messages"])
-async def test_a_fault_of_our_own_is_told_in_json_wherever_it_is(
+async def test_a_fault_of_our_own_is_logged_in_json_wherever_it_is(
     proxy: ProxyHarness, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
