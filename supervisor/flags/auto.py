@@ -1,7 +1,7 @@
 """Derives the flags that a profile sets to `auto` from the machine and the model. Pure.
 
-Each function decides one value with its reason, in the order of DERIVED, and sees the values chosen
-before it.
+Each function decides one value with its reason, in the order of AUTO_VALUES, and sees the values
+chosen before it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from supervisor.memory.kv_cache import Cache
 AUTO: Final = "auto"
 _MIB: Final = 1024**2
 
-# What one core of a server CPU of 2020 or later does when it reads a prompt: SmolLM2-135M, Q4_1,
-# f16 cache, build 10434: 165 tokens/s a core x 135 M weights x 2 = 45e9 operations a second.
+# Prefill speed of one core of a server CPU of 2020 or later: SmolLM2-135M, Q4_1, f16 cache, build
+# 10434: 165 tokens/s per core x 135 M weights x 2 = 45e9 operations per second.
 _CORE_FLOPS: Final = 40e9
 _BATCH_S: Final = 0.5
 _BATCH_MIN: Final = 32
@@ -35,11 +35,11 @@ _BATCH_MAX: Final = 2048
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
 _CTX_SLOT: Final = 8192
-# More would only cost memory: those who want many slots send short requests.
+# More would only cost memory: many slots serve short requests.
 _CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
-# LLAMA_MAX_SEQ of llama.cpp is 256; some room is left for builds with more.
+# LLAMA_MAX_SEQ of llama.cpp is 256; builds may be compiled with more.
 MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 
@@ -101,14 +101,12 @@ def positive(key: str, value: FlagValue) -> int:
         number = 0
     most = MOST.get(key, NUMBER_MAX)
     if not 1 <= number <= most:
-        raise SettingsInvalid(
-            f"{key} = {value} is not possible", hint=f"it takes a number from 1 to {most}"
-        )
+        raise SettingsInvalid(f"{key} = {value} is invalid", hint=f"use a number from 1 to {most}")
     return number
 
 
 def _parallel(_case: PlanInputs, _chosen: Chosen) -> Setting:
-    return Setting(_SLOTS, CORRAL, "slots enough for a few conversations at once")
+    return Setting(_SLOTS, CORRAL, "enough for a few conversations at once")
 
 
 def _threads(case: PlanInputs, _chosen: Chosen) -> Setting:
@@ -119,24 +117,26 @@ def _threads(case: PlanInputs, _chosen: Chosen) -> Setting:
     and 91 (build 10434).
     """
     cores, instances = case.machine.physical_cores, case.instances
-    spare = f"one of {_counted(cores, 'physical core')} is left for all else, the rest"
-    reason = f"{spare} shared out over {_counted(instances, 'instance')}"
+    shared = f"{_counted(cores, 'physical core')} for {_counted(instances, 'instance')}"
+    reason = f"{shared}, one core kept free"
     return Setting(max(1, (cores - 1) // instances), "machine", reason)
 
 
 def _threads_batch(case: PlanInputs, _chosen: Chosen) -> Setting:
     """Threads that read prompts: all cores, because they synchronise far less often then."""
     cores, instances = case.machine.physical_cores, case.instances
-    reason = f"{_counted(cores, 'physical core')} shared out over {_counted(instances, 'instance')}"
+    reason = f"{_counted(cores, 'physical core')} for {_counted(instances, 'instance')}"
     return Setting(max(1, cores // instances), "machine", reason)
 
 
 def _batch_size(case: PlanInputs, chosen: Chosen) -> Setting:
     if case.device_bytes:
-        return Setting(_BATCH_MAX, "machine", "a device reads this much in well under a second")
+        return Setting(
+            _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"
+        )
     rate = _prompt_rate(case, chosen)
     size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
-    reason = f"about half a second of reading at some {rate:.0f} tokens/s on this CPU"
+    reason = f"about half a second of prefill at {rate:.0f} tokens/s on this CPU"
     return Setting(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
 
 
@@ -149,22 +149,22 @@ def _prompt_rate(case: PlanInputs, chosen: Chosen) -> float:
 
 def _ubatch_size(_case: PlanInputs, chosen: Chosen) -> Setting:
     batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
-    return Setting(min(_UBATCH_MAX, batch), CORRAL, "no more than a batch, and at most 512")
+    return Setting(min(_UBATCH_MAX, batch), CORRAL, "at most the batch size and 512")
 
 
 def _cache_type(case: PlanInputs, chosen: Chosen) -> Setting:
     gguf = case.gguf
     if not kv_cache.can_quantise(gguf):
         sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
-        return Setting("f16", "gguf", f"{sizes} cannot be cut into blocks of {kv_cache.BLOCK}")
+        return Setting("f16", "gguf", f"{sizes} do not consist of whole blocks of {kv_cache.BLOCK}")
     if case.device_bytes:
-        return Setting("q8_0", "machine", "halves the cache, and costs a device next to nothing")
+        return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
     ctx = ctx_slot(chosen) or _wanted_ctx(gguf, cache_count(chosen))
     wanted = kv_cache.cache_bytes(gguf, _cache(chosen, ctx, "f16", "f16"))
     if wanted > case.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
         return Setting("q8_0", "machine", reason)
-    return Setting("f16", "machine", "on a CPU q8_0 reads prompts slower, and memory suffices")
+    return Setting("f16", "machine", "on a CPU q8_0 slows prefill, and memory suffices")
 
 
 def _ctx_size(case: PlanInputs, chosen: Chosen) -> Setting:
@@ -177,11 +177,11 @@ def _ctx_size(case: PlanInputs, chosen: Chosen) -> Setting:
     ):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
     if fitting < wanted:
-        reason, origin = f"{fitting} tokens a slot are what memory has room for", "machine"
+        reason, origin = f"{fitting} tokens per slot fit into memory", "machine"
     elif wanted == case.gguf.ctx_train:
-        reason, origin = f"{wanted} tokens a slot, as the model was trained for", "gguf"
+        reason, origin = f"{wanted} tokens per slot, the model's training context", "gguf"
     else:
-        reason, origin = f"{wanted} tokens a slot", CORRAL
+        reason, origin = f"{wanted} tokens per slot", CORRAL
     return Setting(fitting * count, origin, f"{_counted(count, 'slot')}, {reason}")
 
 
@@ -229,13 +229,15 @@ def _cache_ram(case: PlanInputs, _chosen: Chosen) -> Setting:
 def _fit(case: PlanInputs, _chosen: Chosen) -> Setting:
     if case.device_bytes:
         return Setting("on", "machine", "the engine fits the model to its devices")
-    return Setting("off", "machine", "without a device there is nothing to fit; starts sooner")
+    return Setting(
+        "off", "machine", "without a device there is nothing to fit; the start is faster"
+    )
 
 
 def _spec_type(_case: PlanInputs, chosen: Chosen) -> Setting:
     if "spec-draft-model" in chosen:
-        return Setting("draft-simple", CORRAL, "a draft model is given")
-    reason = "without a draft model, repeated text is what can be foreseen"
+        return Setting("draft-simple", CORRAL, "a draft model is set")
+    reason = "without a draft model, repeated text can be predicted"
     return Setting("ngram-mod", CORRAL, reason)
 
 
@@ -243,8 +245,8 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-# In the order they are decided: each may look at those before it.
-DERIVED: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = MappingProxyType(
+# In the order of decision.
+AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = MappingProxyType(
     {
         "parallel": _parallel,
         "threads": _threads,

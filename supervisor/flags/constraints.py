@@ -17,8 +17,8 @@ from supervisor.memory.context import Chosen
 
 def reason_against(key: str, case: PlanInputs, chosen: Chosen) -> str | None:
     """Why a setting cannot work here, or None."""
-    guard = _GUARDS.get(key)
-    return guard(case, chosen) if guard else None
+    check = _CHECKS.get(key)
+    return check(case, chosen) if check else None
 
 
 def _gpu_layers(case: PlanInputs, chosen: Chosen) -> str | None:
@@ -30,39 +30,41 @@ def _load_mode(case: PlanInputs, chosen: Chosen) -> str | None:
     if "mlock" not in str(chosen["load-mode"]):
         return None
     if case.device_bytes:
-        return "the weights go to the device, and need not be held in main memory too"
+        return "the weights go to the device and need not be locked in main memory"
     if allowed is not None and allowed < weights:
-        return f"{weights >> 20} MiB may not be locked here: the limit is {allowed >> 20} MiB"
+        return f"{weights >> 20} MiB cannot be locked: the limit is {allowed >> 20} MiB"
     if weights > case.machine.memory_bytes // 2:
-        return "locking more than half of the memory would starve everything else"
+        return "locking more than half of the memory would starve other programs"
     return None
 
 
 def _prio(case: PlanInputs, chosen: Chosen) -> str | None:
     raises = str(chosen["prio"]) not in {"0", "-1"}
     return (
-        "raising priority is not permitted here" if raises and not case.machine.may_renice else None
+        "raising the priority is not permitted" if raises and not case.machine.may_renice else None
     )
 
 
 def _cache_type_k(case: PlanInputs, chosen: Chosen) -> str | None:
-    return _unquantisable(case, chosen, "cache-type-k")
+    return _not_quantisable(case, chosen, "cache-type-k")
 
 
 def _cache_type_v(case: PlanInputs, chosen: Chosen) -> str | None:
     is_quantised = chosen["cache-type-v"] not in kv_cache.UNQUANTISED
     if is_quantised and chosen.get("flash-attn") in {"off", False}:
         return "a quantised V cache needs flash attention"
-    return _unquantisable(case, chosen, "cache-type-v")
+    return _not_quantisable(case, chosen, "cache-type-v")
 
 
-def _unquantisable(case: PlanInputs, chosen: Chosen, key: str) -> str | None:
+def _not_quantisable(case: PlanInputs, chosen: Chosen, key: str) -> str | None:
     if chosen[key] in kv_cache.UNQUANTISED or kv_cache.can_quantise(case.gguf):
         return None
-    return f"heads of {case.gguf.key_length} values cannot be cut into blocks of {kv_cache.BLOCK}"
+    return (
+        f"heads of {case.gguf.key_length} values do not consist of whole blocks of {kv_cache.BLOCK}"
+    )
 
 
-_GUARDS: Final[Mapping[str, Callable[[PlanInputs, Chosen], str | None]]] = MappingProxyType(
+_CHECKS: Final[Mapping[str, Callable[[PlanInputs, Chosen], str | None]]] = MappingProxyType(
     {
         "gpu-layers": _gpu_layers,
         "load-mode": _load_mode,

@@ -17,11 +17,10 @@ from supervisor.gguf.metadata import Gguf
 from supervisor.host.files import stat_regular
 
 AUTO: Final = "auto"
-# What drafts has to be much quicker than what it drafts for.
+# A draft model has to be much faster than its model.
 _SMALLER: Final = 4
-# Files of a directory that are looked at, by name; a directory of all models one has is no reason
-# to read them all.
-_LOOKED_AT: Final = 64
+# Files examined, by name; a directory may hold all models of a machine.
+_FILES_MAX: Final = 64
 
 Wanted = Path | Literal["auto"] | None
 
@@ -51,7 +50,7 @@ def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
     if reason:
         raise SettingsInvalid(
             f"{wanted} cannot draft for {model.path}: {reason}",
-            hint='name a smaller model of the same family, or none; draft = "auto" looks for one',
+            hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
         )
     return Draft(found)
 
@@ -62,24 +61,24 @@ def _beside(model: Gguf, cache_dir: Path) -> Draft:
     fitting = [one for one in smaller if not _misfit(one, model, cache_dir)]
     if not fitting:
         where = model.path.parent
-        reason = f"no GGUF of its vocabulary and a quarter of its size lies in {where}"
+        reason = f"{where} has no GGUF of its vocabulary and at most a quarter of its size"
         return Draft(None, reason, tuple(skipped))
     best = min(fitting, key=lambda one: (one.tensor_bytes, one.path.name))
-    among = f", of {len(fitting)} that would do" if len(fitting) > 1 else ""
+    among = f", of {len(fitting)} candidates" if len(fitting) > 1 else ""
     reason = f"the smallest GGUF of the same vocabulary beside the model{among}"
     return Draft(best, reason, tuple(skipped))
 
 
 def _smaller(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
     """The models that are small enough; unreadable files are noted in `skipped`."""
-    for path in sorted(model.path.parent.glob("*.gguf"))[:_LOOKED_AT]:
+    for path in sorted(model.path.parent.glob("*.gguf"))[:_FILES_MAX]:
         if metadata.is_later_shard(path):
             continue
         try:
             if stat_regular(path).st_size * _SMALLER > model.size_bytes:
                 continue
             found = metadata.read(path, cache_dir=cache_dir)
-        except ModelInvalid as error:  # damaged, or still being written
+        except ModelInvalid as error:  # damaged, or incomplete
             skipped.append(f"not a draft for {model.path.name}: {error.message}")
         except OSError as error:
             skipped.append(f"not a draft for {model.path.name}: {path} {error.strerror}")

@@ -35,22 +35,22 @@ _SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
 _CTX: Final = 4096
 
 
-def purposed(settings: Settings, args: Sequence[str], model: str, gguf: Gguf) -> Settings:
+def explicit_purpose(settings: Settings, args: Sequence[str], model: str, gguf: Gguf) -> Settings:
     """Make explicit what the file and `args`, which win over settings, say about embeddings."""
-    told = {key: Setting(value, f"model {model}", "as args say") for key, value in _in(args)}
-    found = {**settings, **told}
+    given = {key: Setting(value, f"model {model}", "from args") for key, value in _in(args)}
+    found = {**settings, **given}
     if "embedding" in found or "rerank" in found:
         return found
     pooling = found["pooling"].value if "pooling" in found else gguf.pooling
     if pooling is None and gguf.is_causal:
         return found
     key = "rerank" if pooling == "rank" else "embedding"
-    reason = f"{gguf.architecture} with pooling {pooling or 'none'} makes no text"
+    reason = f"{gguf.architecture} with pooling {pooling or 'none'} generates no text"
     origin = found["pooling"].origin if "pooling" in found else "gguf"
     return {**found, key: Setting(value=True, origin=origin, reason=reason)}
 
 
-def shaped(settings: Settings, gguf: Gguf) -> Settings:
+def embedding_slots(settings: Settings, gguf: Gguf) -> Settings:
     """Adapt the settings of an embedding model before anything is derived."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
@@ -58,11 +58,11 @@ def shaped(settings: Settings, gguf: Gguf) -> Settings:
         return settings
     kept = {k: one for k, one in settings.items() if one.is_own or not k.startswith("spec-")}
     wanted = _wanted(settings, use)
-    shape = {**kept, **{k: one for k, one in wanted.items() if not _is_own(settings, k)}}
+    shape = {**kept, **_unless_own(settings, wanted)}
     return {**shape, **_one_cache(shape, use)}
 
 
-def batched(settings: Settings, gguf: Gguf) -> Settings:
+def embedding_batches(settings: Settings, gguf: Gguf) -> Settings:
     """Set batch sizes that hold the longest input in one piece."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
@@ -73,12 +73,12 @@ def batched(settings: Settings, gguf: Gguf) -> Settings:
     if _is_own(settings, "ubatch-size"):
         size = positive("ubatch-size", chosen["ubatch-size"])
     reason = (
-        "the last token is pooled, so inputs may be cut"
+        "the last token is pooled, so inputs may be split"
         if use.can_split
         else "an input is computed in one piece"
     )
     sizes = dict.fromkeys(("batch-size", "ubatch-size"), Setting(size, CORRAL, reason))
-    return {**settings, **{k: one for k, one in sizes.items() if not _is_own(settings, k)}}
+    return {**settings, **_unless_own(settings, sizes)}
 
 
 def _wanted(settings: Settings, use: Embedding) -> dict[str, Setting]:
@@ -90,7 +90,7 @@ def _wanted(settings: Settings, use: Embedding) -> dict[str, Setting]:
     if use.is_only:
         wanted["cache-ram"] = Setting(0, CORRAL, "no text is kept")
     if use.can_split:
-        reason = "what a text shares with the one before would be rounded otherwise"
+        reason = "a prefix shared with the previous text would be rounded differently"
         wanted["cache-prompt"] = Setting(value=False, origin=CORRAL, reason=reason)
     return wanted
 
@@ -99,7 +99,7 @@ def _one_cache(settings: Settings, use: Embedding) -> dict[str, Setting]:
     count = slots(values(settings))
     if count == 1 or use.can_split:
         return {}
-    reason = f"with caches of their own, {count} slots would get vectors of parts of their texts"
+    reason = f"with caches of their own, {count} slots would return vectors of parts of their texts"
     return {"kv-unified": Setting(value=True, origin=CORRAL, reason=reason)}
 
 
@@ -108,6 +108,10 @@ def _in(args: Sequence[str]) -> list[tuple[str, FlagValue]]:
         (_SWITCHES[word], True) for word in args if word in _SWITCHES
     ]
     return [*found, *(("pooling", value) for word, value in pairwise(args) if word == "--pooling")]
+
+
+def _unless_own(settings: Settings, wanted: Mapping[str, Setting]) -> dict[str, Setting]:
+    return {key: one for key, one in wanted.items() if not _is_own(settings, key)}
 
 
 def _is_own(settings: Settings, key: str) -> bool:

@@ -180,7 +180,7 @@ def _lines(
     origin = f"model {entry.name}"
     return (
         PlanLine("--model", str(gguf.path), origin, ""),
-        PlanLine("--alias", entry.name, CORRAL, "answers name the model as clients do"),
+        PlanLine("--alias", entry.name, CORRAL, "responses name the model as clients do"),
         *(
             PlanLine(
                 line.flag,
@@ -216,4 +216,4 @@ def _warnings(case: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue])
         yield engine.warning
     trained = case.gguf.ctx_train
     if trained and ctx_slot(chosen) > trained:
-        yield f"{ctx_slot(chosen)} tokens a slot are more than the {trained} it was trained for"
+        yield f"{ctx_slot(chosen)} tokens per slot exceed the model's training context of {trained}"

@@ -45,7 +45,7 @@ def names(dirs: Sequence[Path]) -> tuple[str, ...]:
 
 def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
     if len(above) > _CHAIN_MAX:
-        raise SettingsInvalid(f"{above[0]} extends more than {_CHAIN_MAX} profiles, one another")
+        raise SettingsInvalid(f"{above[0]} extends a chain of more than {_CHAIN_MAX} profiles")
     path = _find(name, dirs, above)
     table = _read(path)
     extends = table.get("extends")
@@ -75,8 +75,8 @@ def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
     known = names(dirs)
     near = nearest(name, known)
     raise SettingsInvalid(
-        f"there is no profile {brief(name)}" + (f"; did you mean {near}?" if near else ""),
-        hint=f"profiles there are: {', '.join(known)}",
+        f"profile {brief(name)} not found" + (f"; did you mean {near}?" if near else ""),
+        hint=f"available profiles: {', '.join(known)}",
     )
 
 
@@ -98,19 +98,19 @@ def _read(path: Path) -> dict[str, Any]:
 def _check(path: Path, table: Mapping[str, Any]) -> None:
     for key in table.keys() - _KEYS:
         near = nearest(key, _KEYS)
-        hint = f"did you mean {near}?" if near else f"keys there are: {', '.join(sorted(_KEYS))}"
-        raise SettingsInvalid(f"{path}: {key} is unknown", hint=hint)
+        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(_KEYS))}"
+        raise SettingsInvalid(f"{path}: unknown key {key}", hint=hint)
     for key in ("description", "extends"):
         if not isinstance(table.get(key, ""), str):
-            raise SettingsInvalid(f"{path}: {key} is not a text")
+            raise SettingsInvalid(f"{path}: {key} is not a string")
     flags = table.get("flags", {})
     if not isinstance(flags, dict):
         raise SettingsInvalid(f"{path}: flags is not a table", hint="write it as [flags]")
     for key, value in flags.items():
         if not isinstance(value, str | int | float | bool):
             raise SettingsInvalid(
-                f"{path}: flags.{key} is neither a text, a number, true nor false",
-                hint="write a list as one text with commas",
+                f"{path}: flags.{key} is not a string, number or boolean",
+                hint="write a list as one comma-separated string",
             )
         try:
             flag_name(key)

@@ -64,7 +64,7 @@ MOVED: Final[Mapping[Setting, Setting]] = MappingProxyType(
     }
 )
 
-# And back, for builds without the new option (b10105).
+# The reverse, for builds without the new option (b10105).
 MOVED_BACK: Final[Mapping[Setting, Setting]] = MappingProxyType(
     {
         ("load-mode", "mmap+mlock"): ("mlock", True),
@@ -74,7 +74,7 @@ MOVED_BACK: Final[Mapping[Setting, Setting]] = MappingProxyType(
     }
 )
 
-# Words that an older build has another word or only a number for.
+# Words for which an older build has another word or only a number.
 OLDER_WORDS: Final[Mapping[Setting, FlagValue]] = MappingProxyType(
     {
         ("gpu-layers", "all"): 999,  # b7553
@@ -87,10 +87,10 @@ OLDER_WORDS: Final[Mapping[Setting, FlagValue]] = MappingProxyType(
 )
 
 # Options that were bare switches before they took on, off or auto. A bare `--flash-attn` given to a
-# newer build takes the next word of the command line for its value.
+# newer build consumes the next word of the command line.
 ONCE_BARE: Final = frozenset({"flash-attn", "log-colors"})  # b6325, b6393
 
-# What a build that cannot be told does anyhow.
+# Values that a build without the option has anyway.
 IMPLIED: Final[Mapping[Setting, str]] = MappingProxyType(
     {
         ("spec-type", "draft-simple"): "a draft model alone turns drafting on in this build",
@@ -99,23 +99,23 @@ IMPLIED: Final[Mapping[Setting, str]] = MappingProxyType(
     }
 )
 
-_ADDRESS: Final = "llama-corral chooses where its engines listen"
+_ADDRESS: Final = "llama-corral chooses the addresses of its engines"
 _KEYS: Final = "llama-corral gives each engine a random key of its own"
-_MODEL: Final = "the model is what path says"
-_FETCH: Final = "engines work offline; fetch the file and give it as path"
+_MODEL: Final = "path names the model"
+_FETCH: Final = "engines work offline; download the file and set path"
 _ROUTER: Final = "an engine serves one model; llama-corral is the router"
-_TOOLS: Final = "an engine must not run tools or open other servers for whoever can reach it"
-_LOG: Final = "llama-corral keeps the log"
+_TOOLS: Final = "an engine must not run tools or open other servers for its clients"
+_LOG: Final = "llama-corral manages the log"
 _EXITS: Final = "the engine would print something and exit"
 
-# Options that llama-corral sets itself, or keeps shut.
+# Options that llama-corral sets itself, or forbids.
 RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("host", "port", "reuse-port", "api-prefix", "path"), _ADDRESS)
     | dict.fromkeys(("api-key", "api-key-file"), _KEYS)
-    | dict.fromkeys(("slot-save-path",), "llama-corral keeps conversations itself (persist_slots)")
+    | dict.fromkeys(("slot-save-path",), "llama-corral saves conversations itself (persist_slots)")
     | dict.fromkeys(("ssl-key-file", "ssl-cert-file"), "engines are reached on this machine only")
     | dict.fromkeys(("model",), _MODEL)
-    | dict.fromkeys(("alias",), "engines go by the model's name; give others as aliases")
+    | dict.fromkeys(("alias",), "engines use the model's name; set others as aliases")
     | dict.fromkeys(
         ("model-url", "docker-repo", "hf-repo", "hf-file", "hf-token", "spec-draft-hf"), _FETCH
     )
@@ -132,7 +132,7 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
 _PRESETS: Final = ("embd-", "fim-", "gpt-oss-", "vision-", "tts-oute")
 
 
-def owned(key: str) -> str | None:
+def reserved_reason(key: str) -> str | None:
     """Why users may not set an option, or None."""
     if key.startswith(_PRESETS) and key.endswith(("-default", "-spec")):
         return _MODEL

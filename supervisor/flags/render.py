@@ -23,7 +23,7 @@ from supervisor.flags.renames import (
     OLDER_WORDS,
     ONCE_BARE,
     SPELLINGS,
-    owned,
+    reserved_reason,
 )
 
 # Settings use today's long names without dashes. A name or value that the build spells differently
@@ -84,7 +84,7 @@ def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue
     key, value = MOVED.get((key, value), (key, value))
     if key == "spec-type":
         value = _todays_word(key, value)
-    if reason := owned(key):
+    if reason := reserved_reason(key):
         raise SettingsInvalid(f"{name} cannot be set: {reason}")
     return key, value
 
@@ -110,13 +110,15 @@ def _todays_word(key: str, value: FlagValue) -> FlagValue:
 
 
 def _render_one(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | OmittedFlag:
-    gone: Flag | None = None
-    for name, said in _spellings(key, value):
+    unusable: Flag | None = None
+    for name, spelled in _spellings(key, value):
         flag = _find(name, flags)
         if flag and flag.is_usable:
-            return _form(key, _Spelling(name, said, flag), flags) or _cannot_say(key, value, flag)
-        gone = gone or flag
-    return OmittedFlag(key, value, IMPLIED.get((key, value)) or _reason_not(key, gone))
+            return _form(key, _Spelling(name, spelled, flag), flags) or _unsupported_value(
+                key, value, flag
+            )
+        unusable = unusable or flag
+    return OmittedFlag(key, value, IMPLIED.get((key, value)) or _reason_not(key, unusable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +148,20 @@ def _reason_not(key: str, flag: Flag | None) -> str:
     if flag and flag.removed:
         return f"this build has removed it: {flag.removed}"
     if flag:
-        return "this build has deprecated it and has nothing in its place"
+        return "this build has deprecated it without a successor"
     if key in recorded_names():
         return f"this build has no --{key}"
     near = nearest(key, recorded_names())
     raise SettingsInvalid(
-        f"no llama-server knows the flag {key}",
-        hint=f"did you mean {near}?" if near else "corral engine help lists the flags there are",
+        f"no llama-server build has the flag {key}",
+        hint=f"did you mean {near}?" if near else "corral engine help lists all flags",
     )
 
 
 def _form(key: str, spelling: _Spelling, flags: Flags) -> RenderedFlag | None:
     """The rendered option, or None if the build has no form of this value."""
-    note = f"--{key} is called --{spelling.name} here" if spelling.name != key else ""
-    value = _in_words_of(spelling.flag, key, spelling.value)
+    note = f"this build names --{key} --{spelling.name}" if spelling.name != key else ""
+    value = _spelled_for(spelling.flag, key, spelling.value)
     if isinstance(value, bool):
         wanted = spelling.name if value else f"no-{spelling.name}"
         return RenderedFlag(key, f"--{wanted}", None, note) if flags.find(wanted) else None
@@ -169,15 +171,15 @@ def _form(key: str, spelling: _Spelling, flags: Flags) -> RenderedFlag | None:
     return RenderedFlag(key, f"{dashes}{spelling.name}", _checked(key, value, spelling.flag), note)
 
 
-def _cannot_say(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
+def _unsupported_value(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
     if isinstance(value, bool) or key in ONCE_BARE:
-        reason = f"this build has no form of --{key} for that; it is what it does without the flag"
+        reason = f"this build has no form of --{key} for its default"
     else:
-        reason = f"this build's --{key} does not know {value}: it takes {', '.join(flag.choices)}"
+        reason = f"this build's --{key} does not accept {value}, only {', '.join(flag.choices)}"
     return OmittedFlag(key, value, IMPLIED.get((key, value), reason))
 
 
-def _in_words_of(flag: Flag, key: str, value: FlagValue) -> FlagValue:
+def _spelled_for(flag: Flag, key: str, value: FlagValue) -> FlagValue:
     """The value in this build's words; a bool where the option is a switch in this build."""
     if key in ONCE_BARE and flag.hint is None:
         return value if isinstance(value, bool) else value == "on"
@@ -201,21 +203,21 @@ def _is_known(key: str, value: FlagValue, flag: Flag) -> bool:
         return True
     newest = newest_flags().find(key)
     words = str(value).split(",") if flag.kind == "list" else [str(value)]
-    strange = [word for word in words if word not in flag.choices]
-    return not (strange and newest and set(strange) <= set(newest.choices))
+    unknown = [word for word in words if word not in flag.choices]
+    return not (unknown and newest and set(unknown) <= set(newest.choices))
 
 
 def _checked(key: str, value: FlagValue, flag: Flag) -> str:
     """The value as a word of the command line."""
     word = str(value)
     if "\0" in word:
-        raise SettingsInvalid(f"{key} holds a NUL character")
-    if not _is_right(word, flag):
-        raise SettingsInvalid(f"{key} = {value} is not possible", hint=_allowed(flag))
+        raise SettingsInvalid(f"{key} contains a NUL character")
+    if not _is_valid(word, flag):
+        raise SettingsInvalid(f"{key} = {value} is invalid", hint=_allowed(flag))
     return word
 
 
-def _is_right(word: str, flag: Flag) -> bool:
+def _is_valid(word: str, flag: Flag) -> bool:
     match flag.kind:
         case "int":
             return word in flag.choices or bool(re.fullmatch(r"-?\d{1,18}", word))
@@ -230,5 +232,5 @@ def _is_right(word: str, flag: Flag) -> bool:
 
 
 def _allowed(flag: Flag) -> str:
-    numbers = {"int": ["a whole number"], "number": ["a number"]}.get(flag.kind, [])
-    return f"it takes {', '.join([*numbers, *flag.choices]) or flag.hint}"
+    numbers = {"int": ["an integer"], "number": ["a number"]}.get(flag.kind, [])
+    return f"allowed: {', '.join([*numbers, *flag.choices]) or flag.hint}"

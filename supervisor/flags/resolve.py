@@ -15,7 +15,7 @@ from supervisor.engines.help import Flags, FlagValue
 from supervisor.engines.spec_types import draft_limits
 from supervisor.flags.auto import (
     AUTO,
-    DERIVED,
+    AUTO_VALUES,
     PlanInputs,
     cache_count,
     ctx_slot,
@@ -23,24 +23,24 @@ from supervisor.flags.auto import (
     slots,
 )
 from supervisor.flags.draft_model import Draft, Wanted
-from supervisor.flags.embedding_settings import batched, purposed, shaped
+from supervisor.flags.embedding_settings import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import canonical
 from supervisor.flags.setting import CORRAL, Setting, Settings, values
 
-# What llama-corral wants of every engine, and why. A profile or a model may say otherwise; a build
-# without the option is not told.
+# Defaults for every engine, with reasons. Profiles and models override them; a build without the
+# option does not get it.
 CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
     {
-        "metrics": (True, "status and liveness read its counters"),
-        "slots": (True, "status shows what its slots do"),
-        "ui": (False, "an engine serves us, not browsers"),
-        "cors-origins": ("localhost", "no web page elsewhere may talk to an engine"),
-        "offline": (True, "an engine never goes to the network"),
+        "metrics": (True, "status and health checks read its counters"),
+        "slots": (True, "status shows its slots"),
+        "ui": (False, "engines serve the proxy, not browsers"),
+        "cors-origins": ("localhost", "no foreign web page may send requests to an engine"),
+        "offline": (True, "engines download nothing"),
         "jinja": (True, "tool calls need the model's own template"),
         "log-colors": ("off", "the log goes to a file"),
-        # A ping is how an engine notices SIGTERM while a stream is open; at the default of 30 s it
-        # hangs for as long. During a long prefill pings also show that it lives.
+        # An engine with an open stream notices SIGTERM at its next ping; at the default of 30 s it
+        # hangs for as long. During a long prefill pings also show that it works.
         "sse-ping-interval": (1, "an engine asked to stop notices at its next ping"),
     }
 )
@@ -70,14 +70,14 @@ def resolve(
 ) -> Settings:
     """All settings of a model by today's name, with nothing left to derive."""
     gguf = case.gguf
-    merged = purposed(_merge(entry, profile, flags, draft), entry.args, entry.name, gguf)
-    derived = _cap_context(_derived(shaped(merged, gguf), case), case)
-    return _raise_batch(batched(derived, gguf))
+    merged = explicit_purpose(_merge(entry, profile, flags, draft), entry.args, entry.name, gguf)
+    derived = _cap_context(_derived(embedding_slots(merged, gguf), case), case)
+    return _raise_batch(embedding_batches(derived, gguf))
 
 
 def is_auto(key: str, value: FlagValue) -> bool:
     """Whether we derive this value; other options have an `auto` of their own."""
-    return key in DERIVED and value == AUTO
+    return key in AUTO_VALUES and value == AUTO
 
 
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
@@ -90,12 +90,12 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
         own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.reason)
     settings = {**ours, **named, **own}
     if "spec-draft-model" in settings:
-        reason = "a draft model drafts only when told to"
+        reason = "a draft model alone does not enable drafting"
         return {
             **settings,
             "spec-type": settings.get("spec-type", Setting("draft-simple", CORRAL, reason)),
         }
-    # A profile may carry numbers for drafting; without a draft model they speak of nothing.
+    # A profile may have numbers for drafting, which are useless without a draft model.
     return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
 
 
@@ -109,7 +109,7 @@ def _canonical(
 def _derived(settings: Settings, case: PlanInputs) -> Settings:
     chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
     found: dict[str, Setting] = {}
-    for key, decide in DERIVED.items():
+    for key, decide in AUTO_VALUES.items():
         if key in settings and key not in chosen:
             found[key] = decide(case, chosen)
             chosen[key] = found[key].value
@@ -127,7 +127,9 @@ def _cap_context(settings: Settings, case: PlanInputs) -> Settings:
         or not trained
     ):
         return settings
-    reason = f"{trained} tokens a slot, as the model was trained for; {ctx.origin} has {ctx.value}"
+    reason = (
+        f"{trained} tokens per slot, the model's training context; {ctx.origin} has {ctx.value}"
+    )
     return {**settings, "ctx-size": Setting(trained * cache_count(chosen), "gguf", reason)}
 
 
@@ -145,5 +147,5 @@ def _raise_batch(settings: Settings) -> Settings:
     needed = slots(chosen) * (1 + max(drafted, default=0))
     if batch is None or not drafted or positive("batch-size", batch.value) >= needed:
         return settings
-    reason = f"{batch.value} ({batch.origin}) do not hold what {slots(chosen)} slots draft at once"
+    reason = f"{batch.value} ({batch.origin}) is less than {slots(chosen)} slots draft at once"
     return {**settings, "batch-size": Setting(needed, CORRAL, reason)}

@@ -1,4 +1,4 @@
-"""The numbers that an engine derives from its options, with its own defaults. Pure.
+"""The layout that an engine derives from its options, with its own defaults. Pure.
 
 Source: llama-server --help, build 10434; common/arg.cpp; its log at `llama_context`.
 """
@@ -17,7 +17,7 @@ from supervisor.gguf.metadata import Gguf
 from supervisor.memory.kv_cache import Cache
 
 _MIB: Final = 1024**2
-# An engine reads numbers into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
+# An engine reads layout into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
 NUMBER_MAX: Final = 2**31 - 1
 _CTX: Final = 4096
 _SLOTS: Final = 4
@@ -26,11 +26,11 @@ _UBATCH: Final = 512
 _CACHE_RAM_MIB: Final = 8192
 _CHECKPOINTS: Final = 32
 _CHECKPOINT_STEP: Final = 8192
-# Two more are made at the end of each prompt. Source: log of build 10434, "created context
+# Two more are created at the end of each prompt. Source: log of build 10434, "created context
 # checkpoint".
 _CHECKPOINTS_OF_PROMPT: Final = 2
-# Before this build a whole micro batch was given rows of logits. Source: llama.cpp, pull request
-# 23861, of 2026-06-01; the build is near, not exact.
+# Before this build a whole micro batch got rows of logits. Source: llama.cpp, pull request
+# 23861, of 2026-06-01; the build number is approximate.
 _FEW_OUTPUTS_BUILD: Final = 9480
 
 Chosen = Mapping[str, FlagValue]
@@ -38,7 +38,7 @@ Chosen = Mapping[str, FlagValue]
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """The numbers of one instance.
+    """The layout of one instance.
 
     Attributes:
         tokens: Tokens of a micro batch.
@@ -55,10 +55,10 @@ class ContextLayout:
     checkpoints: int
 
 
-def layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
-    """The numbers of a model under options by today's names."""
+def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
+    """The layout of a model under options by today's names."""
     slots = number(chosen, "parallel", _SLOTS)
-    # Without a number of slots the engine takes four that share one cache.
+    # Without --parallel the engine has four slots that share one cache.
     unified = chosen.get("kv-unified", "parallel" not in chosen) is True
     streams = 1 if unified else slots
     ctx = number(chosen, "ctx-size", 0) or gguf.ctx_train or _CTX
@@ -95,23 +95,23 @@ def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
     return ubatch if embedding(gguf, chosen) else few
 
 
-def draft_layout(of: ContextLayout, chosen: Chosen) -> ContextLayout:
-    """The numbers of a draft model beside the layout of its model."""
+def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:
+    """The layout of a draft model beside the layout of its model."""
     cache = replace(
-        of.cache,
+        model.cache,
         type_k=str(chosen.get("spec-draft-type-k", "f16")),
         type_v=str(chosen.get("spec-draft-type-v", "f16")),
     )
-    return replace(of, cache=cache, outputs=cache.slots, prompt_cache_bytes=0, checkpoints=0)
+    return replace(model, cache=cache, outputs=cache.slots, prompt_cache_bytes=0, checkpoints=0)
 
 
-def number(chosen: Chosen, key: str, otherwise: int) -> int:
+def number(chosen: Chosen, key: str, default: int) -> int:
     """An option as a number, or the default if no engine would accept it."""
     try:
-        found = int(chosen.get(key, otherwise))
+        found = int(chosen.get(key, default))
     except (ValueError, OverflowError):
-        return otherwise
-    return found if 0 <= found <= NUMBER_MAX else otherwise
+        return default
+    return found if 0 <= found <= NUMBER_MAX else default
 
 
 def _drafted(chosen: Chosen) -> int:

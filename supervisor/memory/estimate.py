@@ -10,16 +10,16 @@ from typing import Final
 from supervisor.gguf.metadata import Gguf
 from supervisor.memory import kv_cache
 from supervisor.memory.compute import compute_bytes, input_bytes, output_bytes
-from supervisor.memory.context import Chosen, ContextLayout, draft_layout, layout
+from supervisor.memory.context import Chosen, ContextLayout, context_layout, draft_layout
 from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs
 from supervisor.memory.offload import (
+    count_offloaded,
     devices_of,
     layers_left,
     moved_kv,
     moved_weights,
-    offloaded,
     on_devices,
-    shared_out,
+    split_between,
 )
 
 #     weights        the file's tensors; if mapped, shared by all processes that map it
@@ -39,13 +39,13 @@ from supervisor.memory.offload import (
 __all__ = ["Estimate", "MemoryBreakdown", "MemoryInputs", "estimate"]
 
 _MIB: Final = 1024**2
-# Resident memory of build 10434 with its libraries and a vocabulary of 416 tokens, and what a token
-# more adds: 49 152 of SmolLM2 with as many merges, 262 144 of Gemma-3 without.
+# Resident memory of build 10434 with its libraries and a vocabulary of 416 tokens, and of each
+# further token: 49 152 of SmolLM2 with as many merges, 262 144 of Gemma-3 without.
 _BASE_BYTES: Final = 33 * _MIB
 _BYTES_PER_TOKEN: Final = 160
 _BYTES_PER_TOKEN_MERGED: Final = 270
 
-# Types that a CPU lays out anew, by the feature that it takes. Source: ggml-cpu/repack.cpp,
+# Types that the CPU backend repacks, by the CPU feature it needs. Source: ggml-cpu/repack.cpp,
 # ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h, qtype_has_amx_kernels.
 _AMX: Final = "amx_int8"
 _REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
@@ -86,47 +86,47 @@ class Estimate:
 
 def estimate(memory_inputs: MemoryInputs) -> Estimate:
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
-    numbers = layout(gguf, chosen, memory_inputs.engine)
+    layout = context_layout(gguf, chosen, memory_inputs.engine)
     devices = devices_of(memory_inputs)
-    draft = _draft_bytes(memory_inputs, numbers)
-    count = offloaded(memory_inputs, numbers, devices, draft + memory_inputs.projector_bytes)
+    draft = _draft_bytes(memory_inputs, layout)
+    count = count_offloaded(memory_inputs, layout, devices, draft + memory_inputs.projector_bytes)
     on_host = count <= gguf.layers
     is_mapped = _is_mapped(chosen)
-    aside = (draft + memory_inputs.projector_bytes) if count else 0
+    extra_bytes = (draft + memory_inputs.projector_bytes) if count else 0
     host = MemoryBreakdown(
         weights=gguf.tensor_bytes - moved_weights(gguf, count),
         copies=_copies(memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
-        kv=_kv_bytes(gguf, numbers) - moved_kv(gguf, numbers, count, chosen),
-        compute=compute_bytes(gguf, numbers) if on_host else input_bytes(gguf, numbers),
-        output=output_bytes(gguf, numbers),
-        prompt_cache=numbers.prompt_cache_bytes,
-        checkpoints=numbers.checkpoints
-        * numbers.cache.slots
-        * kv_cache.checkpoint_bytes(gguf, numbers.cache),
-        draft=0 if aside else draft,
-        projector=0 if aside else memory_inputs.projector_bytes,
+        kv=_kv_bytes(gguf, layout) - moved_kv(gguf, layout, count, chosen),
+        compute=compute_bytes(gguf, layout) if on_host else input_bytes(gguf, layout),
+        output=output_bytes(gguf, layout),
+        prompt_cache=layout.prompt_cache_bytes,
+        checkpoints=layout.checkpoints
+        * layout.cache.slots
+        * kv_cache.checkpoint_bytes(gguf, layout.cache),
+        draft=0 if extra_bytes else draft,
+        projector=0 if extra_bytes else memory_inputs.projector_bytes,
         base=_base_bytes(gguf),
     )
     return Estimate(
         host=host,
-        devices=shared_out(on_devices(memory_inputs, numbers, count, aside), devices),
+        devices=split_between(on_devices(memory_inputs, layout, count, extra_bytes), devices),
         mapped_bytes=host.weights if is_mapped else 0,
         layers_offloaded=count,
     )
 
 
-def _kv_bytes(gguf: Gguf, numbers: ContextLayout) -> int:
+def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:
     return (
-        kv_cache.cache_bytes(gguf, numbers.cache) + kv_cache.state_bytes(gguf) * numbers.cache.slots
+        kv_cache.cache_bytes(gguf, layout.cache) + kv_cache.state_bytes(gguf) * layout.cache.slots
     )
 
 
-def _draft_bytes(memory_inputs: MemoryInputs, numbers: ContextLayout) -> int:
+def _draft_bytes(memory_inputs: MemoryInputs, layout: ContextLayout) -> int:
     """A draft model has a context of its own, of the same size."""
     draft = memory_inputs.draft
     if draft is None:
         return 0
-    own = draft_layout(numbers, memory_inputs.chosen)
+    own = draft_layout(layout, memory_inputs.chosen)
     buffers = compute_bytes(draft, own) + output_bytes(draft, own)
     return draft.tensor_bytes + _kv_bytes(draft, own) + buffers
 
@@ -139,7 +139,7 @@ def _base_bytes(gguf: Gguf) -> int:
 def _copies(memory_inputs: MemoryInputs) -> int:
     if memory_inputs.chosen.get("repack") is False:
         return 0
-    # The library that goes first where the processor lacks what the wheel needs knows no AMX.
+    # The portable CPU library has no AMX.
     unused = {_AMX} if memory_inputs.engine.library_dirs else set()
     features = (memory_inputs.cpu_flags & _REPACKED.keys()) - unused
     kinds = frozenset[str]().union(*(_REPACKED[feature] for feature in features))

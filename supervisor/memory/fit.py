@@ -18,7 +18,7 @@ from supervisor.output import size
 # grow with use, and other models can be unloaded. On devices only layers that an option forces
 # there count, because the engine itself keeps the rest in main memory.
 
-# Of main memory, left free for everything else on the machine.
+# Of main memory, left for everything else on the machine.
 RESERVE_SHARE: Final = 0.05
 _MIB: Final = 1024**2
 _CTX_SLOT_MIN: Final = 512
@@ -60,13 +60,13 @@ def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
     """Why an instance cannot fit even alone, or None."""
     if found.host.at_start > has.host:
         return (
-            f"it takes {size(found.host.at_start)} of main memory, "
-            f"and models may have {size(has.host)} here"
+            f"it needs {size(found.host.at_start)} of main memory, "
+            f"but models may use {size(has.host)}"
         )
     for name, take in found.devices.items():
         if take.at_start > has.devices.get(name, 0):
             there = size(has.devices.get(name, 0))
-            return f"it takes {size(take.at_start)} of {name}, which has {there}"
+            return f"it needs {size(take.at_start)} of {name}, which has {there}"
     return None
 
 
@@ -97,7 +97,7 @@ def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> N
 
 def advice(found: Sequence[Suggestion]) -> str:
     if not found:
-        return "no context is short enough: use a smaller model, or one quantised further"
+        return "no context length fits: use a smaller model, or a stronger quantisation"
     return f"this would fit: {'; or '.join(map(str, found))}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from supervisor.engines.discover import Engine
 from supervisor.gguf.metadata import Gguf
-from supervisor.memory.context import Chosen, layout
+from supervisor.memory.context import Chosen, context_layout
 from supervisor.memory.kv_cache import Cache
 
 
@@ -55,4 +55,4 @@ class MemoryInputs:
 
     @property
     def cache(self) -> Cache:
-        return layout(self.gguf, self.chosen, self.engine).cache
+        return context_layout(self.gguf, self.chosen, self.engine).cache

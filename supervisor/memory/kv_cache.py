@@ -36,7 +36,7 @@ BYTES_PER_VALUE: Final[Mapping[str, float]] = MappingProxyType(
 )
 UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
 PADDING_TOKENS: Final = 256
-# Values are quantised in blocks of this many, within one head.
+# Values per quantisation block, within one head.
 BLOCK: Final = 32
 
 

@@ -21,7 +21,7 @@ from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs
 # Source: llama-model.cpp, load_tensors.
 
 _MIB: Final = 1024**2
-# What --fit leaves free on each device. Source: llama-server --help, --fit-target.
+# Memory that --fit leaves free on each device. Source: llama-server --help, --fit-target.
 _DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
 
 
@@ -32,8 +32,11 @@ def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
     return tuple(one for one in memory_inputs.engine.devices if one.total_mib and one.name in names)
 
 
-def offloaded(
-    memory_inputs: MemoryInputs, numbers: ContextLayout, devices: tuple[Device, ...], aside: int
+def count_offloaded(
+    memory_inputs: MemoryInputs,
+    layout: ContextLayout,
+    devices: tuple[Device, ...],
+    extra_bytes: int,
 ) -> int:
     """The number of layers on devices; the output counts as one."""
     most = memory_inputs.gguf.layers + 1
@@ -45,11 +48,11 @@ def offloaded(
     if asked == "all" or memory_inputs.chosen.get("fit") == "off":
         return most
     room = sum(max(0, one.total_mib * _MIB - _DEVICE_MARGIN_BYTES) for one in devices)
-    # What they take grows with each layer.
+    # Their memory grows with each layer.
     return bisect.bisect_right(
         range(1, most + 1),
         room,
-        key=lambda count: on_devices(memory_inputs, numbers, count, aside).total,
+        key=lambda count: on_devices(memory_inputs, layout, count, extra_bytes).total,
     )
 
 
@@ -65,30 +68,32 @@ def moved_weights(gguf: Gguf, count: int) -> int:
     return moved + (gguf.output_bytes if count else 0)
 
 
-def moved_kv(gguf: Gguf, numbers: ContextLayout, count: int, chosen: Chosen) -> int:
+def moved_kv(gguf: Gguf, layout: ContextLayout, count: int, chosen: Chosen) -> int:
     """Bytes of KV cache that leave main memory."""
     if chosen.get("kv-offload") is False:
         return 0
-    return sum(kv_cache.layer_bytes(gguf, numbers.cache)[layers_left(gguf, count) :])
+    return sum(kv_cache.layer_bytes(gguf, layout.cache)[layers_left(gguf, count) :])
 
 
 def on_devices(
-    memory_inputs: MemoryInputs, numbers: ContextLayout, count: int, aside: int
+    memory_inputs: MemoryInputs, layout: ContextLayout, count: int, extra_bytes: int
 ) -> MemoryBreakdown:
-    """Memory of all devices together, `aside` bytes of it besides the layers."""
+    """Memory of all devices together, `extra_bytes` bytes of it besides the layers."""
     gguf = memory_inputs.gguf
     if not count:
         return MemoryBreakdown()
     return MemoryBreakdown(
         weights=moved_weights(gguf, count) + (0 if gguf.output_bytes else gguf.embedding_bytes),
-        kv=moved_kv(gguf, numbers, count, memory_inputs.chosen),
-        compute=compute_bytes(gguf, numbers),
-        draft=aside - memory_inputs.projector_bytes,
+        kv=moved_kv(gguf, layout, count, memory_inputs.chosen),
+        compute=compute_bytes(gguf, layout),
+        draft=extra_bytes - memory_inputs.projector_bytes,
         projector=memory_inputs.projector_bytes,
     )
 
 
-def shared_out(take: MemoryBreakdown, devices: tuple[Device, ...]) -> Mapping[str, MemoryBreakdown]:
+def split_between(
+    take: MemoryBreakdown, devices: tuple[Device, ...]
+) -> Mapping[str, MemoryBreakdown]:
     """Split by the devices' memory; each has a whole compute buffer."""
     if not take.total:
         return {}

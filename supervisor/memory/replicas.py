@@ -39,11 +39,11 @@ def decide(
     if not has.devices or "device" in memory_inputs.chosen:
         return _on_cores(memory_inputs, machine, has, max(1, models))
     if len(has.devices) == 1:
-        return Replicas(1, "there is one device")
+        return Replicas(1, "the machine has one device")
     if not all(_is_held_by(memory_inputs, has, name) for name in has.devices):
-        return Replicas(1, "no device of this machine holds the model alone")
+        return Replicas(1, "no device of this machine can hold the whole model")
     count = min(len(has.devices), _by_memory(memory_inputs, has, max(1, models)))
-    reason = f"one for each of {len(has.devices)} devices, each of which holds the model whole"
+    reason = f"one per device; each of {len(has.devices)} devices can hold the whole model"
     return Replicas(count, reason, tuple(has.devices)[:count])
 
 
@@ -53,8 +53,8 @@ def _on_cores(
     by_cores = machine.physical_cores // models // _CORES
     by_memory = _by_memory(memory_inputs, has, models)
     count = max(1, min(by_cores, by_memory, _MOST))
-    cores = f"{machine.physical_cores} physical cores for {models} models, {_CORES} an instance"
-    return Replicas(count, cores if by_cores <= by_memory else f"{cores}, as far as memory goes")
+    cores = f"{machine.physical_cores} physical cores for {models} models, {_CORES} per instance"
+    return Replicas(count, cores if by_cores <= by_memory else f"{cores}, limited by memory")
 
 
 def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) -> int:

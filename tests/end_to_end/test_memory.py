@@ -35,7 +35,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_would(
     (running,) = corral.engines()
     failed = corral("start", "huge")
     assert failed.returncode == 78
-    assert "huge can never fit: it takes" in failed.stderr
+    assert "huge can never fit: it needs" in failed.stderr
     assert "this would fit: " in failed.stderr
     assert corral.engines() == [running]
     planned = corral("plan", "huge")
@@ -51,7 +51,7 @@ def test_all_models_together_may_be_given_less_than_the_machine(
     corral.configure(f'{budget}[models.tiny]\npath = "{tiny_model}"\n')
     failed = corral("start")
     assert failed.returncode == 78
-    assert "models may have 16.0 MiB here" in failed.stderr
+    assert "models may use 16.0 MiB" in failed.stderr
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
 def test_a_draft_beside_the_model_is_found_and_used(corral: CorralCli, large: Path) -> None:
     corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "auto"\n')
     (left_out,) = [one for one in corral.data("plan", "chat")["omitted"] if "draft" in one["flag"]]
-    assert "no GGUF of its vocabulary" in left_out["reason"]
+    assert "has no GGUF of its vocabulary" in left_out["reason"]
     draft = tiny_gguf.make(large.with_name("small.gguf"))
     plan = corral.data("plan", "chat")
     assert plan["memory"]["host"]["draft"] > draft.stat().st_size / 2

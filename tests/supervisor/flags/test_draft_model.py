@@ -107,7 +107,7 @@ def test_auto_takes_the_smallest_beside_the_model(chat: Gguf, models: Path, cach
     found = choose(AUTO, chat, cache_dir=cache)
     assert found.gguf
     assert found.gguf.path.name == "b.gguf"
-    assert "of 3 that would do" in found.reason
+    assert "of 3 candidates" in found.reason
 
 
 def test_auto_takes_nothing_that_is_nearly_as_large(chat: Gguf, models: Path, cache: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_profile_never_asks_more_than_the_model_was_trained_for_but_a_model_ma
     assert planned("low-memory", of=short).ctx_size == 1024
     asked = planned("low-memory", {"ctx-size": 4096}, of=short)
     assert asked.ctx_size == 4096
-    assert "more than the 1024" in asked.warnings[0]
+    assert "exceed the model's training context of 1024" in asked.warnings[0]
 
 
 def test_many_slots_get_a_smaller_context_each() -> None:
@@ -247,7 +247,7 @@ def test_without_a_device_there_is_nothing_to_offload_or_fit() -> None:
 def test_memory_is_locked_only_where_that_is_permitted_and_wise() -> None:
     assert value(planned(), "--load-mode") == "mmap+mlock"
     barred = planned(at=machine(memlock_bytes=8 * 1024**2))
-    assert "may not be locked here: the limit is 8 MiB" in omitted(barred)["--load-mode"]
+    assert "cannot be locked: the limit is 8 MiB" in omitted(barred)["--load-mode"]
     assert "starve" in omitted(planned(of=model(tensor_bytes=20 * GIB)))["--load-mode"]
     assert "the device" in omitted(planned(on=engine("b10434", GPU)))["--load-mode"]
 
@@ -309,7 +309,7 @@ def test_a_batch_holds_what_all_slots_draft_at_once(
 
 
 def test_a_batch_for_a_draft_that_is_no_number_is_refused() -> None:
-    with pytest.raises(SettingsInvalid, match="spec-draft-n-max = x is not possible"):
+    with pytest.raises(SettingsInvalid, match="spec-draft-n-max = x is invalid"):
         planned(set_flags={"spec-draft-n-max": "x"}, draft=DRAFT)
 
 

@@ -65,7 +65,7 @@ def test_a_setting_is_said_in_the_words_of_the_build(
 
 def test_what_was_translated_is_noted() -> None:
     (line,) = render({"spec-draft-n-max": 8}, flags("b8954")).lines
-    assert line.note == "--spec-draft-n-max is called --draft-max here"
+    assert line.note == "this build names --spec-draft-n-max --draft-max"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,13 @@ def test_what_is_left_out_has_a_reason(
 def test_a_word_that_only_newer_builds_know_is_left_out() -> None:
     text = "--load-mode MODE   how\n" + " " * 40 + "- mmap: map\n" + " " * 40 + "- dio: direct\n"
     (left_out,) = render({"load-mode": "mlock"}, parse(text)).omitted
-    assert "does not know mlock" in left_out.reason
+    assert "does not accept mlock" in left_out.reason
 
 
 def test_a_flag_that_no_build_knows_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(SettingsInvalid, match="no llama-server knows the flag ctx-sise") as caught:
+    with pytest.raises(
+        SettingsInvalid, match="no llama-server build has the flag ctx-sise"
+    ) as caught:
         render({"ctx-sise": 1}, flags("b10434"))
     assert caught.value.hint == "did you mean ctx-size?"
 
@@ -100,13 +102,13 @@ def test_a_flag_that_no_build_knows_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"cache-type-k": "q3_0"}, "it takes f32, f16, bf16, q8_0"),
-        ({"ctx-size": "many"}, "it takes a whole number"),
-        ({"ctx-size": 0.5}, "it takes a whole number"),
-        ({"slot-prompt-similarity": "much"}, "it takes a number"),
-        ({"gpu-layers": "some"}, "it takes a number, auto, all"),
-        ({"spec-type": "ngram-mod,magic"}, "it takes none, draft-simple"),
-        ({"ctx-size": True}, "it takes a whole number"),
+        ({"cache-type-k": "q3_0"}, "allowed: f32, f16, bf16, q8_0"),
+        ({"ctx-size": "many"}, "allowed: an integer"),
+        ({"ctx-size": 0.5}, "allowed: an integer"),
+        ({"slot-prompt-similarity": "much"}, "allowed: a number"),
+        ({"gpu-layers": "some"}, "allowed: a number, auto, all"),
+        ({"spec-type": "ngram-mod,magic"}, "allowed: none, draft-simple"),
+        ({"ctx-size": True}, "allowed: an integer"),
         ({"metrics": "yes"}, "metrics = true"),
     ],
 )

@@ -38,8 +38,8 @@ def test_what_only_a_full_prompt_cache_would_burst_is_not_refused() -> None:
 def test_what_can_never_fit_is_refused_with_the_figures_and_what_would() -> None:
     with pytest.raises(OutOfMemory) as caught:
         check_fits("chat", memory_inputs(ctx_size=262144), HAS)
-    assert caught.value.message.startswith("chat can never fit: it takes 5.8 GiB of main memory")
-    assert caught.value.message.endswith("models may have 4.0 GiB here")
+    assert caught.value.message.startswith("chat can never fit: it needs 5.8 GiB of main memory")
+    assert caught.value.message.endswith("models may use 4.0 GiB")
     hint = caught.value.hint
     assert hint
     assert "parallel = 2, ctx-size = 131072" in hint

@@ -31,7 +31,7 @@ def test_one_serves_for_every_eight_cores_of_a_models_share(
 def test_memory_may_allow_fewer() -> None:
     found = decide(ALONE, machine(physical_cores=64), MemoryCapacity(GIB + GIB // 4, {}), 1)
     assert found.count == 2
-    assert "as far as memory goes" in found.reason
+    assert "limited by memory" in found.reason
     assert decide(ALONE, machine(physical_cores=64), MemoryCapacity(1, {}), 1).count == 1
 
 
