@@ -36,7 +36,7 @@ class _Shape:
 def check_grammar(limits: RequestLimits, member: str, text: str) -> None:
     limits.enforce(member, "characters", len(text), "grammar_bytes")
     _check_shape(limits, member, _GRAMMAR, text)
-    limits.enforce(member, "parse stacks", count_stacks(text), "grammar_ways")
+    limits.enforce(member, "parse stacks", count_stacks(text), "grammar_stacks")
 
 
 class Patterns:

@@ -39,7 +39,7 @@ class Schemas:
             self._count(member, len(inner), depth)
             todo += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
         stacks = most_stacks(_rules_of(schema))
-        self._limits.enforce(member, "parse stacks in its schema", stacks, "grammar_ways")
+        self._limits.enforce(member, "parse stacks in its schema", stacks, "grammar_stacks")
 
     def _count(self, member: str, values: int, depth: int) -> None:
         self._values += values

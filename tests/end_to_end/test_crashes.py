@@ -19,7 +19,7 @@ grammar_rules = 100_000_000
 grammar_alternatives = 100_000_000
 pattern_bytes = 100_000_000
 trigger_patterns = 100
-grammar_ways = 2_147_483_647
+grammar_stacks = 2_147_483_647
 schema_depth = 100_000_000
 schema_values = 100_000_000
 [supervisor.restart]

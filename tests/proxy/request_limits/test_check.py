@@ -66,12 +66,12 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "alternatives": ({"grammar": "root ::= " + "|".join(["a"] * 3000)}, "grammar_alternatives"),
     "optional parts": ({"grammar": 'root ::= "a" ' + "x? " * 100}, "grammar_optionals"),
     "optional groups": ({"grammar": "root ::= " + '("a")* ' * 100}, "grammar_optionals"),
-    "two ways each": ({"grammar": doubled(18, "{0} | {0}", '"a"')}, "grammar_ways"),
-    "two empty ways each": ({"grammar": doubled(18, "{0} {0}", '"a" | ""')}, "grammar_ways"),
-    "ways of a schema": ({"json_schema": doubled_schema(40)}, "grammar_ways"),
-    "ways of a tool": ({"tools": tool(doubled_schema(40))}, "grammar_ways"),
-    "ways of an answer": ({"response_format": answer(doubled_schema(40))}, "grammar_ways"),
-    "left recursion": ({"grammar": 'root ::= root "a" | "b"'}, "grammar_ways"),
+    "doubled rules": ({"grammar": doubled(18, "{0} | {0}", '"a"')}, "grammar_stacks"),
+    "doubled empty rules": ({"grammar": doubled(18, "{0} {0}", '"a" | ""')}, "grammar_stacks"),
+    "stacks of a schema": ({"json_schema": doubled_schema(40)}, "grammar_stacks"),
+    "stacks of a tool": ({"tools": tool(doubled_schema(40))}, "grammar_stacks"),
+    "stacks of a response": ({"response_format": answer(doubled_schema(40))}, "grammar_stacks"),
+    "left recursion": ({"grammar": 'root ::= root "a" | "b"'}, "grammar_stacks"),
     "pattern": ({"json_schema": PATTERN}, "grammar_depth"),
     "pattern in a tool": ({"tools": tool({"properties": {"a": PATTERN}})}, "grammar_depth"),
     "pattern in an answer": ({"response_format": answer(PATTERN)}, "grammar_depth"),
@@ -178,9 +178,9 @@ def test_realistic_requests_pass(name: str) -> None:
     check(EndpointKind.LLAMA_COMPLETION, FINE[name], LIMITS)
 
 
-def test_parentheses_too_deep_to_parse_exceed_grammar_ways() -> None:
+def test_parentheses_too_deep_to_parse_exceed_grammar_stacks() -> None:
     some = RequestLimits(grammar_depth=10_000)
-    with pytest.raises(LimitExceeded, match="grammar_ways"):
+    with pytest.raises(LimitExceeded, match="grammar_stacks"):
         check(
             EndpointKind.LLAMA_COMPLETION,
             {"grammar": "root ::= " + "(" * 300 + '"a"' + ")" * 300},
