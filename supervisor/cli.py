@@ -1,7 +1,6 @@
-"""The words of the command line; each verb is three steps: call, show, exit code.
+"""The command line: each verb calls its command, shows the result, and returns an exit code.
 
-Nothing heavy is imported here: a verb imports its command when it runs, so that `corral status`
-answers in a quarter of a second and `--help` at once.
+A verb imports its command when it runs, so that `--help` and `corral status` start fast.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ Examples:
 
   corral model get smollm2              fetch the demo model
 
-  corral start smollm2                  serve it in the background, return when ready
+  corral start smollm2                  serve it in the background
 
   corral start ~/models/qwen3.gguf      serve any GGUF file
 
-  corral status                         what runs, how busy, how fast
+  corral status                         state, load and speed
 
-  corral stop                           finish what runs, then end
+  corral stop                           finish running requests, then stop
 
-Exit codes: 0 done, 1 failed, 2 wrong words, 3 not running, 4 no such model, 69 daemon unavailable,
-78 settings wrong, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model,
+69 daemon unavailable, 78 invalid settings, 130 interrupted.
 """
 
 app = typer.Typer(
@@ -44,7 +43,7 @@ app = typer.Typer(
 engine_app = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
 model_app = typer.Typer(help="GGUF files.", no_args_is_help=True)
 profile_app = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=True)
-slots_app = typer.Typer(help="Conversations kept on the disk.", no_args_is_help=True)
+slots_app = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys of clients.", no_args_is_help=True)
 config_app = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
@@ -67,7 +66,6 @@ Names = Annotated[
 
 
 def main() -> None:
-    """Run the command line."""
     app()
 
 
@@ -102,13 +100,13 @@ def serve(
     listen: Listen = None,
     report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run the daemon here, in the foreground, until Ctrl-C.
+    """Run the daemon in the foreground until Ctrl-C.
 
-    One Ctrl-C lets running answers finish, a second shortens the wait to 5 s, a third kills.
+    One Ctrl-C lets running requests finish, a second shortens the wait to 5 s, a third ends it.
     SIGHUP reloads the settings, as corral reload does.
     """
-    # Until the daemon hears signals itself, Ctrl-C just ends it: as a KeyboardInterrupt it could
-    # fall into the clean-up of an import, where Python ignores it.
+    # Until the daemon handles signals, Ctrl-C kills it: a KeyboardInterrupt could be raised in the
+    # clean-up of an import, where Python ignores it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from supervisor.commands.serve import serve as call
 
@@ -123,7 +121,7 @@ def start(
     wait: Annotated[bool, typer.Option(help="Return only when the models are ready.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Start models, and the daemon in the background where it does not run yet."""
+    """Start models in the background; returns when they are ready."""
     from supervisor.commands.start import start as call
 
     _finish("start", lambda: call(models or [], config, listen, wait=wait), as_json=as_json)
@@ -131,7 +129,7 @@ def start(
 
 @app.command()
 def stop(models: Names = None, as_json: Json = False) -> None:
-    """Let answers finish, then stop models; without names, the daemon too."""
+    """Drain and stop models; without names, the daemon too."""
     from supervisor.commands.stop import stop as call
 
     _finish("stop", lambda: call(models or []), as_json=as_json)
@@ -147,7 +145,7 @@ def restart(models: Names = None, as_json: Json = False) -> None:
 
 @app.command()
 def load(models: Names = None, as_json: Json = False) -> None:
-    """Bring models into memory; idle ones make room where that is needed."""
+    """Load models into memory, unloading idle ones if needed."""
     from supervisor.commands.start import load as call
 
     _finish("load", lambda: call(models or []), as_json=as_json)
@@ -155,7 +153,7 @@ def load(models: Names = None, as_json: Json = False) -> None:
 
 @app.command()
 def unload(models: Names = None, as_json: Json = False) -> None:
-    """Send models out of memory until a request calls them; without names, all."""
+    """Unload models until a request needs them; without names, all."""
     from supervisor.commands.stop import unload as call
 
     _finish("unload", lambda: call(models or []), as_json=as_json)
@@ -164,14 +162,14 @@ def unload(models: Names = None, as_json: Json = False) -> None:
 @app.command()
 def reload(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change; change nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read the settings again and replace only what they change; nothing in flight is cut.
+    """Apply changed settings without cutting requests.
 
-    Settings that cannot be used change nothing. Exits with 1 when something did not come up; what
-    it should have replaced then goes on as before.
+    Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits with 1 if a changed model did not start; the old process
+    then continues.
     """
     from supervisor.commands.reload import reload as call
 
@@ -180,7 +178,7 @@ def reload(
 
 @app.command()
 def status(as_json: Json = False) -> None:
-    """Show what runs: state, slots, speed, memory. Exits with 3 when the daemon is down."""
+    """Show state, slots, speed and memory. Exits with 3 if the daemon is not running."""
     from supervisor.commands.status import status as call
 
     _finish("status", call, as_json=as_json)
@@ -189,22 +187,24 @@ def status(as_json: Json = False) -> None:
 @app.command()
 def logs(
     model: Annotated[str | None, typer.Argument(help="A model; none means the daemon.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("-n", min=0, max=100_000, help="Lines to begin with.")] = 50,
-    raw: Annotated[bool, typer.Option("--raw", help="As written, escapes too.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Show new lines until Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
+    raw: Annotated[bool, typer.Option("--raw", help="Pass control characters on.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the log of a model's engines, or of the daemon."""
     from supervisor.commands.logs import logs as call
 
-    _finish("logs", lambda: call(model, lines, go_on=follow, raw=raw), as_json=as_json)
+    _finish("logs", lambda: call(model, lines, keep_reading=follow, raw=raw), as_json=as_json)
 
 
 @app.command()
 def events(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Show what happens, as it happens, until Ctrl-C."""
+    """Show events as they happen, until Ctrl-C."""
     from supervisor.commands.events import events as call
 
     _finish("events", lambda: call(as_json=as_json), as_json=False)
@@ -212,9 +212,9 @@ def events(
 
 @app.command()
 def doctor(config: Config = None, as_json: Json = False) -> None:
-    """Look at everything that serving needs: what is wrong, and what to do about it.
+    """Check everything that serving needs, with a fix for each problem.
 
-    Exits with 1 when something will not work. The report names no secrets and no user.
+    Exits with 1 if something will not work. The report contains no secrets and no user name.
     """
     from supervisor.commands.doctor import doctor as call
 
@@ -223,7 +223,7 @@ def doctor(config: Config = None, as_json: Json = False) -> None:
 
 @app.command()
 def plan(model: str, config: Config = None, as_json: Json = False) -> None:
-    """Show the exact llama-server command for a model, and where each flag comes from."""
+    """Show the exact llama-server command for a model, and the origin of each flag."""
     from supervisor.commands.plan import plan as call
 
     _finish("plan", lambda: call(model, config), as_json=as_json)
@@ -231,18 +231,18 @@ def plan(model: str, config: Config = None, as_json: Json = False) -> None:
 
 @app.command()
 def warm(model: str, file: Path, as_json: Json = False) -> None:
-    """Have a running model read a prompt ahead: a system prompt, or a chat request in .json."""
+    """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
     from supervisor.commands.warm import warm as call
 
     _finish("warm", lambda: call(model, file), as_json=as_json)
 
 
-# Kept conversations
+# Saved conversations
 
 
 @slots_app.command("list")
 def slots_list(as_json: Json = False) -> None:
-    """List the conversations that are kept on the disk."""
+    """List the saved conversations."""
     from supervisor.commands.slots import list_slots as call
 
     _finish("slots list", call, as_json=as_json)
@@ -250,7 +250,7 @@ def slots_list(as_json: Json = False) -> None:
 
 @slots_app.command("save")
 def slots_save(models: Names = None, as_json: Json = False) -> None:
-    """Save now what the idle slots of running models hold."""
+    """Save the idle slots of running models now."""
     from supervisor.commands.slots import save as call
 
     _finish("slots save", lambda: call(models or []), as_json=as_json)
@@ -258,11 +258,11 @@ def slots_save(models: Names = None, as_json: Json = False) -> None:
 
 @slots_app.command("forget")
 def slots_forget(
-    model: Annotated[str | None, typer.Argument(help="Whose conversations.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Those of all models.")] = False,
+    model: Annotated[str | None, typer.Argument(help="The model.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete kept conversations; a daemon need not run."""
+    """Delete saved conversations and learned prompts; works without a daemon."""
     from supervisor.commands.slots import forget as call
 
     _finish("slots forget", lambda: call(model, everything=everything), as_json=as_json)
@@ -273,7 +273,7 @@ def slots_forget(
 
 @engine_app.command("list")
 def engine_list(config: Config = None, as_json: Json = False) -> None:
-    """List every llama-server found, the one that is used first."""
+    """List all llama-server builds found; the first is the one in use."""
     from supervisor.commands.engine import list_engines as call
 
     _finish("engine list", lambda: call(config), as_json=as_json)
@@ -281,7 +281,7 @@ def engine_list(config: Config = None, as_json: Json = False) -> None:
 
 @engine_app.command("path")
 def engine_path(config: Config = None, as_json: Json = False) -> None:
-    """Print the path of the llama-server that is used."""
+    """Print the path of the llama-server in use."""
     from supervisor.commands.engine import path as call
 
     _finish("engine path", lambda: call(config), as_json=as_json)
@@ -293,7 +293,7 @@ def engine_help(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Show the options that this llama-server has, as read from its own --help."""
+    """Show the options of the llama-server in use, read from its --help."""
     from supervisor.commands.engine import show_help as call
 
     _finish("engine help", lambda: call(flag, config), as_json=as_json)
@@ -304,7 +304,7 @@ def engine_help(
 
 @model_app.command("get")
 def model_get(name: str, as_json: Json = False) -> None:
-    """Fetch a pinned model; already there and whole: done at once."""
+    """Download a pinned model, unless it is there and complete."""
     from supervisor.commands.model import get as call
 
     _finish("model get", lambda: call(name), as_json=as_json)
@@ -312,7 +312,7 @@ def model_get(name: str, as_json: Json = False) -> None:
 
 @model_app.command("list")
 def model_list(as_json: Json = False) -> None:
-    """List pinned models and those fetched."""
+    """List the pinned models, and whether each was downloaded."""
     from supervisor.commands.model import list_models as call
 
     _finish("model list", call, as_json=as_json)
@@ -320,7 +320,7 @@ def model_list(as_json: Json = False) -> None:
 
 @model_app.command("show")
 def model_show(file: str, as_json: Json = False) -> None:
-    """Show what a GGUF says of itself."""
+    """Show the metadata of a GGUF file."""
     from supervisor.commands.model import show_model as call
 
     _finish("model show", lambda: call(file), as_json=as_json)
@@ -351,7 +351,7 @@ def profile_check(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Check profiles against the llama-server that is used."""
+    """Check profiles against the llama-server in use."""
     from supervisor.commands.profile import check as call
 
     _finish("profile check", lambda: call(name, config), as_json=as_json)
@@ -362,7 +362,7 @@ def profile_check(
 
 @config_app.command("check")
 def config_check(config: Config = None, as_json: Json = False) -> None:
-    """Read the settings and plan every model, without starting anything."""
+    """Check the settings and plan every model, without starting anything."""
     from supervisor.commands.config import check as call
 
     _finish("config check", lambda: call(config), as_json=as_json)
@@ -370,7 +370,7 @@ def config_check(config: Config = None, as_json: Json = False) -> None:
 
 @config_app.command("show")
 def config_show(config: Config = None, as_json: Json = False) -> None:
-    """Show every setting and where it comes from."""
+    """Show the value and origin of every setting."""
     from supervisor.commands.config import show_settings as call
 
     _finish("config show", lambda: call(config), as_json=as_json)
@@ -378,7 +378,7 @@ def config_show(config: Config = None, as_json: Json = False) -> None:
 
 @config_app.command("path")
 def config_path(config: Config = None, as_json: Json = False) -> None:
-    """Show which files and directories are used."""
+    """Show the settings file and all directories."""
     from supervisor.commands.config import paths as call
 
     _finish("config path", lambda: call(config), as_json=as_json)
@@ -389,7 +389,7 @@ def config_path(config: Config = None, as_json: Json = False) -> None:
 
 @key_app.command("add")
 def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
-    name: Annotated[str, typer.Argument(help="What the key is called in logs and limits.")],
+    name: Annotated[str, typer.Argument(help="Its name in logs and limits.")],
     models: Annotated[
         list[str] | None,
         typer.Option("--model", help="A model it may use; repeat for more. Unset: all."),
@@ -402,14 +402,14 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     ] = None,
     priority: Annotated[
         Literal["interactive", "batch"],
-        typer.Option(help="batch: all others go first."),
+        typer.Option(help="batch: all other requests go first."),
     ] = "interactive",
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Make a random API key, print it once, and keep only its SHA-256.
+    """Create a random API key, print it once, and store only its SHA-256.
 
-    A running daemon takes it from the next second on.
+    A running daemon accepts it within a second.
     """
     from proxy.auth.keys_file import Key
     from supervisor.commands.key import add as call
@@ -420,7 +420,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
 
 @key_app.command("list")
 def key_list(config: Config = None, as_json: Json = False) -> None:
-    """List the API keys by name, with what each may."""
+    """List the API keys with their limits."""
     from supervisor.commands.key import list_keys as call
 
     _finish("key list", lambda: call(config), as_json=as_json)
@@ -428,7 +428,7 @@ def key_list(config: Config = None, as_json: Json = False) -> None:
 
 @key_app.command("remove")
 def key_remove(name: str, config: Config = None, as_json: Json = False) -> None:
-    """Take an API key back; a running daemon refuses it from the next second on."""
+    """Remove an API key; a running daemon rejects it within a second."""
     from supervisor.commands.key import remove as call
 
     _finish("key remove", lambda: call(name, config), as_json=as_json)

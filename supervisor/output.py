@@ -1,13 +1,13 @@
-"""A command's outcome, shown: text for people, one JSON envelope for scripts.
+"""Shows the result of a command: text for people, one JSON envelope for scripts.
 
-stdout carries the data and nothing else; notes, progress and errors go to stderr. The envelope has
-the same keys whether a command worked, failed, or failed before it ran:
+stdout carries only data; notes, progress and errors go to stderr. The envelope always has the same
+keys:
 
     {"schema": 1, "command": "status", "status": "ok", "exit_code": 0,
      "data": …, "notes": […], "error": null | {"code", "message", "hint", "log"}}
 
-Names of models, words of clients and lines of logs come from strangers. Whatever goes to a terminal
-goes through `write`, which makes everything visible that would command it.
+Model names, client texts and log lines come from strangers: `write` makes control characters
+visible in everything that goes to a terminal.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _TWO_BYTES: Final = 0x10000
 _EXIT_INTERRUPTED: Final = 130
 _EXIT_PIPE_CLOSED: Final = 141
 _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
-# Whatever is not plain ASCII is looked at; tabulators and newlines of logs and tables stay.
+# Characters to check; tabs and newlines of logs and tables pass.
 _SUSPECT: Final = re.compile(r"[^\x20-\x7e\t\n]")
-# Stands for the escape character in our own styles until they are written. Random, so that no text
-# of a stranger has it.
+# Marks our own styles until `write` replaces it by the escape character. Random, so that no other
+# text contains it.
 _OUR_ESCAPE: Final = f"\x1b{os.urandom(8).hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command found or did.
+    """The result of a command.
 
     Attributes:
-        data: What `--json` prints: dicts, lists and plain values.
-        text: What a person reads; no final newline. Empty prints nothing.
-        notes: Remarks for stderr, one line each.
-        exit_code: 0, or a code of supervisor.errors where the outcome is no error to shout about.
-        is_raw: Whether the text goes out as it is, also what commands a terminal.
+        data: For `--json`: dicts, lists and plain values.
+        text: For people, without a final newline; empty prints nothing.
+        notes: Lines for stderr.
+        exit_code: A code of supervisor.errors; not 0 where the text already shows the failure.
+        is_raw: Write the text as it is, with control characters.
     """
 
     data: object
@@ -56,18 +56,15 @@ class CommandResult:
 
 
 def run_command(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> int:
-    """Run a command, show its outcome or its error, and return the exit code.
-
-    Every CorralError of the CLI ends here.
-    """
+    """Run a command, show its result or its CorralError, and return the exit code."""
     try:
         return _finish(command, call, as_json=as_json)
     except KeyboardInterrupt:
         write("", sys.stderr)
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough (`corral logs | head`). Python flushes once more at
-        # exit, which must find something that takes it. Source: Python docs, "Note on SIGPIPE".
+        # The reader has closed the pipe (`corral logs | head`). Python flushes once more at exit,
+        # which must not fail. Source: Python docs, "Note on SIGPIPE".
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _EXIT_PIPE_CLOSED
 
@@ -102,15 +99,14 @@ def _show_error(command: str, error: CorralError, *, as_json: bool) -> None:
 
 @functools.cache
 def warn(text: str) -> None:
-    """Say on stderr, once, what a person should know whatever becomes of the command."""
+    """Show a warning on stderr, each text once."""
     write(f"{colored('warning:', 'yellow', sys.stderr)} {text}", sys.stderr)
 
 
 def write(text: str, stream: TextIO | None = None, *, end: str = "\n", raw: bool = False) -> None:
-    """Write text to a terminal, a pipe or a file: stdout, where nothing else is said.
+    """Write text to stdout or another stream; the only place that does.
 
-    This is the one place that does. What would command a terminal is made visible, our own styles
-    aside; `raw` lets everything pass.
+    Control characters are made visible, apart from our own styles, unless `raw`.
     """
     stream = stream or sys.stdout
     shown = text if raw else printable(text)
@@ -121,16 +117,12 @@ def write(text: str, stream: TextIO | None = None, *, end: str = "\n", raw: bool
 
 
 def printable(text: str) -> str:
-    r"""Return text with `\x1b` or `\u202e` for each character that is not for eyes.
-
-    Those are controls, what is not seen or changes the direction of text, spaces but the plain one,
-    halves of surrogate pairs, and what Unicode has not assigned.
-    """
+    r"""Replace characters that str.isprintable refuses by escapes such as `\x1b` and `\u202e`."""
     return _SUSPECT.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """Return text as `printable` does, and in one line."""
+    """As `printable`, with newlines and tabs escaped too."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -144,9 +136,9 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def to_json(value: object, *, indent: bool = False) -> str:
-    """Return JSON that a terminal may be shown; what orjson refuses is written by `json`.
+    """Serialise to JSON without control characters.
 
-    orjson refuses numbers of more than 64 bits, and paths that are not UTF-8.
+    `json` writes what orjson refuses: numbers of more than 64 bits, paths that are not UTF-8.
     """
     import orjson
 
@@ -163,7 +155,6 @@ def _escape_in_json(found: re.Match[str]) -> str:
 
 
 def describe(error: CorralError, stream: TextIO) -> str:
-    """Return an error as a person reads it: what happened, what to do, where to look."""
     lines = [f"{colored('error:', 'red', stream)} {error.message}"]
     if error.hint:
         lines.append(f"{colored(' hint:', 'yellow', stream)} {error.hint}")
@@ -186,7 +177,7 @@ def _print_envelope(command: str, outcome: CommandResult, error: CorralError | N
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Tell whether to colour a stream (NO_COLOR, FORCE_COLOR, TERM=dumb, or a terminal).
+    """Return whether to colour a stream (NO_COLOR, FORCE_COLOR, TERM=dumb, or a terminal).
 
     Source: no-color.org; an empty NO_COLOR counts as unset.
     """
@@ -198,14 +189,14 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def colored(text: str, style: str, stream: TextIO = sys.stdout) -> str:
-    """Return text in a style of _STYLES where the stream takes colour; for `write` to write."""
+    """Style text for `write`, if the stream wants colour."""
     if not wants_colour(stream):
         return text
     return f"{_OUR_ESCAPE}[{_STYLES[style]}m{text}{_OUR_ESCAPE}[0m"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return columns as wide as their widest cell; numbers (by look) stand to the right."""
+    """Align columns; those whose cells look like numbers to the right."""
     cells = [head, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     numeric = [bool(rows) and all(_looks_numeric(row[i]) for row in rows) for i in range(len(head))]
@@ -225,7 +216,7 @@ def _looks_numeric(cell: str) -> bool:
 
 
 def size(count_bytes: int | None) -> str:
-    """Return bytes as people say them: 93.8 MiB; '-' for None."""
+    """Format bytes as 93.8 MiB; '-' for None."""
     if count_bytes is None:
         return "-"
     amount = float(count_bytes)
@@ -237,7 +228,7 @@ def size(count_bytes: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units: 2d 3h, 4m 05s, 7s; '-' for None."""
+    """Format a duration in its two largest units: 2d 3h, 4m 05s, 7s; '-' for None."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -250,10 +241,7 @@ def duration(seconds: float | None) -> str:
 
 
 class ProgressMeter:
-    """Progress on stderr: one redrawn line on a terminal, a line at each quarter elsewhere.
-
-    Several things may progress at once; each has its own label.
-    """
+    """Progress by label on stderr: one redrawn line on a terminal, elsewhere a line per quarter."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
@@ -261,7 +249,6 @@ class ProgressMeter:
         self._shown: dict[str, int] = {}
 
     def show(self, label: str, fraction: float, detail: str = "") -> None:
-        """Show that `label` is done to `fraction`, 0 to 1."""
         percent = int(fraction * 100)
         step = percent if self._live else percent // 25
         if self._shown.get(label) == step:
@@ -274,7 +261,6 @@ class ProgressMeter:
             write(line, self._stream)
 
     def clear(self) -> None:
-        """Take the redrawn line away."""
         if self._live and self._shown:
             write("\r\x1b[2K", self._stream, end="", raw=True)
         self._shown.clear()

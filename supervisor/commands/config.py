@@ -1,4 +1,4 @@
-"""`corral config check|show|path`: the settings, read and explained."""
+"""`corral config check|show|path`: the settings and their origins."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from supervisor.settings.load import flatten, load, search_path
 
 
 def check(config: Path | None) -> CommandResult:
-    """Look at the proxy's settings and plan every model, without starting anything.
+    """Check the settings and plan every model, without starting anything.
 
     Raises:
-        CorralError: The first thing that is wrong.
+        CorralError: The first problem.
     """
     where = directories()
     loaded = load(config, config_dir=where.config)
@@ -24,7 +24,7 @@ def check(config: Path | None) -> CommandResult:
     planner = LaunchPlanner(loaded.settings, where)
     plans = [planner.plan(name) for name in planner.entries]
     omitted = [
-        f"{plan.model}: {line.flag} is left out: {line.reason}"
+        f"{plan.model}: {line.flag} is omitted: {line.reason}"
         for plan in plans
         for line in plan.omitted
     ]
@@ -35,7 +35,7 @@ def check(config: Path | None) -> CommandResult:
 
 
 def show_settings(config: Path | None) -> CommandResult:
-    """Show each setting with its value and where that comes from."""
+    """Show the value and origin of each setting."""
     loaded = load(config, config_dir=directories().config)
     values = flatten(loaded.settings.model_dump(mode="json"))
     rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
@@ -44,7 +44,7 @@ def show_settings(config: Path | None) -> CommandResult:
 
 
 def paths(config: Path | None) -> CommandResult:
-    """Show which settings file is read, and every directory that is used."""
+    """Show the settings file and all directories."""
     where = directories()
     loaded = load(config, config_dir=where.config)
     data = {

@@ -1,4 +1,4 @@
-"""`corral engine list|path|help`: llama-server binaries, and what they can do."""
+"""`corral engine list|path|help`: llama-server builds and their options."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from supervisor.settings.load import load
 
 
 def list_engines(config: Path | None) -> CommandResult:
-    """List every llama-server found, the one that is used first.
+    """List all builds found; the first is the one in use.
 
     Raises:
-        EngineMissing: There is none.
+        EngineMissing: None was found.
     """
     where = directories()
     setting = _setting(config)
@@ -31,20 +31,20 @@ def list_engines(config: Path | None) -> CommandResult:
 
 
 def path(config: Path | None) -> CommandResult:
-    """Show the path of the llama-server that is used.
+    """Show the path of the build in use.
 
     Raises:
-        EngineMissing, EngineBroken: There is none, or it does not run.
+        EngineMissing, EngineBroken: None was found, or it does not run.
     """
     found = _load(config)
     return CommandResult({"path": str(found.path)}, str(found.path))
 
 
 def show_help(name: str | None, config: Path | None) -> CommandResult:
-    """Show one option of the engine, or all.
+    """Show one option, or all.
 
     Raises:
-        SettingsInvalid: It has no such option.
+        SettingsInvalid: The engine has no such option.
     """
     flags = _load(config).flags
     if name is None:

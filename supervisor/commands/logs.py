@@ -1,4 +1,4 @@
-"""`corral logs`: what the engines, or the daemon, wrote."""
+"""`corral logs`: the logs of the engines, or of the daemon."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from supervisor.output import CommandResult, write
 from supervisor.process.log_reader import follow, tail
 
 
-def logs(model: str | None, lines: int, *, go_on: bool, raw: bool) -> CommandResult:
-    """Show the last lines of a log; to go on, print each new line until Ctrl-C.
+def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> CommandResult:
+    """Show the last lines of a log, and with `keep_reading` each new line until Ctrl-C.
 
     Args:
-        model: Whose engines' log; None means the daemon's.
-        lines: To begin with.
-        go_on: Whether to go on.
-        raw: Whether to write lines as they are, also what commands a terminal in them.
+        model: None means the daemon.
+        lines: How many old lines.
+        keep_reading: As `tail -f`.
+        raw: Pass control characters on to the terminal.
 
     Raises:
-        NoSuchModel: No log of that name was ever written.
+        NoSuchModel: The model has no log.
     """
     files = _files(model, directories())
-    if go_on:
+    if keep_reading:
         asyncio.run(_print_all(files, lines, raw=raw))
     last = [line for file in files for line in tail(file, lines)]
     data = {"files": [str(file) for file in files], "lines": last}
@@ -52,11 +52,11 @@ def _files(model: str | None, where: Directories) -> list[Path]:
         return found
     known = sorted({file.stem.rpartition(".")[0] for file in where.log.glob("*.*.log")})
     raise NoSuchModel(
-        f"there is no log of {model!r} in {where.log}",
-        hint=f"logs there are of: {', '.join(known)}" if known else "nothing has run yet",
+        f"{where.log} has no log of {model!r}",
+        hint=f"it has logs of: {', '.join(known)}" if known else "no model has run yet",
     )
 
 
 def _belongs(stem: str, model: str) -> bool:
-    """Tell whether a log is of a model, of a replica NAME.0, or of an instance NAME.0~2 of it."""
+    """Match a model, a replica NAME.0, or a replacement instance NAME.0~2."""
     return model in {stem, stem.partition("~")[0], stem.rpartition(".")[0]}

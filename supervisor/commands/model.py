@@ -1,4 +1,4 @@
-"""`corral model get|list|show`: GGUF files, fetched or at hand."""
+"""`corral model get|list|show`: GGUF files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from supervisor.output import CommandResult, ProgressMeter, one_line, size, tabl
 
 
 def get(name: str) -> CommandResult:
-    """Fetch a pinned model, showing how far it is.
-
-    Raises:
-        NoSuchModel: Nothing is pinned by that name.
-        DownloadFailed: It cannot be fetched, or is not what the pin says.
-    """
+    """Fetch a pinned model, with progress on stderr; raises as download.find_pin and fetch."""
     pin = download.find_pin(name)
     meter = ProgressMeter()
 
@@ -36,7 +31,7 @@ def get(name: str) -> CommandResult:
 
 
 def list_models() -> CommandResult:
-    """List what can be fetched, and whether it was."""
+    """List the pinned models, and whether each was fetched."""
     where = directories().models
     rows = [
         (
@@ -51,14 +46,14 @@ def list_models() -> CommandResult:
         {**asdict(pin), "path": str(pin.path(where)), "fetched": download.is_fetched(pin, where)}
         for pin in download.pins().values()
     ]
-    return CommandResult(data, table(("NAME", "HERE", "SIZE", "WHAT"), rows))
+    return CommandResult(data, table(("NAME", "STATE", "SIZE", "DESCRIPTION"), rows))
 
 
 def show_model(word: str) -> CommandResult:
-    """Show what a GGUF says of itself; a fetched model may be meant by its name.
+    """Show the metadata of a GGUF file or a fetched model.
 
     Raises:
-        ModelInvalid: It is missing, cut short, a later shard, or no GGUF.
+        ModelInvalid: It is missing, truncated, not the first shard, or not a GGUF file.
     """
     where = directories()
     pin = download.pins().get(word)

@@ -1,9 +1,9 @@
-"""`corral plan`: a model's exact command, where each part comes from, and the memory it takes."""
+"""`corral plan`: the exact command for a model, the origin of each flag, and its memory."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -13,68 +13,62 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host import machine
 from supervisor.host.paths import directories
 from supervisor.memory.estimate import Estimate, MemoryBreakdown, estimate
-from supervisor.memory.fit import MemoryCapacity, advice, misfit_reason, suggestions
+from supervisor.memory.fit import MemoryCapacity, Suggestion, advice, misfit_reason, suggestions
 from supervisor.memory.replicas import Replicas
 from supervisor.output import CommandResult, colored, size, table
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Everything that is shown of a model.
+    """What the command shows.
 
     Attributes:
-        plan: What one instance runs.
-        argv: The whole command line of the first.
-        estimate: What one instance takes.
-        room: What models may take.
+        argv: Of the first instance.
+        room: What all models may take.
         free_bytes: Main memory that is free now.
-        replicas: How many instances there are.
-        not_persisted_reason: Why no conversations are kept, as a clause; None where they are.
+        misfit: Why the model can never fit, if so.
+        not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
     """
 
     plan: Plan
     argv: tuple[str, ...]
-    estimate: Estimate
     room: MemoryCapacity
     free_bytes: int
     replicas: Replicas
+    misfit: str | None
+    would_fit: Sequence[Suggestion]
     not_persisted_reason: str | None
 
 
 def plan(word: str, config: Path | None) -> CommandResult:
-    """Plan a model as a start would, and start nothing.
+    """Plan a model without starting it.
 
     Raises:
-        CorralError: It could not be started; says why.
+        CorralError: It could not be started, and why.
     """
     where = directories()
-    choice = choose([word], config, where)
-    planner = LaunchPlanner(choice.loaded.settings, where)
-    (name,) = choice.names
+    targets = choose([word], config, where)
+    planner = LaunchPlanner(targets.loaded.settings, where)
+    (name,) = targets.names
     made = planner.plan(name)
+    room = planner.capacity(made.engine)
+    misfit = misfit_reason(made.estimate, room)
     found = _Found(
         plan=made,
         argv=planner.launch_argv(made, f"{made.model}.0"),
-        estimate=made.estimate,
-        room=planner.capacity(made.engine),
+        room=room,
         free_bytes=machine.read().memory_available_bytes,
         replicas=planner.replicas(name),
+        misfit=misfit,
+        would_fit=suggestions(made.memory_inputs, room) if misfit else (),
         not_persisted_reason=planner.keeping.reason(made),
     )
-    notes = (*made.warnings, *_misfit(found))
-    return CommandResult(_data(found), _render(found), notes)
-
-
-def _misfit(found: _Found) -> Iterator[str]:
-    """Yield why it can never fit here, and what would."""
-    reason = misfit_reason(found.estimate, found.room)
-    if reason:
-        yield f"it can never fit: {reason}"
-        yield advice(suggestions(found.plan.memory_inputs, found.room))
+    notes = [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
+    return CommandResult(_data(found), _render(found), (*made.warnings, *notes))
 
 
 def _data(found: _Found) -> dict[str, object]:
-    made, taken = found.plan, found.estimate
+    made, taken = found.plan, found.plan.estimate
     return {
         "model": made.model,
         "engine": str(made.engine.path),
@@ -97,10 +91,8 @@ def _data(found: _Found) -> dict[str, object]:
             "layers_offloaded": taken.layers_offloaded,
             "room": asdict(found.room),
             "free_bytes": found.free_bytes,
-            "fits": misfit_reason(taken, found.room) is None,
-            "would_fit": [dict(one.flags) for one in suggestions(made.memory_inputs, found.room)]
-            if misfit_reason(taken, found.room)
-            else [],
+            "fits": found.misfit is None,
+            "would_fit": [dict(one.flags) for one in found.would_fit],
         },
     }
 
@@ -118,7 +110,7 @@ def _render(found: _Found) -> str:
         + (f": {line.reason}" if line.reason else "")
         for word, line in zip(words, made.lines, strict=True)
     ]
-    left_out = [
+    omitted = [
         f"  {line.flag} {line.value or ''}".rstrip()
         + f"  {colored(line.origin, 'dim')}: {line.reason}"
         for line in made.omitted
@@ -126,7 +118,7 @@ def _render(found: _Found) -> str:
     parts = [
         f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
         *lines,
-        *(["", "left out:", *left_out] if left_out else []),
+        *(["", "omitted:", *omitted] if omitted else []),
         "",
         *_memory(found),
         conversations(found.plan, found.not_persisted_reason),
@@ -137,23 +129,16 @@ def _render(found: _Found) -> str:
 
 
 def conversations(made: Plan, not_persisted_reason: str | None) -> str:
-    """Return whether conversations outlive their engine, and what a whole window would take.
-
-    Args:
-        made: The plan.
-        not_persisted_reason: Why they do not, as a clause; None where they do.
-    """
     if not_persisted_reason is None:
-        return "conversations are kept over restarts"
-    text = f"conversations are not kept over restarts: {not_persisted_reason}"
-    more = _full_window_bytes(made)
-    return (
-        f"{text}, for {size(more)} more an instance" if "swa-full" in not_persisted_reason else text
-    )
+        return "conversations are saved across restarts"
+    text = f"conversations are not saved across restarts: {not_persisted_reason}"
+    if "swa-full" in not_persisted_reason:
+        text += f", for {size(_full_window_bytes(made))} more per instance"
+    return text
 
 
 def _full_window_bytes(made: Plan) -> int | None:
-    """Return what swa-full would take on top; None where there is no window, or it is full."""
+    """Return what swa-full would add; None without a sliding window, or with swa-full already."""
     chosen = made.memory_inputs.chosen
     if not made.gguf.sliding_window or chosen.get("swa-full"):
         return None
@@ -166,8 +151,9 @@ def _whole(taken: Estimate) -> int:
 
 
 def _memory(found: _Found) -> Iterator[str]:
-    """Yield a table of what one instance takes, of each memory what is taken at all."""
-    taken = {"main memory": found.estimate.host, **found.estimate.devices}
+    """Yield a table of one instance's memory, without columns that are all zero."""
+    estimate = found.plan.estimate
+    taken = {"main memory": estimate.host, **estimate.devices}
     used = [
         f.name
         for f in fields(MemoryBreakdown)
@@ -179,10 +165,9 @@ def _memory(found: _Found) -> Iterator[str]:
         for name, take in taken.items()
     ]
     yield table(head, rows)
-    free = f"{size(found.free_bytes)} of main memory are free, models may have "
-    yield free + size(found.room.host)
+    yield f"main memory: {size(found.free_bytes)} free, {size(found.room.host)} for all models"
     if found.replicas.count > 1:
         yield (
-            f"{found.replicas.count} instances ({found.replicas.reason}), each "
-            f"{size(found.estimate.own_bytes)} of its own"
+            f"{found.replicas.count} instances ({found.replicas.reason}), each with "
+            f"{size(estimate.own_bytes)} of its own"
         )

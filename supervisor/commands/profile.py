@@ -14,7 +14,6 @@ from supervisor.settings.load import load
 
 
 def list_profiles() -> CommandResult:
-    """List every profile, the user's own before those that ship."""
     dirs = directories().profiles
     found = [profiles.load(name, dirs) for name in profiles.names(dirs)]
     rows = [(one.name, one.extends or "-", one.description) for one in found]
@@ -27,7 +26,7 @@ def show_profile(name: str) -> CommandResult:
     """Show a profile's flags, with those it inherits.
 
     Raises:
-        SettingsInvalid: It is not there, or its file is wrong.
+        SettingsInvalid: It does not exist, or its file is invalid.
     """
     found = profiles.load(name, directories().profiles)
     rows = [(flag, str(value), found.origins[flag]) for flag, value in found.flags.items()]
@@ -36,22 +35,24 @@ def show_profile(name: str) -> CommandResult:
 
 
 def check(name: str | None, config: Path | None) -> CommandResult:
-    """Render profiles for the engine that is used.
+    """Render one profile, or all, for the engine in use.
 
     Raises:
-        CorralError: A flag is unknown to every build, or a value is one this build refuses.
+        CorralError: No build has a flag, or this build refuses a value.
     """
     where = directories()
     flags = LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
     names = [name] if name else profiles.names(where.profiles)
-    left_out = {}
-    for one in names:
-        found = profiles.load(one, where.profiles)
-        rendered = check_profile(found, flags)
-        left_out[one] = [f"{line.key}: {line.reason}" for line in rendered.omitted]
-    lines = [f"{one}: fine" for one in names]
-    notes = tuple(f"{one}: left out {reason}" for one, whys in left_out.items() for reason in whys)
-    return CommandResult({"profiles": left_out}, "\n".join(lines), notes)
+    omitted = {
+        one: [
+            f"{line.key}: {line.reason}"
+            for line in check_profile(profiles.load(one, where.profiles), flags).omitted
+        ]
+        for one in names
+    }
+    text = "\n".join(f"{one}: fine" for one in names)
+    notes = tuple(f"{one}: omits {line}" for one, lines in omitted.items() for line in lines)
+    return CommandResult({"profiles": omitted}, text, notes)
 
 
 def _data(found: Profile) -> dict[str, object]:

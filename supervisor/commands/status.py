@@ -1,8 +1,8 @@
-"""`corral status`: what runs, how busy, how fast."""
+"""`corral status`: state, load and speed of all models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
@@ -16,7 +16,7 @@ _STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": 
 
 
 def status() -> CommandResult:
-    """Ask the daemon; exit code 3 when there is none (Source: LSB, as systemctl status)."""
+    """Query the daemon; exit code 3 if it is not running (Source: LSB, as systemctl status)."""
     try:
         found = Client(directories().control_socket).status()
     except NotRunning as error:
@@ -27,22 +27,21 @@ def status() -> CommandResult:
 
 
 def render(status: DaemonStatus) -> str:
-    """Return the status as a person reads it."""
-    stopping = ", stopping" if status["stopping"] else ""
-    head = (
+    models = status["models"]
+    instances = [(model, instance) for model in models for instance in model["instances"]]
+    lines = [
         f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
-        f"{stopping}\n{status['url']}/v1"
-    )
-    instances = [instance for model in status["models"] for instance in model["instances"]]
-    troubles = [line for instance in instances for line in _troubles(instance)]
-    rows = [_row(model, instance) for model in status["models"] for instance in model["instances"]]
-    remarks = [*map(_wait, status["models"]), *map(_draft, instances)]
-    asides = [
-        *filter(None, remarks),
-        *(f"\n{line}" for line in not_persisted_reasons(status["models"])),
+        + (", stopping" if status["stopping"] else ""),
+        f"{status['url']}/v1",
+        "",
+        table(_HEAD, [_row(model, instance) for model, instance in instances]),
+        *(line for model in models for line in _waiting(model)),
+        *(line for _, instance in instances for line in _draft(instance)),
+        *(f"\n{line}" for line in not_persisted_reasons(models)),
+        *(line for _, instance in instances for line in _problems(instance)),
+        *_nodes(status["nodes"]),
     ]
-    shown = [head, "", table(_HEAD, rows), *asides, *troubles]
-    return "\n".join([*shown, *_nodes(status["nodes"])])
+    return "\n".join(lines)
 
 
 def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
@@ -59,36 +58,32 @@ def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
     )
 
 
-def _wait(model: ModelStatus) -> str | None:
-    """Return the line on what waits for a model's memory; None where nothing does."""
-    found = model["waiting"]
-    if found is None:
-        return None
-    who = f"{found['requests']} waiting" if found["requests"] else "a command is waiting"
-    turn = f", turn {found['place']}" if found["place"] > 1 else ""
-    leaving = f"; no new requests for {' and '.join(found['leaving'])}" if found["leaving"] else ""
-    return f"\n{model['name']}: {who} for memory, {duration(found['wait_s'])} so far{turn}{leaving}"
+def _waiting(model: ModelStatus) -> Iterator[str]:
+    if found := model["waiting"]:
+        queued = f"{found['requests']} waiting" if found["requests"] else "a command is waiting"
+        place = f", place {found['place']}" if found["place"] > 1 else ""
+        leaving = " and ".join(found["leaving"])
+        no_requests = f"; no new requests for {leaving}" if leaving else ""
+        time = duration(found["wait_s"])
+        yield f"\n{model['name']}: {queued} for memory, {time} so far{place}{no_requests}"
 
 
 def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
-    """Return a line for each model whose conversations do not outlive their engine."""
     return [
-        f"{one['name']} keeps no conversations over restarts: {one['not_persisted_reason']}"
+        f"{one['name']} saves no conversations across restarts: {one['not_persisted_reason']}"
         for one in models
         if one["not_persisted_reason"]
     ]
 
 
-def _draft(instance: InstanceStatus) -> str | None:
+def _draft(instance: InstanceStatus) -> Iterator[str]:
     draft = instance["draft"]
-    if draft is None or draft["acceptance"] is None:
-        return None
-    accepted = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
-    return f"\n{instance['name']}: {accepted}"
+    if draft and draft["acceptance"] is not None:
+        accepted = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
+        yield f"\n{instance['name']}: {accepted}"
 
 
 def _nodes(nodes: list[NodeStatus]) -> list[str]:
-    """Return the lines that show the other machines; none where there are none."""
     if not nodes:
         return []
     lines = [f"\n{one['name']}: {colored(one['reason'], 'red')}" for one in nodes if one["reason"]]
@@ -102,7 +97,7 @@ def _node_row(node: NodeStatus) -> tuple[str, ...]:
 
 def _state(model: ModelStatus, instance: InstanceStatus) -> str:
     if instance["state"] == "stopped" and model["state"] == "unloaded":
-        # A request brings it up, other than one that was stopped.
+        # A request loads it, unlike a model that was stopped.
         return "waiting" if model["waiting"] else "unloaded"
     if instance["state"] == "starting" and instance["progress"] is not None:
         return f"starting {instance['progress']:.0%}"
@@ -111,9 +106,9 @@ def _state(model: ModelStatus, instance: InstanceStatus) -> str:
     return instance["state"]
 
 
-def _troubles(instance: InstanceStatus) -> list[str]:
-    lines = [f"\n{instance['name']}: {colored(text, 'yellow')}" for text in instance["warnings"]]
+def _problems(instance: InstanceStatus) -> Iterator[str]:
+    for text in instance["warnings"]:
+        yield f"\n{instance['name']}: {colored(text, 'yellow')}"
     if error := instance["error"]:
-        lines.append(f"\n{instance['name']}: {colored(error['message'], 'red')}")
-        lines += [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
-    return lines
+        yield f"\n{instance['name']}: {colored(error['message'], 'red')}"
+        yield from (f"  {label}: {error[label]}" for label in ("hint", "log") if error[label])

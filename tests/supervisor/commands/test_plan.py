@@ -1,4 +1,4 @@
-"""What `corral plan` says of conversations."""
+"""What `corral plan` shows about conversations."""
 
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,25 @@ def planned(**changes: Any) -> Plan:
     return make_plan(entry, base, engine(), model(**changes), machine(), instances=1)
 
 
-def said(plan: Plan) -> str:
+def shown(plan: Plan) -> str:
     return conversations(plan, unsupported_reason(plan))
 
 
-def test_that_conversations_are_kept_is_said() -> None:
-    assert said(planned()) == "conversations are kept over restarts"
+def test_saved_conversations_are_shown() -> None:
+    assert shown(planned()) == "conversations are saved across restarts"
 
 
-def test_reason_they_are_not_is_said() -> None:
-    text = said(planned(recurrent=True))
-    assert text.startswith("conversations are not kept over restarts: parts of it keep a state")
+def test_the_reason_why_they_are_not_saved_is_shown() -> None:
+    text = shown(planned(recurrent=True))
+    assert text.startswith("conversations are not saved across restarts: parts of it keep a state")
     assert "swa-full" not in text
 
 
-def test_what_a_whole_window_takes_is_said_where_it_is_cut() -> None:
+def test_the_memory_of_a_full_window_is_shown_for_sliding_windows() -> None:
     window: dict[str, Any] = {"sliding_window": 512, "sliding": (True,) * 30}
-    text = said(planned(**window))
+    text = shown(planned(**window))
     # 4 caches of 8192 tokens for 4 of 1024 and all checkpoints, and the compute buffers for it.
     assert "its sliding window is not saved" in text
-    assert text.endswith("with swa-full = true it would be, for 502.0 MiB more an instance")
+    assert text.endswith("with swa-full = true it would be, for 502.0 MiB more per instance")
     whole = planned(**window, flags={"swa-full": True})
-    assert said(whole) == "conversations are kept over restarts"
+    assert shown(whole) == "conversations are saved across restarts"

@@ -92,7 +92,7 @@ def test_a_model_that_waits_for_memory_says_how_long_and_for_whom() -> None:
     assert "chat: 3 waiting for memory, 12s so far; no new requests for a and b" in text
     second: WaitStatus = {"place": 2, "requests": 0, "wait_s": 1.0, "leaving": []}
     text = shown(instance(state="stopped"), waiting=second)
-    assert text.endswith("chat: a command is waiting for memory, 1s so far, turn 2")
+    assert text.endswith("chat: a command is waiting for memory, 1s so far, place 2")
 
 
 DRAFT: DraftStatus = {"drafted": 200, "accepted": 76, "acceptance": 0.38}
@@ -109,7 +109,7 @@ def test_nothing_is_said_of_drafts_where_nothing_was_drafted() -> None:
 
 def test_reason_conversations_are_not_kept_is_said() -> None:
     text = render({**STATUS, "models": [model(not_persisted_reason="its window slides")]})
-    assert "chat keeps no conversations over restarts: its window slides" in text.splitlines()
+    assert "chat saves no conversations across restarts: its window slides" in text.splitlines()
     assert "over restarts" not in shown()
 
 
