@@ -168,8 +168,8 @@ def reload(
 ) -> None:
     """Apply changed settings without cutting requests.
 
-    Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits with 1 if a changed model did not start; the old process
-    then continues.
+    Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits
+    with 1 if a changed model did not start; its old process then continues.
     """
     from supervisor.commands.reload import reload as call
 

@@ -1,9 +1,7 @@
-"""Builds everything, runs it, takes new settings in, and ends it in order.
+"""The daemon: builds all parts, runs them, and shuts them down in order.
 
-A daemon's life: own the runtime directory, listen, answer on the control socket, bring the models
-up, wait for the word to end; then take no new requests, let the running ones finish, stop the
-engines, leave. The word comes by signal or over the control socket. Said a second time it shortens
-the wait to some seconds; said a third time it cuts everything at once. SIGHUP reloads the settings.
+A shutdown (SIGINT, SIGTERM, control socket) drains the proxy, then stops the engines. A second
+request shortens the wait to 5 s, a third ends it. SIGHUP reloads the settings.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from proxy.app import build_app
 from proxy.errors import ListenFailed
 from proxy.metrics.prometheus import Metrics
 from proxy.models import PrefillResult
-from proxy.nodes.nodes import Nodes, NodeStats
+from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
 from proxy.server import Server
 from supervisor import __version__
@@ -27,8 +25,8 @@ from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.admission.model_state import Waiting
 from supervisor.control import server as server_module
-from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
-from supervisor.control.status import instance_status, model_status
+from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
+from supervisor.control.status import instance_status, model_status, node_status
 from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
 from supervisor.failures import FAILURES, persist
@@ -52,18 +50,18 @@ from supervisor.slot_store.manifest import Manifest
 from supervisor.warmup.prompts import WarmPrompt
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-# What still runs after the second and after the third word to end has this long, in seconds.
-_HURRIES_S: Final = (5.0, 0.0)
+# Time left after the second and the third request to shut down.
+_FORCED_DRAIN_S: Final = (5.0, 0.0)
 
 
 class Daemon:
-    """One daemon: made from settings on a running loop, `run` once.
+    """One daemon; construct it on a running loop, and `run` it once.
 
     Args:
-        loaded: The settings, and where they came from.
-        reread: Reads the same sources again; raises CorralError. Called in a thread.
-        directories: Where everything is kept.
-        events: The stream to tell what happens.
+        loaded: The settings, with their origins.
+        reread: Reads the same sources again, in a thread; raises CorralError.
+        directories: All directories.
+        events: The stream to emit to.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Daemon:
         self._nodes = self._make_nodes()
         router_events.connect(self._traffic, self._admission, self._nodes)
         self._server = self._make_server()
-        self._began_at_s = self._ending_at_s = self._now_s()
+        self._started_at_s = self._stopping_at_s = self._now_s()
         self._shutdown_requests = 0
         self._shutdown = asyncio.Event()
         self._drain_timeout: asyncio.Timeout | None = None
@@ -131,42 +129,40 @@ class Daemon:
         app = build_app(self._router, self._nodes, settings, self._metrics, reader)
         return Server(app, settings)
 
-    # Its life.
-
     async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:
-        """Serve until told to end.
+        """Start models and serve until shutdown.
 
         Args:
-            models: Those to bring up at once.
-            report: Called once when clients and commands are answered.
+            models: The models to start.
+            report: Called once the proxy and the control socket answer.
 
         Raises:
             DaemonBusy: Another daemon owns the runtime directory.
-            AccessDenied: A directory, or the address to listen on, cannot be used.
-            NoSuchModel: A model to bring up is not configured.
+            AccessDenied: A directory or the address to listen on cannot be used.
+            NoSuchModel: A model is not configured.
         """
         for name in models:
             self._planner.entry(name)
-        with lock_runtime_dir(self._directories), self._hearing_signals():
+        with lock_runtime_dir(self._directories), self._signal_handlers():
             kill_orphans(self._directories.runtime, self._events.emit)
             clean_up(self._planner.keeping, self._events.emit)
-            async with self._listening(), self._answering_commands(), asyncio.TaskGroup() as group:
-                lives = group.create_task(self._fleet.serve())
+            async with self._listening(), self._control_socket(), asyncio.TaskGroup() as group:
+                fleet = group.create_task(self._fleet.serve())
                 reloads = group.create_task(self._watch.serve())
-                tending = group.create_task(self._router.run())
-                watching = group.create_task(self._nodes.serve())
-                swaps = group.create_task(persist("admission", self._admission.serve))
+                router = group.create_task(self._router.run())
+                nodes = group.create_task(self._nodes.serve())
+                admission = group.create_task(persist("admission", self._admission.serve))
                 if models:
                     self._admission.command("start", models)
-                self._tell_started()
+                self._emit_started()
                 report()
                 await self._shutdown.wait()
                 reloads.cancel()
-                swaps.cancel()
-                await self._end()
-                tending.cancel()
-                watching.cancel()
-                lives.cancel()
+                admission.cancel()
+                await self._stop()
+                router.cancel()
+                nodes.cancel()
+                fleet.cancel()
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -180,10 +176,10 @@ class Daemon:
         finally:
             await self._server.close()
 
-    def _answering_commands(self) -> AbstractAsyncContextManager[None]:
+    def _control_socket(self) -> AbstractAsyncContextManager[None]:
         return server_module.serve(self, self._events, self._directories.control_socket)
 
-    def _tell_started(self) -> None:
+    def _emit_started(self) -> None:
         self._events.emit(
             "daemon.started",
             version=__version__,
@@ -192,8 +188,8 @@ class Daemon:
             settings=str(self._reload.loaded.path) if self._reload.loaded.path else None,
         )
 
-    async def _end(self) -> None:
-        """Let requests finish, cut those that outlast the patience, save, stop the engines."""
+    async def _stop(self) -> None:
+        """Drain the proxy, abort requests that take too long, save slots, stop the engines."""
         limits = self._reload.loaded.settings.supervisor
         async with self._deadline(limits.drain_timeout_s):
             await self._server.drain(limits.drain_timeout_s)
@@ -202,32 +198,30 @@ class Daemon:
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         async with self._deadline(2 * limits.stop_timeout_s + saving_s):
             await self._fleet.all_down()
-        self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._ending_at_s, 3))
+        self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._stopping_at_s, 3))
 
     @asynccontextmanager
     async def _deadline(self, limit_s: float) -> AsyncIterator[None]:
-        """Wait for the block this long, or for less once more words to end are said."""
-        is_over = self._shutdown_requests > len(_HURRIES_S)
+        """Limit the block to this time, or to less after repeated requests to shut down."""
+        is_over = self._shutdown_requests > len(_FORCED_DRAIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if is_over else limit_s) as self._drain_timeout:
                 yield
         self._drain_timeout = None
 
-    # The word to end.
-
     def shutdown(self, reason: str) -> None:
-        """Begin to end; said again, shorten the wait."""
+        """Begin to shut down; a repeated call shortens the wait."""
         self._shutdown_requests += 1
         if self._shutdown_requests == 1:
-            self._ending_at_s = self._now_s()
+            self._stopping_at_s = self._now_s()
             self._events.emit("daemon.stopping", reason=reason)
             self._shutdown.set()
         elif self._drain_timeout and not self._drain_timeout.expired():
-            hurry_s = _HURRIES_S[min(self._shutdown_requests - 2, len(_HURRIES_S) - 1)]
-            self._drain_timeout.reschedule(self._now_s() + hurry_s)
+            left_s = _FORCED_DRAIN_S[min(self._shutdown_requests - 2, len(_FORCED_DRAIN_S) - 1)]
+            self._drain_timeout.reschedule(self._now_s() + left_s)
 
     @contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
+    def _signal_handlers(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
@@ -237,47 +231,41 @@ class Daemon:
         finally:
             _ignore_signals(loop)
 
-    # What commands ask (supervisor.control.server.Service).
+    # supervisor.control.server.Service
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
-        """Begin what a command asks of models; return what tells whether that is over."""
         return self._admission.command(verb, models)
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin to reload the settings, or to find out what that would do."""
         return self._watch.ask(dry_run=dry_run)
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
-        """Begin to save what idle slots hold."""
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
         return self._fleet.spawn(cache_commands.save(replicas, self._planner.keeping))
 
     def warm(
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Task[list[PrefillResult] | CorralError]:
-        """Begin to have every instance of a model read a prompt."""
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
         return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._traffic))
 
     async def refresh(self) -> None:
-        """Read the figures of every serving instance."""
         await self._stats.refresh(replica.instance for replica in self._fleet.all_replicas())
 
     def status(self) -> DaemonStatus:
-        """Return what runs."""
         path, waiting = self._reload.loaded.path, self._admission.waiting()
         return {
             "pid": os.getpid(),
             "version": __version__,
             "url": self._server.url,
-            "up_s": self._now_s() - self._began_at_s,
+            "up_s": self._now_s() - self._started_at_s,
             "stopping": self._shutdown_requests > 0,
             "config": str(path) if path else None,
             "models": [
                 self._model_status(model, waiting.get(model.entry.name))
                 for model in self._fleet.models.values()
             ],
-            "nodes": [_node_status(facts) for facts in self._nodes.stats()],
+            "nodes": [node_status(stats) for stats in self._nodes.stats()],
         }
 
     def _model_status(self, model: Model, waiting: Waiting | None) -> ModelStatus:
@@ -297,26 +285,13 @@ class Daemon:
 
 
 def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Have signals mean nothing from now on: the process is about to end by itself, with code 0.
+    """Ignore signals while the process exits with code 0.
 
-    Blocked meanwhile, because a loop that forgets a handler restores the default, which kills.
+    They are blocked meanwhile: a loop that removes a handler restores the default, which kills.
     """
-    everyone = {*_SIGNALS, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, everyone)
-    for number in everyone:
+    numbers = {*_SIGNALS, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _node_status(facts: NodeStats) -> NodeStatus:
-    """Return a node in the shape of `wire`."""
-    return {
-        "name": facts.name,
-        "state": "up" if facts.is_up else "down",
-        "reason": facts.problem,
-        "url": facts.url,
-        "models": list(facts.models),
-        "slots": facts.slots,
-        "slots_busy": facts.slots_busy,
-    }

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import cast
 
 from proxy.models import PrefillResult
+from proxy.nodes.nodes import NodeStats
 from supervisor.admission.model_state import Waiting
 from supervisor.control.messages import (
     DraftStatus,
     ErrorFields,
     InstanceStatus,
     ModelStatus,
+    NodeStatus,
     ReloadReport,
     SavedSlot,
     WaitStatus,
@@ -88,6 +90,18 @@ def _draft(stats: EngineStats) -> DraftStatus:
         "drafted": stats.drafted_tokens,
         "accepted": stats.accepted_tokens,
         "acceptance": stats.acceptance,
+    }
+
+
+def node_status(stats: NodeStats) -> NodeStatus:
+    return {
+        "name": stats.name,
+        "state": "up" if stats.is_up else "down",
+        "reason": stats.problem,
+        "url": stats.url,
+        "models": list(stats.models),
+        "slots": stats.slots,
+        "slots_busy": stats.slots_busy,
     }
 
 
