@@ -40,8 +40,8 @@ from supervisor.host.paths import Directories
 from supervisor.process.orphans import kill_orphans
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
+from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes
-from supervisor.proxy_adapter.traffic import RouterEvents, TrafficAdapter
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
@@ -79,11 +79,10 @@ class Daemon:
         router_events = RouterEvents()
         self._router = Router(proxy, router_events, self._metrics.emit)
         self._stats = StatsReader()
-        self._traffic = TrafficAdapter(self._router)
         self._planner = LaunchPlanner(loaded.settings, directories)
-        self._traffic.fleet = self._fleet = Fleet(
+        self._fleet = Fleet(
             self._planner,
-            self._traffic,
+            self._router,
             events.emit,
             on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
         )
@@ -100,7 +99,7 @@ class Daemon:
         )
         self._watch = ReloadTriggers(self._reload)
         self._nodes = self._make_nodes()
-        router_events.connect(self._traffic, self._admission, self._nodes)
+        router_events.connect(self._fleet, self._admission, self._nodes)
         self._server = self._make_server()
         self._started_at_s = self._stopping_at_s = self._now_s()
         self._shutdown_requests = 0
@@ -125,7 +124,7 @@ class Daemon:
 
     def _make_server(self) -> Server:
         settings = self._reload.loaded.settings.proxy
-        reader = PromptWarmerAdapter(self._fleet, self._traffic, self._events.emit)
+        reader = PromptWarmerAdapter(self._fleet, self._router, self._events.emit)
         app = build_app(self._router, self._nodes, settings, self._metrics, reader)
         return Server(app, settings)
 
@@ -247,7 +246,7 @@ class Daemon:
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Task[list[PrefillResult] | CorralError]:
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
-        return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._traffic))
+        return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._router))
 
     async def refresh(self) -> None:
         await self._stats.refresh(replica.instance for replica in self._fleet.all_replicas())

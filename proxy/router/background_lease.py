@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDict
 
@@ -18,8 +18,10 @@ from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamShutDown
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
-from proxy.router.router import Router
 from proxy.upstream.upstream import Upstream
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 _PATIENCE_S: Final = 5.0
 

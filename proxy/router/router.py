@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -32,6 +32,7 @@ from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.acquire import acquire_slot, ensure_serving
+from proxy.router.background_lease import IsPreempted, background_lease
 from proxy.router.instances import Activity, Instance, Instances, InstanceStats
 from proxy.router.lease import Completion, Lease
 from proxy.router.model_queue import ModelQueue, QueueStats, queued
@@ -218,6 +219,15 @@ class Router:
         return ModelDemand(
             facts.interactive + facts.batch, queue.in_flight, queue.ended_at_s, cached
         )
+
+    def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
+        """Hold a slot for work of our own; the block gets a function that asks for it back.
+
+        Raises:
+            UpstreamShutDown: The instance is not in service, or was stopped.
+            ProxyError: No slot was free in five seconds.
+        """
+        return background_lease(self, name)
 
     def conversation_fingerprints(
         self, name: str, page: Sequence[SlotState]

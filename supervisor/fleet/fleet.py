@@ -8,10 +8,14 @@ and go while it serves; `reload/` decides when and why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.slots import SlotState
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.failures import FAILURES, persist
@@ -21,8 +25,10 @@ from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.instance.instance import Instance
 from supervisor.instance.interfaces import Traffic
+from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 from supervisor.slot_store.manager import SlotManager, SlotManagerContext
+from supervisor.slot_store.verify import CacheObservation
 
 # A start is over when the instance serves, or when whoever waits should hear why it does not:
 # in BACKOFF it will be tried again, but the cause of the first failure is known.
@@ -33,12 +39,15 @@ Result = TypeVar("Result")
 
 
 class FleetTraffic(Traffic, Protocol):
-    """The proxy, as a fleet uses it."""
+    """The part of proxy.router.router.Router that a fleet needs."""
+
+    def admit(self, upstream: Upstream, restored: Iterable[RestoredSlot], /) -> None:
+        """Send requests to an instance, which began with these slots."""
 
     def conversation_fingerprints(
         self, name: str, slots: Sequence[SlotState], /
-    ) -> Mapping[int, str]:
-        """Return the proxy's fingerprints of the conversations in an instance's idle slots."""
+    ) -> Mapping[int, ConversationFingerprint]:
+        """Return the conversations in an instance's idle slots, by slot."""
 
 
 class Fleet:
@@ -98,6 +107,9 @@ class Fleet:
     def replica(self, instance: str) -> Replica:
         """Return the replica that an instance of this name is."""
         return next(replica for replica in self.all_replicas() if replica.name == instance)
+
+    def _find(self, instance: str) -> Replica | None:
+        return next((one for one in self.all_replicas() if one.name == instance), None)
 
     def is_retiring(self, replica: Replica) -> bool:
         """Return whether a replica only finishes what it holds."""
@@ -171,6 +183,21 @@ class Fleet:
         for replica in self.all_replicas():
             await replica.instance.wait(_DOWN)
 
+    # What the proxy reports; an instance may be gone by then.
+
+    def overdue(self, instance: str, reason: str) -> None:
+        """Restart an instance whose engine does not stop computing for a client that left."""
+        if replica := self._find(instance):
+            replica.instance.overdue(replica.instance.snapshot().run, reason)
+
+    def restore_verified(self, instance: str, id_slot: int, timings: Timings) -> None:
+        """Verify a restored slot whose first response cached few of its tokens."""
+        replica, cached = self._find(instance), timings.cached_tokens
+        observed = CacheObservation(cached + timings.prompt_tokens, cached)
+        if replica and replica.keeper.is_doubtful(id_slot, observed):
+            with suppress(DaemonBusy):  # the daemon is stopping
+                self.spawn(cache_commands.verify(replica, id_slot, observed))
+
     # Changing it. Nothing here waits: what follows, follows in tasks of its own.
 
     def set_planner(self, planner: LaunchPlanner) -> None:
@@ -216,7 +243,7 @@ class Fleet:
         model.entry = planner.entry(replica.place.model)
         facts = replica.instance.snapshot()
         if facts.state is State.READY:
-            self._traffic.admit(facts)  # under what its entry now says
+            self._admit(replica, facts)  # under what its entry now says
 
     def retire(self, replica: Replica) -> None:
         """Let a replica finish what it holds, end it, and forget it."""
@@ -238,11 +265,20 @@ class Fleet:
             limits=self.planner.supervisor,
             policy=planner.restart_policy(place.model),
             traffic=self._traffic,
+            admit=lambda snapshot: self._admit(replica, snapshot),
             emit=self._tell,
             persister=replica.keeper,
         )
         self._serve(replica)
         return replica
+
+    def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
+        upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)
+        self._traffic.admit(upstream, replica.restored_slots(snapshot.run))
+
+    def _fingerprints(self, name: str, slots: Sequence[SlotState]) -> dict[int, str]:
+        found = self._traffic.conversation_fingerprints(name, slots)
+        return {id_slot: one.encoded for id_slot, one in found.items()}
 
     def _tell(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
@@ -254,7 +290,7 @@ class Fleet:
             owner=lambda: cache_commands.replica_ref(self.models[replica.place.model], replica),
             plan=lambda: replica.plan,
             keeping=lambda: replica.planner.keeping,
-            fingerprints=lambda slots: self._traffic.conversation_fingerprints(replica.name, slots),
+            fingerprints=lambda slots: self._fingerprints(replica.name, slots),
             elders=lambda: cache_commands.save_predecessors(
                 self.models[replica.place.model], replica
             ),

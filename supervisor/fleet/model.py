@@ -9,12 +9,15 @@ tilde, so these are nobody else's, and sockets and logs are named after them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
+from proxy.upstream.upstream import Upstream
 from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.instance.instance import Instance
+from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.process.launch import Launch
 from supervisor.settings.schema import ResidencyPolicy
 from supervisor.slot_store.manager import SlotManager
@@ -51,6 +54,29 @@ class Replica:
         self.fingerprint = self.planner.fingerprint(self.place.model, plan.engine)
         self.plan = plan
         return self.planner.launch(plan, self.name)
+
+    def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
+        """Return the instance as the proxy knows it."""
+        plan, endpoint = self.plan, snapshot.endpoint
+        return Upstream(
+            name=snapshot.name,
+            model=snapshot.model,
+            slots=plan.slots if plan else 1,
+            socket=str(endpoint.socket) if endpoint.socket else None,
+            host=endpoint.host,
+            port=endpoint.port,
+            api_key=snapshot.api_key,
+            aliases=aliases,
+            can_name_slots=plan is not None and plan.has_own_slots,
+            tells_its_end=True,
+        )
+
+    def restored_slots(self, run: int) -> Iterator[RestoredSlot]:
+        """Yield the slots as a run began with them, for the proxy's prefix index."""
+        for one in self.keeper.restored_slots(run):
+            tokens = one.kept.tokens if one.kept else 0
+            word = one.kept.fingerprint if one.kept else ""
+            yield RestoredSlot(one.id_slot, one.task, tokens, decode_fingerprint(word))
 
 
 class Model:

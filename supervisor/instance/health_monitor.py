@@ -88,8 +88,8 @@ class HealthMonitor:
         activity = self._traffic.activity(self._name)
         return HealthSample(
             asyncio.get_running_loop().time(),
-            activity.awaited + self._is_probing,
-            activity.bytes_seen + self._probes_answered,
+            activity.awaiting_upstream + self._is_probing,
+            activity.bytes_received + self._probes_answered,
             counters,
             activity.is_silent,
         )

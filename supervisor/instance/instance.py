@@ -61,6 +61,7 @@ class Instance:
         limits: InstanceLimits,
         policy: RestartPolicy,
         traffic: Traffic,
+        admit: Callable[[InstanceSnapshot], None],
         emit: Emit,
         persister: SlotPersister | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +71,7 @@ class Instance:
         self._launch = launch
         self._limits = limits
         self._traffic = traffic
+        self._admit = admit
         self._emit: Emit = functools.partial(emit, instance=name, model=model)
         self._persister = persister or NoSlotPersister()
         self._clock = clock
@@ -250,7 +252,7 @@ class Instance:
         if run := self._run:
             run.stop_parsing()
             self._warnings = exit_cause.warnings(run.last_lines(_LINES_TO_JUDGE))
-        self._traffic.admit(self.snapshot())
+        self._admit(self.snapshot())
 
     def _leave_service(self) -> None:
         self._traffic.withdraw(self.name)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from supervisor.engine_client.client import EngineClient
-from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.warmup.background import BackgroundLeases
 
 
 class Traffic(BackgroundLeases, Protocol):
-    """Sends requests to instances. An unknown instance name is not an error."""
+    """The part of proxy.router.router.Router that an instance needs.
 
-    def admit(self, snapshot: InstanceSnapshot, /) -> None:
-        """Send requests to the instance from now on."""
+    An unknown instance name is not an error.
+    """
 
     def withdraw(self, name: str, /) -> None:
         """Send no new requests; those in flight continue."""

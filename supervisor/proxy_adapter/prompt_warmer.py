@@ -9,12 +9,12 @@ from typing import Any
 from proxy.errors import BadRequest, Unavailable
 from proxy.models import PrefillResult
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
+from proxy.router.router import Router
 from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
-from supervisor.instance.interfaces import Traffic
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import keep
@@ -23,9 +23,9 @@ from supervisor.warmup.learned import keep
 class PromptWarmerAdapter:
     """What the proxy needs of whoever has prompts read ahead (proxy.models.Reader)."""
 
-    def __init__(self, fleet: Fleet, traffic: Traffic, emit: Emit) -> None:
+    def __init__(self, fleet: Fleet, router: Router, emit: Emit) -> None:
         self._fleet = fleet
-        self._traffic = traffic
+        self._router = router
         self._emit = emit
 
     def learns(self, model: str) -> bool:
@@ -47,7 +47,7 @@ class PromptWarmerAdapter:
         """
         try:
             prompt = prompts.of_request("in the body", body)
-            found = await cache_commands.warm(self._replicas(model), prompt, self._traffic)
+            found = await cache_commands.warm(self._replicas(model), prompt, self._router)
         except SettingsInvalid as error:
             raise BadRequest(f"{error.message}; {error.hint}") from error
         if isinstance(found, SettingsInvalid):

@@ -5,29 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """An instance's activity for clients.
-
-    Attributes:
-        in_flight: Its requests.
-        awaited: Those of them that wait for the engine; the others wait for a slow client.
-        bytes_seen: Response bytes received from it so far. Only a change has a meaning.
-        is_silent: Whether requests were moved elsewhere because it does not answer `/health`.
-    """
-
-    in_flight: int = 0
-    awaited: int = 0
-    bytes_seen: int = 0
-    is_silent: bool = False
+from proxy.router.instances import Activity
 
 
-class LeaseUnavailable(Exception):
-    """No slot was free, a client needs the leased one, or the instance is stopping."""
+class Preempted(Exception):
+    """A client needs the leased slot, or the instance is stopping."""
 
 
 class BackgroundLeases(Protocol):
@@ -40,10 +24,10 @@ class BackgroundLeases(Protocol):
         """Hold one slot of an instance for the length of the block.
 
         The block gets a function that returns whether a client needs the slot; it must then raise
-        LeaseUnavailable soon.
+        Preempted soon.
 
         Raises:
-            LeaseUnavailable: No slot was free, or the instance is stopping.
+            ProxyError: No slot was free, or the instance is stopping.
         """
 
 
@@ -56,7 +40,7 @@ async def run_until_preempted(
     """Run `work`, and cancel it as soon as a client needs the slot.
 
     Raises:
-        LeaseUnavailable: A client needs the slot; the engine continues to the end of its batch.
+        Preempted: A client needs the slot; the engine continues to the end of its batch.
         ExceptionGroup: Raised by the work.
     """
     async with asyncio.TaskGroup() as group:
@@ -66,4 +50,4 @@ async def run_until_preempted(
             if done:
                 return
         task.cancel()
-    raise LeaseUnavailable
+    raise Preempted

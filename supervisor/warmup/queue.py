@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
+from proxy.errors import ProxyError
 from proxy.upstream.timings import Timings
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.warmup.background import (
     TICK_S,
     BackgroundLeases,
-    LeaseUnavailable,
+    Preempted,
     run_until_preempted,
 )
 from supervisor.warmup.prefill import prefill
@@ -67,7 +68,7 @@ class PrefillQueue:
         until_s = time.monotonic() + timeout_s
         while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
             if traffic.activity(name).in_flight == 0:
-                with suppress(LeaseUnavailable):
+                with suppress(Preempted, ProxyError):
                     async with traffic.background_lease(name) as is_wanted:
                         await run_until_preempted(self._go_on(client), is_wanted)
                     continue

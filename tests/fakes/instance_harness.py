@@ -12,16 +12,16 @@ from pathlib import Path
 
 import psutil
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.router.instances import Activity
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.events import EventStream
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
 from supervisor.instance.limits import InstanceLimits
-from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import Event
 from supervisor.process.launch import Launch, clean_environment
-from supervisor.warmup.background import Activity
 
 FAKE = Path(__file__).parent / "llama_server.py"
 QUICK = InstanceLimits(
@@ -52,15 +52,16 @@ class RecordingTraffic:
         self.ends: list[bool] = []
         self.busy = asyncio.Event()
         self.busy.set()
-        self.fingerprints: Callable[[str, Sequence[SlotState]], Mapping[int, str]] = lambda *_: {}
+        self.fingerprints: Callable[
+            [str, Sequence[SlotState]], Mapping[int, ConversationFingerprint]
+        ] = lambda *_: {}
 
     def conversation_fingerprints(
         self, name: str, slots: Sequence[SlotState], /
-    ) -> Mapping[int, str]:
+    ) -> Mapping[int, ConversationFingerprint]:
         return self.fingerprints(name, slots)
 
-    def admit(self, facts: InstanceSnapshot, /) -> None:
-        assert facts.pid is not None
+    def admit(self, *_: object) -> None:
         self.calls.append("admit")
 
     def withdraw(self, name: str, /) -> None:
@@ -110,6 +111,7 @@ class InstanceHarness:
             limits=limits,
             policy=policy,
             traffic=self.traffic,
+            admit=self.traffic.admit,
             emit=stream.emit,
         )
 

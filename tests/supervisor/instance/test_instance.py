@@ -19,12 +19,12 @@ from fakes.instance_harness import (
     zombies,
 )
 
+from proxy.router.instances import Activity
 from supervisor.errors import EngineMissing
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
 from supervisor.instance.states import State
 from supervisor.process.launch import Launch
-from supervisor.warmup.background import Activity
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})
@@ -315,7 +315,7 @@ async def test_what_it_holds_meanwhile_is_cut_when_only_its_processor_time_moves
         instance.start()
         facts = await instance.wait(UP)
         harness.traffic.busy.clear()
-        harness.traffic.now = Activity(in_flight=1, awaited=1)
+        harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1)
         instance.overdue(facts.run, "still computes")
         assert (await instance.wait(UP)).run == 2
     assert harness.steps[:2] == ["withdrawn 1", "requests_aborted 1"]
@@ -347,7 +347,7 @@ async def test_one_that_is_mute_while_clients_wait_is_withdrawn_and_replaced(
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
-        harness.traffic.now = Activity(in_flight=2, awaited=1)
+        harness.traffic.now = Activity(in_flight=2, awaiting_upstream=1)
         if not fault:
             os.kill(facts.pid, signal.SIGSTOP)
         await instance.wait(frozenset({State.UNHEALTHY}))
@@ -365,7 +365,7 @@ async def test_a_drain_does_not_wait_for_an_engine_in_which_nothing_moves(runtim
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
-        harness.traffic.now = Activity(in_flight=2, awaited=1)
+        harness.traffic.now = Activity(in_flight=2, awaiting_upstream=1)
         instance.stop()
         await instance.wait(DOWN)
     assert harness.steps[:2] == ["withdrawn 2", "requests_aborted 2"]
@@ -376,11 +376,11 @@ async def test_one_that_goes_on_with_its_work_is_taken_back(runtime: Path) -> No
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
-        harness.traffic.now = Activity(in_flight=1, awaited=1)
+        harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1)
         mark_unhealthy(instance, facts.run)
         await asyncio.sleep(0.3)  # whether it stays unhealthy, is what is tested
         assert instance.snapshot().state is State.UNHEALTHY
-        harness.traffic.now = Activity(in_flight=1, awaited=1, bytes_seen=9)
+        harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1, bytes_received=9)
         assert (await instance.wait(UP)).run == 1
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fakes.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
 
+from proxy.router.instances import Activity
 from supervisor.engine_client.client import EngineClient
 from supervisor.instance.interfaces import NoSlotPersister
 from supervisor.instance.states import State
-from supervisor.warmup.background import Activity
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})
@@ -87,7 +87,7 @@ async def test_one_in_which_nothing_moves_is_not_asked_to_save(runtime: Path) ->
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
-        harness.traffic.now = Activity(in_flight=2, awaited=1)
+        harness.traffic.now = Activity(in_flight=2, awaiting_upstream=1)
         instance.stop()
         await instance.wait(DOWN)
     assert [call for call, _ in keeper.calls] == ["restore"]

@@ -13,6 +13,9 @@ from fakes.instance_harness import FAKE
 from samples import engine, machine, model
 
 from proxy.nodes.settings import NodeSettings
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.router.instances import Activity
+from proxy.upstream.upstream import Upstream
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
@@ -30,7 +33,6 @@ from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import ModelSettings, Settings
-from supervisor.warmup.background import Activity
 
 READY = frozenset({State.READY})
 GOOD = (sys.executable, str(FAKE))
@@ -87,8 +89,8 @@ class FakeTraffic:
         self.may_drain = asyncio.Event()
         self.may_drain.set()
 
-    def admit(self, facts: InstanceSnapshot, /) -> None:
-        self.admitted.add(facts.name)
+    def admit(self, upstream: Upstream, _: object, /) -> None:
+        self.admitted.add(upstream.name)
 
     def withdraw(self, name: str, /) -> None:
         self.admitted.discard(name)
@@ -110,7 +112,9 @@ class FakeTraffic:
 
     async def close(self, _: str, /) -> None: ...
 
-    def conversation_fingerprints(self, _: str, __: object, /) -> dict[int, str]:
+    def conversation_fingerprints(
+        self, _: str, __: object, /
+    ) -> dict[int, ConversationFingerprint]:
         return {}
 
 

@@ -11,6 +11,7 @@ import tiny_gguf
 from fakes.fleet_harness import LONG, FleetHarness
 from fakes.slot_files import NOON
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from supervisor.slot_store import config
 from supervisor.slot_store import save as save_module
 from supervisor.slot_store.manifest import Manifest, dump
@@ -362,10 +363,10 @@ async def test_what_the_proxy_calls_a_conversation_is_kept_with_it(
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
     harness.traffic.fingerprints = lambda _, slots: {
-        slot.id_slot: f"{slot.tokens}" for slot in slots if slot.tokens > 256
+        slot.id_slot: ConversationFingerprint((slot.tokens,)) for slot in slots if slot.tokens > 256
     }
     _, kept = await harness.saved_one()
-    assert kept.fingerprint == f"{kept.tokens}"
+    assert kept.fingerprint == ConversationFingerprint((kept.tokens,)).encoded
     async with harness.up():
         assert (await begun(harness)).kept == kept
 

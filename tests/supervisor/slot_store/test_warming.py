@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from fakes.fleet_harness import LONG, UP, FleetHarness
 
+from proxy.router.instances import Activity
 from proxy.upstream.timings import Timings
 from supervisor.errors import SettingsInvalid, StartFailed
 from supervisor.fleet import cache_commands
 from supervisor.instance.states import State
-from supervisor.warmup.background import Activity
 from supervisor.warmup.prefill import prefill
 from supervisor.warmup.prompts import WarmPrompt, of_text
 from supervisor.warmup.queue import PrefillQueue

@@ -12,14 +12,15 @@ from fakes.requests import ask
 from proxy.router.lease import Completion
 from proxy.router.router import NoListener, Router
 from proxy.upstream.timings import Timings
-from supervisor.proxy_adapter.traffic import TrafficAdapter
+from supervisor.fleet.fleet import Fleet
 
 
 class Verifications(NoListener):
-    traffic: TrafficAdapter
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
 
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        self.traffic.verify_restore(name, id_slot, timings)
+        self._fleet.restore_verified(name, id_slot, timings)
 
 
 class Proxy:
@@ -30,13 +31,13 @@ class Proxy:
     """
 
     def __init__(self, harness: FleetHarness) -> None:
-        events = Verifications()
-        self.router = Router(listener=events)
-        traffic = events.traffic = TrafficAdapter(self.router)
-        traffic.fleet = harness.fleet
-        harness.traffic.fingerprints = traffic.conversation_fingerprints
+        self.router = Router(listener=Verifications(harness.fleet))
+        harness.traffic.fingerprints = self.router.conversation_fingerprints
         self._harness = harness
-        traffic.admit(harness.replica.instance.snapshot())
+        replica = harness.replica
+        snapshot = replica.instance.snapshot()
+        restored = replica.restored_slots(snapshot.run)
+        self.router.admit(replica.upstream(snapshot, ()), restored)
 
     async def turn(self, *texts: str, lie: int | None = None) -> tuple[str, int | None, Timings]:
         """Have a turn answered; return the answer, the slot that was named, and what it cost.

@@ -1,0 +1,32 @@
+"""Passes what the router reports to the supervisor (proxy.router.router.RouterListener)."""
+
+from __future__ import annotations
+
+from proxy.errors import UpstreamConnectFailed
+from proxy.nodes.nodes import Nodes
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
+from supervisor.admission.controller import AdmissionController
+from supervisor.fleet.fleet import Fleet
+
+
+class RouterEvents:
+    """The router's listener.
+
+    The router is built first, and those it reports to need the router: `connect` closes the circle.
+    """
+
+    def connect(self, fleet: Fleet, admission: AdmissionController, nodes: Nodes) -> None:
+        self._fleet, self._admission, self._nodes = fleet, admission, nodes
+
+    def idle(self) -> None:
+        self._admission.wake()
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
+        self._nodes.mark_suspect(upstream, error)
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None:
+        self._fleet.overdue(upstream.name, reason)
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
+        self._fleet.restore_verified(name, id_slot, timings)
