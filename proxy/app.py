@@ -12,9 +12,9 @@ the table of `pages`                      an instance of the model that the requ
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
 
 import orjson
 from aiohttp import web
@@ -41,11 +41,19 @@ from proxy.request import ProxyRequest, client_of, read_request
 from proxy.resolve import resolve, with_variants
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.router import Router
+from proxy.routes import MODEL_ID, Handler, Routes
 from proxy.settings import ProxySettings
 from proxy.warm_endpoint import WarmEndpoint
 
-SERVER_STATE: Final = web.AppKey("floor", ServerState)
-CONNECTIONS: Final = web.AppKey("connections", Connections[Hashable])
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """The proxy's request handler, with what `proxy.server.Server` needs of it."""
+
+    handle: Handler
+    close: Callable[[], None]  # once no request is in flight
+    server_state: ServerState
+    connections: Connections[Hashable]
 
 
 def build_app(
@@ -54,7 +62,7 @@ def build_app(
     settings: ProxySettings,
     metrics: Metrics,
     reader: PromptWarmer | None = None,
-) -> web.Application:
+) -> App:
     """Build the application; `proxy.server.Server` runs it, in tests as in production.
 
     Args:
@@ -74,26 +82,23 @@ def build_app(
     passed = ForwardedEndpoints(loader, forward, server_state, metrics, reader, bodies)
     limit = limit_of(settings.max_connections, descriptors_max())
     connections = Connections[Hashable](limit)
-    middleware = RequestMiddleware(settings, server_state, metrics.emit, connections)
-    app = web.Application(middlewares=[middleware.handle])
-    app[SERVER_STATE], app[CONNECTIONS] = server_state, connections
-    app.on_response_prepare.append(middleware.add_headers)
-    app.on_cleanup.append(bodies.close)
+    routes = Routes()
     for path in ("/health", "/v1/health"):
-        app.router.add_get(path, pages.health)
+        routes.add(path, get=pages.health)
     for path in ("/models", "/v1/models"):
-        app.router.add_get(path, pages.models)
-        app.router.add_get(path + "/{id:.+}", pages.model)
-    app.router.add_get("/slots", pages.slots)
-    app.router.add_get("/corral/v1/slots", pages.overview)
-    app.router.add_get("/metrics", pages.metrics)
+        routes.add(path, get=pages.models)
+        routes.add(path + "/{id}", get=pages.model)
+    routes.add("/slots", get=pages.slots)
+    routes.add("/corral/v1/slots", get=pages.overview)
+    routes.add("/metrics", get=pages.metrics)
     if reader:
         warm = WarmEndpoint(loader, reader, server_state, bodies)
-        app.router.add_post("/corral/v1/models/{id:.+}/warm", warm.answer)
-    app.router.add_get(props.PATH, passed.props)
+        routes.add("/corral/v1/models/{id}/warm", post=warm.answer)
+    routes.add(props.PATH, get=passed.props)
     for path in ENDPOINTS["POST"]:
-        app.router.add_post(path, passed.answer)
-    return app
+        routes.add(path, post=passed.answer)
+    middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections)
+    return App(middleware.handle, bodies.close, server_state, connections)
 
 
 class LocalEndpoints:
@@ -105,42 +110,42 @@ class LocalEndpoints:
         self._loader = loader
         self._metrics = metrics
 
-    async def health(self, request: web.Request) -> web.Response:
+    async def health(self, request: web.BaseRequest) -> web.Response:
         model_infos = self._loader.models()
         if sick := models_endpoint.unavailable_reason(model_infos):
             return error_response(request.path, sick)
-        if self._has_keys and KEY not in request:
+        if self._has_keys and request[KEY] is None:
             return _json(dict(models_endpoint.HEALTHY))
         return _json(models_endpoint.health(model_infos, self._router.instances()))
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: web.BaseRequest) -> web.Response:
         return _json(models_endpoint.model_list(with_variants(self._model_infos(request))))
 
-    async def model(self, request: web.Request) -> web.Response:
-        pick = resolve(request.match_info["id"], with_variants(self._model_infos(request)))
+    async def model(self, request: web.BaseRequest) -> web.Response:
+        pick = resolve(request[MODEL_ID], with_variants(self._model_infos(request)))
         return _json(models_endpoint.model_page(pick.model_info))
 
-    async def slots(self, request: web.Request) -> web.Response:
+    async def slots(self, request: web.BaseRequest) -> web.Response:
         listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
         if "fail_on_no_slot" in request.query and not has_idle(listed):
             raise Unavailable("no slot is available; ask again")
         return _json(listed)
 
-    async def overview(self, request: web.Request) -> web.Response:
+    async def overview(self, request: web.BaseRequest) -> web.Response:
         instances, lines = self._router.instances(), self._router.queues()
         return _json(overview(instances, lines, self._named(request), time.monotonic()))
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
         body, content_type = await self._metrics.page(
             accept, self._model_infos(request), self._router
         )
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    def _model_infos(self, request: web.Request) -> Sequence[ModelInfo]:
+    def _model_infos(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
         return _model_infos(self._loader, request)
 
-    def _named(self, request: web.Request) -> Sequence[ModelInfo]:
+    def _named(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
         """Return the model that the query names; all there are for who asks, if it names none."""
         model_infos = self._model_infos(request)
         name = request.query.get("model")
@@ -168,7 +173,7 @@ class ForwardedEndpoints:
         self._openings = SharedPrefixes()
         self._remembered = Remembered()
 
-    async def props(self, request: web.Request) -> web.StreamResponse:
+    async def props(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer `/props`, from memory where its model is not loaded."""
         model_infos = _model_infos(self._loader, request)
         answer = PropsResponse(request, request[ACCESS_RECORD])
@@ -189,10 +194,12 @@ class ForwardedEndpoints:
             )
         return response
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]))
 
-    async def _answered(self, request: web.Request, answer: ClientResponse) -> web.StreamResponse:
+    async def _answered(
+        self, request: web.BaseRequest, answer: ClientResponse
+    ) -> web.StreamResponse:
         try:
             async with InFlightRequest(self._server_state.in_flight):
                 body = self._bodies.share(client_of(request))
@@ -207,7 +214,7 @@ class ForwardedEndpoints:
             await answer.abort(error)
         return answer.response
 
-    async def _serve(self, request: web.Request, answer: ClientResponse, share: Share) -> None:
+    async def _serve(self, request: web.BaseRequest, answer: ClientResponse, share: Share) -> None:
         record = answer.record
         model_infos = _model_infos(self._loader, request)
         proxy_request = await read_request(request, record.request_id, model_infos, share)
@@ -226,12 +233,12 @@ class ForwardedEndpoints:
             self._reader.learn(proxy_request.model, opening)
 
 
-def _model_infos(loader: ModelLoader, request: web.Request) -> Sequence[ModelInfo]:
+def _model_infos(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
     """Return the models that there are for whoever asks; for another proxy, those here."""
     model_infos = loader.models()
     if HOP in request.headers:
         model_infos = without_nodes(model_infos)
-    return visible(model_infos, request.get(KEY))
+    return visible(model_infos, request[KEY])
 
 
 def _json(content: object) -> web.Response:

@@ -24,7 +24,8 @@ from proxy.errors import (
     RequestTimeout,
 )
 from proxy.forward.client_response import error_response
-from proxy.middleware import SERVER, new_request_id
+from proxy.headers import SERVER
+from proxy.middleware import new_request_id
 
 _PATH: Final = "/"  # what was asked for is not known: OpenAI's shape
 # So much more than the limit may a header have: it comes to light at the end of a slice.

@@ -11,8 +11,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+# Fields of every response, final; for error responses made outside of a request see `connection`.
+RESPONSE_HEADERS: Final = web.RequestKey("response_headers", dict[str, str])
+SERVER: Final = "llama-corral"
 EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json; charset=utf-8"
 # Whatever says it comes from another proxy of this kind, which must not pass it on once more.

@@ -103,9 +103,9 @@ class ProxyRequest:
         return self.json.get("stream") is True
 
 
-def client_of(request: web.Request) -> str:
+def client_of(request: web.BaseRequest) -> str:
     """Return who asks: the name of an API key, or an address."""
-    key = request.get(KEY)
+    key = request[KEY]
     return key.name if key else request.remote or ""
 
 
@@ -129,7 +129,7 @@ class _Content:
 
 
 async def read_request(
-    request: web.Request,
+    request: web.BaseRequest,
     request_id: str,
     model_infos: Sequence[ModelInfo],
     share: Share,
@@ -151,7 +151,7 @@ async def read_request(
     """
     kind = endpoint_kind(request.method, request.path)
     content = await _content(request, kind, model_infos, share)
-    members, key = content.members, request.get(KEY)
+    members, key = content.members, request[KEY]
     return ProxyRequest(
         request_id=request_id,
         method=request.method,
@@ -173,7 +173,7 @@ async def read_request(
 
 
 async def _content(
-    request: web.Request,
+    request: web.BaseRequest,
     kind: EndpointKind,
     model_infos: Sequence[ModelInfo],
     share: Share,
@@ -219,7 +219,7 @@ def _of_json(
     return _Content(model, body, members, read_prompt(kind, model, members))
 
 
-def _headers(request: web.Request, form: Form | None) -> CIMultiDict[str]:
+def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
     """Return what an instance may see of the header, with the type of what it is sent.
 
     It reads a body by its type: there is one, and it is the one that the body was read by.
@@ -230,13 +230,13 @@ def _headers(request: web.Request, form: Form | None) -> CIMultiDict[str]:
     return headers
 
 
-def _priority(request: web.Request, members: Mapping[str, Any]) -> Priority:
+def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
     """Return `batch` for who says so, by header or in OpenAI's words for work that may wait."""
     said = request.headers.get("X-Corral-Priority", "").strip().lower()
     return "batch" if said == "batch" or members.get("service_tier") == "flex" else "interactive"
 
 
-def _queue_timeout_s(request: web.Request, limit_s: float) -> float:
+def _queue_timeout_s(request: web.BaseRequest, limit_s: float) -> float:
     """Return how long the client wants to wait, never longer than we let it.
 
     Source: RFC 7240 section 4.3, the preference `wait`.

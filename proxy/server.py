@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.app import CONNECTIONS, SERVER_STATE
+from proxy.app import App
 from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.settings import ProxySettings
@@ -36,18 +36,13 @@ class Server:
         port: The TCP port that is listened on, once it has started.
     """
 
-    def __init__(self, app: web.Application, settings: ProxySettings) -> None:
+    def __init__(self, app: App, settings: ProxySettings) -> None:
         self._settings = settings
         self.port = settings.port
-        self._server_state = app[SERVER_STATE]
-        self._connections = app[CONNECTIONS]
+        self._app = app
+        self._server_state = app.server_state
         self._patience: asyncio.Timeout | None = None
-        self._runner = web.AppRunner(
-            app,
-            # Without it a handler runs on after its client has left.
-            handler_cancellation=True,
-            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
-        )
+        self._manager: web.Server | None = None
         self._listener: asyncio.Server | None = None
         self._logger = _quiet_logger()
 
@@ -65,15 +60,17 @@ class Server:
         """
         host, port = self._settings.host, self._settings.port
         loop = asyncio.get_running_loop()
-        await self._runner.setup()
+        # Without cancellation a handler runs on after its client has left.
+        manager = web.Server(self._app.handle, handler_cancellation=True)
         try:
             self._listener = await loop.create_server(
-                self._make_connection, host, port, backlog=self._backlog
+                lambda: self._make_connection(manager), host, port, backlog=self._backlog
             )
         except OSError as error:
-            await self._runner.cleanup()
+            self._app.close()
             reason, hint = _explain(error)
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}", hint) from error
+        self._manager = manager
         for listening in self._listener.sockets:
             _let_dead_clients_go(listening, self._settings.client_write_timeout_s)
         self.port = int(self._listener.sockets[0].getsockname()[1])
@@ -104,7 +101,11 @@ class Server:
         self._server_state.is_draining = True
         self._stop_listening()
         await self._cut()
-        await self._runner.cleanup()
+        if self._manager is not None:
+            await asyncio.sleep(0)  # requests that were just received begin before they are cut
+            self._manager.pre_shutdown()
+            await self._manager.shutdown(_SHUTDOWN_TIMEOUT_S)
+        self._app.close()
 
     @property
     def _backlog(self) -> int:
@@ -113,18 +114,16 @@ class Server:
         The loop takes all of them in one step, before any can be refused, so they must fit into
         what is left of the descriptors beside those that are open.
         """
-        return min(_BACKLOG_MAX, max(16, self._connections.limit // 2))
+        return min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2))
 
-    def _make_connection(self) -> Connection:
+    def _make_connection(self, manager: web.Server) -> Connection:
         """Make what speaks HTTP on a connection that was just taken."""
-        manager, settings = self._runner.server, self._settings
-        assert manager is not None, "connections come only after setup"  # noqa: S101 (for mypy)
         return Connection(
             manager,
             loop=asyncio.get_running_loop(),
-            connections=self._connections,
-            header_timeout_s=settings.header_timeout_s,
-            head_max_bytes=settings.max_header_total_bytes,
+            connections=self._app.connections,
+            header_timeout_s=self._settings.header_timeout_s,
+            head_max_bytes=self._settings.max_header_total_bytes,
             access_log=None,
             auto_decompress=False,  # by whoever reads a body, within the limits
             logger=self._logger,

@@ -23,6 +23,7 @@ from proxy.request import client_of
 from proxy.request_limits.check import check
 from proxy.resolve import ResolvedModel, resolve
 from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.routes import MODEL_ID
 
 _RETRY_AFTER_S = 5
 
@@ -50,7 +51,7 @@ class WarmEndpoint:
         self._bodies = bodies
         self._reading: set[str] = set()
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer with what each instance has read.
 
         Raises:
@@ -59,12 +60,14 @@ class WarmEndpoint:
             TooManyRequests: A prompt is read for the model already.
             ProxyError: As `Reader.warm` does, and `read_body`.
         """
-        pick = resolve(request.match_info["id"], self._model_infos(request))
+        pick = resolve(request[MODEL_ID], self._model_infos(request))
         async with InFlightRequest(self._server_state.in_flight):
             with self._bodies.share(client_of(request)) as share:
                 return await self._read(request, pick, share)
 
-    async def _read(self, request: web.Request, pick: ResolvedModel, share: Share) -> web.Response:
+    async def _read(
+        self, request: web.BaseRequest, pick: ResolvedModel, share: Share
+    ) -> web.Response:
         body = await read_body(request, share)
         await check_complexity(body, share)
         members = await share.run(len(body), lambda: members_of(body))
@@ -87,5 +90,5 @@ class WarmEndpoint:
         ]
         return web.Response(body=orjson.dumps({"data": data}), content_type="application/json")
 
-    def _model_infos(self, request: web.Request) -> Sequence[ModelInfo]:
-        return visible(without_nodes(self._loader.models()), request.get(KEY))
+    def _model_infos(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
+        return visible(without_nodes(self._loader.models()), request[KEY])

@@ -21,7 +21,8 @@ from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
 from proxy.errors import ConfigError, Unauthorized
 from proxy.models import ModelInfo
 
-KEY: Final = web.RequestKey("key", Key)
+# None: the request needs no key.
+KEY: Final[web.RequestKey[Key | None]] = web.RequestKey("key", Key)
 
 # Need no key.
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health"})
@@ -48,7 +49,7 @@ class ApiKeys:
             self._keys, self._version = read_keys(path)
         self._checked_at_s = clock()
 
-    def key_of(self, request: web.Request) -> Key | None:
+    def key_of(self, request: web.BaseRequest) -> Key | None:
         """The key of a request; None if no keys are configured.
 
         Raises:
@@ -94,7 +95,7 @@ def visible(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[Model
     return [one for one in model_infos if key.models & {one.id, *one.aliases}]
 
 
-def _given(request: web.Request) -> str:
+def _given(request: web.BaseRequest) -> str:
     given = {key.strip() for key in request.headers.getall("X-Api-Key", ())}
     for field in request.headers.getall("Authorization", ()):
         bearer = _BEARER.fullmatch(field)

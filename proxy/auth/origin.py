@@ -53,7 +53,7 @@ class OriginPolicy:
         self._machine = hosts_of(names)
         self._origins = origins_of(settings.allowed_origins)
 
-    def check(self, request: web.Request) -> None:
+    def check(self, request: web.BaseRequest) -> None:
         """Check the header of a request.
 
         Raises:
@@ -79,7 +79,7 @@ class OriginPolicy:
                 "or use fetch() and add the page's origin to allowed_origins under [proxy]"
             )
 
-    def cors_headers(self, request: web.Request) -> dict[str, str]:
+    def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
         """What allows a page to read the response; empty without an allowed Origin."""
         origin = request.headers.get("Origin")
         if origin is None or not self._origins.fullmatch(origin):
@@ -99,11 +99,11 @@ class OriginPolicy:
         return _is_address(host) or bool(self._machine.fullmatch(host))
 
 
-def is_preflight(request: web.Request) -> bool:
+def is_preflight(request: web.BaseRequest) -> bool:
     return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
 
 
-def preflight_response(request: web.Request) -> web.Response:
+def preflight_response(request: web.BaseRequest) -> web.Response:
     """Allow the announced request; `OriginPolicy.check` has passed the origin.
 
     Chromium before version 142, and so today's Electron, needs
@@ -178,7 +178,7 @@ def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join((_LOCAL_ORIGIN, *patterns)), re.IGNORECASE)
 
 
-def _is_cross_site(request: web.Request) -> bool:
+def _is_cross_site(request: web.BaseRequest) -> bool:
     sites = request.headers.getall("Sec-Fetch-Site", ())
     return any(site.strip().lower() == "cross-site" for site in sites)
 

@@ -134,6 +134,6 @@ class Bodies:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def close(self, _app: object = None) -> None:
+    def close(self) -> None:
         """End the thread; what waits for it is given up."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -11,7 +11,7 @@ from proxy.body.inflate import Inflater
 from proxy.errors import BadRequest, BodyTooLarge, RequestTimeout
 
 
-async def read_body(request: web.Request, share: Share) -> bytes:
+async def read_body(request: web.BaseRequest, share: Share) -> bytes:
     """Return the body of a request, within the limits.
 
     Args:
@@ -50,7 +50,7 @@ async def read_body(request: web.Request, share: Share) -> bytes:
 class _Gathered:
     """What has come of a body, as it will be read."""
 
-    def __init__(self, request: web.Request, share: Share) -> None:
+    def __init__(self, request: web.BaseRequest, share: Share) -> None:
         coding = ",".join(request.headers.getall("Content-Encoding", ()))
         is_packed = coding.strip().lower() not in {"", "identity"}
         self._inflater = Inflater(coding, share.settings.max_body_ratio) if is_packed else None

@@ -28,7 +28,7 @@ from multidict import CIMultiDict
 from proxy.access_log import AccessRecord
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, anthropic_type, openai_type
-from proxy.headers import EVENT_STREAM, for_client, is_event_stream
+from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS, for_client, is_event_stream
 from proxy.router.lease import Lease
 
 # A client that stopped reading does not get its last event either.
@@ -94,7 +94,7 @@ class ClientResponse:
         extra_headers: Header fields that every answer of an instance gets besides its own.
     """
 
-    def __init__(self, request: web.Request, record: AccessRecord) -> None:
+    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
         self._request = request
         self.record = record
         self._last_chunk = _EVENT_END
@@ -242,6 +242,7 @@ class ClientResponse:
             self._ping_timer = None
 
     async def _prepare(self, status: int, headers: CIMultiDict[str]) -> None:
+        headers.update(self._request[RESPONSE_HEADERS])
         self._response = _Response(status=status, headers=headers)
         self.record.status = status
         await self._response.prepare(self._request)

@@ -82,7 +82,7 @@ class PropsResponse(ClientResponse):
         page: What was sent, where that was the whole page of an instance.
     """
 
-    def __init__(self, request: web.Request, record: AccessRecord) -> None:
+    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
         super().__init__(request, record)
         self.page: bytes | None = None
         self._has_body = request.method != "HEAD"

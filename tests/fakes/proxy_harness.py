@@ -11,7 +11,7 @@ from typing import Any, Literal
 import aiohttp
 from fakes.upstream import Fake, Script, say_ok
 
-from proxy.app import SERVER_STATE, build_app
+from proxy.app import build_app
 from proxy.errors import ProxyError
 from proxy.metrics.prometheus import Metrics
 from proxy.models import ModelInfo, PrefillResult
@@ -118,7 +118,7 @@ class ProxyHarness:
     def build(self, settings: ProxySettings) -> Server:
         """Return a server that is not yet started."""
         app = build_app(self.router, self.loader, settings, self.metrics, self.reader)
-        self.floor = app[SERVER_STATE]
+        self.floor = app.server_state
         return Server(app, settings)
 
     async def fake(

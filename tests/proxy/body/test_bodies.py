@@ -53,7 +53,7 @@ async def test_a_large_body_is_parsed_beside_the_loop_and_a_small_one_on_it() ->
     here = threading.get_ident()
     assert await bodies.run(1000, threading.get_ident) == here
     assert await bodies.run(1_000_000, threading.get_ident) != here
-    await bodies.close()
+    bodies.close()
 
 
 async def test_one_large_body_is_parsed_at_a_time() -> None:
@@ -70,4 +70,4 @@ async def test_one_large_body_is_parsed_at_a_time() -> None:
         assert await asyncio.to_thread(begun.acquire, timeout=10)
         assert not await asyncio.to_thread(begun.acquire, timeout=0.1)
         may_end.set()
-    await bodies.close()
+    bodies.close()

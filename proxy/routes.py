@@ -1,0 +1,63 @@
+"""Which handler answers which path and method."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from proxy.errors import MethodNotAllowed, NotFound
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# The `{id}` of the path that a request matched.
+MODEL_ID: Final = web.RequestKey("model_id", str)
+
+_ID: Final = "{id}"
+
+
+class Routes:
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[str, Handler]] = {}
+        self._with_id: list[tuple[str, str, dict[str, Handler]]] = []
+
+    def add(self, path: str, *, get: Handler | None = None, post: Handler | None = None) -> None:
+        """Route a path; of two paths with `{id}` that match a request, the one added first.
+
+        Args:
+            path: `{id}` in it stands for any text, slashes included.
+            get: Answers GET and HEAD.
+            post: Answers POST.
+        """
+        given = {"GET": get, "HEAD": get, "POST": post}
+        handlers = {method: handler for method, handler in given.items() if handler}
+        prefix, is_open, suffix = path.partition(_ID)
+        if is_open:
+            self._with_id.append((prefix, suffix, handlers))
+        else:
+            self._exact.setdefault(path, {}).update(handlers)
+
+    def find(self, request: web.BaseRequest) -> Handler:
+        """The handler of a request.
+
+        Raises:
+            NotFound: No route has its path.
+            MethodNotAllowed: The routes that do have another method.
+        """
+        path = request.rel_url.path_safe  # decoded, but for %2F and %25
+        handlers = self._exact.get(path) or self._find_with_id(request, path)
+        if handler := handlers.get(request.method):
+            return handler
+        if not handlers:
+            raise NotFound("no such endpoint; GET /v1/models lists the models")
+        raise MethodNotAllowed(request.method, request.path, sorted(handlers))
+
+    def _find_with_id(self, request: web.BaseRequest, path: str) -> dict[str, Handler]:
+        for prefix, suffix, handlers in self._with_id:
+            is_longer = len(path) > len(prefix) + len(suffix)
+            if is_longer and path.startswith(prefix) and path.endswith(suffix):
+                encoded = path[len(prefix) : len(path) - len(suffix)]
+                request[MODEL_ID] = encoded.replace("%2F", "/").replace("%25", "%")
+                return handlers
+        return {}
