@@ -24,6 +24,8 @@ _STATUS_LINE: Final = re.compile(r"HTTP/1\.[01] ([1-5]\d\d)(?: .*)?", re.ASCII)
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_CHUNKED: Final = -1
+_TO_END: Final = -2
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 
@@ -69,7 +71,7 @@ class Response:
     # The head.
 
     def _take_head(self, data: bytes) -> bytes:
-        data, status = self._rest + data, 0
+        data, status, framing = self._rest + data, 0, 0
         while status < 200:  # an interim response: the real one is still to come
             if not data.startswith(_BEGINNING[: len(data)]):
                 raise InvalidResponse(f"it begins with {data[:20]!r}")
@@ -80,29 +82,17 @@ class Response:
                 self._rest = data
                 return b""
             self._spent_bytes += len(head)
-            status, self.headers = _read_head(head)
+            status, self.headers, framing = _read_head(head, is_head=self._method == "HEAD")
             data = after
         self._rest, self._spent_bytes = b"", 0
-        self._take = self._framing(status)
+        if framing == _CHUNKED:
+            self._take = Response._take_chunks
+        elif framing == _TO_END:
+            self._take = Response._take_all
+        else:
+            self._take, self._left_bytes = Response._take_counted, framing
         self.status = status
         return self._take(self, data)
-
-    def _framing(self, status: int) -> Callable[[Response, bytes], bytes]:
-        """Return what takes the body; the order of the rules is that of RFC 9112 section 6.3."""
-        encodings = self.headers.getall("Transfer-Encoding", ())
-        lengths = set(self.headers.getall("Content-Length", ()))
-        if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
-            raise InvalidResponse(f"its Content-Length is {', '.join(sorted(lengths))[:40]!r}")
-        if self._method == "HEAD" or status in {204, 304}:
-            return Response._take_counted
-        if encodings:
-            if lengths or [word.lower() for word in encodings] != ["chunked"]:
-                raise InvalidResponse("its length cannot be told: see its Transfer-Encoding")
-            return Response._take_chunks
-        if lengths:
-            self._left_bytes = int(lengths.pop())
-            return Response._take_counted
-        return Response._take_all
 
     # The body.
 
@@ -136,13 +126,14 @@ class Response:
                 break
             self._meet_line(self, data[at:end])
             at = end + 2
+            stop = at + self._left_bytes
+            if stop > at and data.startswith(b"\r\n", stop):  # all of the chunk is here
+                pieces.append(data[at:stop])
+                at, self._left_bytes, self._meet_line = stop + 2, 0, Response._meet_size
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _meet_size(self, line: bytes) -> None:
-        size = _CHUNK_SIZE.fullmatch(line)
-        if not size:
-            raise InvalidResponse(f"a chunk begins with {line[:40]!r}")
-        self._left_bytes = int(size[1], 16)
+        self._left_bytes = _chunk_bytes(line)
         self._meet_line = Response._meet_end if self._left_bytes else Response._meet_trailer
 
     def _meet_end(self, line: bytes) -> None:
@@ -157,18 +148,43 @@ class Response:
         self.is_over = not line
 
 
+@lru_cache(maxsize=64)
+def _chunk_bytes(line: bytes) -> int:
+    size = _CHUNK_SIZE.fullmatch(line)
+    if not size:
+        raise InvalidResponse(f"a chunk begins with {line[:40]!r}")
+    return int(size[1], 16)
+
+
 # An engine begins every stream with the same bytes.
 @lru_cache(maxsize=32)
-def _read_head(head: bytes) -> tuple[int, CIMultiDictProxy[str]]:
-    """Return the status and the fields of a head without its last, empty line."""
+def _read_head(head: bytes, *, is_head: bool) -> tuple[int, CIMultiDictProxy[str], int]:
+    """The status, the fields and the length of the body: a number, _CHUNKED or _TO_END."""
     first, *lines = head.decode("utf-8", "replace").split("\r\n")
     status_line = _STATUS_LINE.fullmatch(first)
     if not status_line:
         raise InvalidResponse(f"its status line is {first[:40]!r}")
     status = int(status_line[1])
     if status == 101:
-        raise InvalidResponse("it switches to a protocol that nobody asked for")
-    return status, CIMultiDictProxy(CIMultiDict([_field(line) for line in lines]))
+        raise InvalidResponse("it switches to another protocol, which was not requested")
+    headers = CIMultiDictProxy(CIMultiDict([_field(line) for line in lines]))
+    has_no_body = is_head or status in {204, 304}
+    return status, headers, 0 if status < 200 else _framing(headers, has_no_body=has_no_body)
+
+
+def _framing(headers: CIMultiDictProxy[str], *, has_no_body: bool) -> int:
+    """The order of the rules is that of RFC 9112, section 6.3."""
+    encodings = headers.getall("Transfer-Encoding", ())
+    lengths = set(headers.getall("Content-Length", ()))
+    if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
+        raise InvalidResponse(f"its Content-Length is {', '.join(sorted(lengths))[:40]!r}")
+    if has_no_body:
+        return 0
+    if encodings:
+        if lengths or [word.lower() for word in encodings] != ["chunked"]:
+            raise InvalidResponse("its Transfer-Encoding is not just chunked")
+        return _CHUNKED
+    return int(lengths.pop()) if lengths else _TO_END
 
 
 def _field(line: str) -> tuple[str, str]:
