@@ -34,17 +34,19 @@ class EndpointKind(Enum):
     @property
     def generates(self) -> bool:
         """Whether the response is generated text of a chat or completion."""
-        return self not in {
-            EndpointKind.EMBED_OR_RERANK,
-            EndpointKind.TRANSCRIPTION,
-            EndpointKind.INFO,
-        }
+        return self not in _GENERATE_NOTHING
 
     @property
     def takes_forms(self) -> bool:
         """Whether the body may be a multipart form; all endpoints take JSON."""
         return self is EndpointKind.TRANSCRIPTION
 
+    __hash__ = object.__hash__  # Enum's is written in Python, and kinds are looked up often
+
+
+_GENERATE_NOTHING: Final = frozenset(
+    {EndpointKind.EMBED_OR_RERANK, EndpointKind.TRANSCRIPTION, EndpointKind.INFO}
+)
 
 ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
     {

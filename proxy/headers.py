@@ -91,16 +91,17 @@ _NEVER: Final = ("access-control-", "sec-", "x-corral-", "x-forwarded-")
 
 def for_upstream(fields: _Fields) -> CIMultiDict[str]:
     """Return what of a client's header an instance may see, and can take."""
-    passed = _without(fields, _NOT_UPSTREAM).items()
-    short = [
-        (name, value) for name, value in passed if len(name) + len(value) <= _FIELD_MAX_CHARACTERS
+    passed = [
+        (name, value)
+        for name, value in _kept(fields, _NOT_UPSTREAM)
+        if len(name) + len(value) <= _FIELD_MAX_CHARACTERS
     ]
-    return CIMultiDict(short[:_FIELDS_MAX])
+    return CIMultiDict(passed[:_FIELDS_MAX])
 
 
 def for_client(fields: _Fields) -> CIMultiDict[str]:
     """Return what of an instance's header a client may see, fit for a stream if it is one."""
-    passed = _without(fields, _NOT_DOWNSTREAM)
+    passed = CIMultiDict(_kept(fields, _NOT_DOWNSTREAM))
     if is_event_stream(passed):
         # Intermediaries that store or buffer a stream turn tokens into one late lump.
         passed["Cache-Control"] = "no-store"
@@ -118,13 +119,11 @@ def is_json(fields: _Fields) -> bool:
     return fields.get("Content-Type", JSON).lower().startswith("application/json")
 
 
-def _without(fields: _Fields, dropped: frozenset[str]) -> CIMultiDict[str]:
+def _kept(fields: _Fields, dropped: frozenset[str]) -> list[tuple[str, str]]:
     if "Connection" in fields:
         named = ",".join(fields.getall("Connection")).lower().split(",")
         dropped = dropped.union(name.strip() for name in named)
-    return CIMultiDict(
-        [(name, value) for name, value in fields.items() if not _is_dropped(name, dropped)]
-    )
+    return [(name, value) for name, value in fields.items() if not _is_dropped(name, dropped)]
 
 
 # Clients and engines send the same few names again and again.

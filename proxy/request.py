@@ -21,8 +21,7 @@ from multidict import CIMultiDict
 from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Share
 from proxy.body.form import Form, is_form, read_form
-from proxy.body.members import check_complexity, members_of
-from proxy.body.read import read_body
+from proxy.body.read import check_complexity, members_of, read_body
 from proxy.choices import choices_of
 from proxy.endpoints import EndpointKind, endpoint_kind
 from proxy.errors import BadRequest

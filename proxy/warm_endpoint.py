@@ -13,8 +13,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import KEY, visible
 from proxy.body.bodies import Bodies, Share
-from proxy.body.members import check_complexity, members_of
-from proxy.body.read import read_body
+from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind
 from proxy.errors import TooManyRequests
 from proxy.models import ModelInfo, ModelLoader, PromptWarmer

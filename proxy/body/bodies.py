@@ -1,139 +1,120 @@
-"""What all request bodies together may take: memory, and the thread that parses the large ones."""
+"""Limits of all request bodies together: their memory, and one thread that parses large ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from proxy.errors import BodyMemoryFull
 from proxy.settings import ProxySettings
 
-# What is made of a body beside its bytes: decoded text, the bytes sent upstream, their buffer.
+# What is made of a body besides its bytes: decoded text, the bytes sent upstream, their buffer.
 _COPIES: Final = 5
-# A short string in a list; a list or an object is more, and counts as several values.
+# A short string in a list; a list or an object is larger, and counts as several values.
 _VALUE_BYTES: Final = 64
-# Below, parsing on the loop takes less than 20 ms whatever the bytes are.
+# Parsing a smaller body takes less than 20 ms of the event loop, whatever it holds.
 _LARGE_BYTES: Final = 128 * 1024
-# What parses holds the interpreter, so a second one would only keep the loop waiting longer.
+# Parsing holds the GIL, so a second thread would only keep the event loop waiting longer.
 _THREADS: Final = 1
 
 _Result = TypeVar("_Result")
 
 
-class Share:
-    """The memory that one body takes, by estimate; made by `Bodies.share`.
+class Bodies:
+    """The bodies in memory.
+
+    The bodies of one client may take half of `body_memory_bytes`, so a client that sends many, or
+    sends slowly, leaves room for others. A body may exceed these limits while it is the only one,
+    of its client or of all: its own limits bound it.
 
     Attributes:
-        settings: The limits that the body has to keep.
-        client: Whose it is.
-        held_bytes: How much memory it takes.
-    """
-
-    def __init__(self, bodies: Bodies, settings: ProxySettings, client: str) -> None:
-        self.settings = settings
-        self.client = client
-        self._bodies = bodies
-        self.held_bytes = 0
-
-    def add_bytes(self, count: int) -> None:
-        """Take what so many bytes of a body will need.
-
-        Raises:
-            BodyMemoryFull: All bodies together would take too much.
-        """
-        self._add(count * _COPIES)
-
-    def add_values(self, count: int) -> None:
-        """Take what so many decoded values will need.
-
-        Raises:
-            BodyMemoryFull: All bodies together would take too much.
-        """
-        self._add(count * _VALUE_BYTES)
-
-    async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Return what `work` makes of a body; see `Bodies.run`."""
-        return await self._bodies.run(size_bytes, work)
-
-    def _add(self, size_bytes: int) -> None:
-        self._bodies.take(self, size_bytes)
-        self.held_bytes += size_bytes
-
-
-class Bodies:
-    """The bodies that are in memory.
-
-    Those of one client may take half of what all may, so that one that sends its bodies slowly, or
-    many of them, leaves room for others. A body that is alone, of its client or of all, may take
-    more: its own limits bound it.
-
-    Args:
-        settings: The limits of each, and of all together.
+        held_bytes: Estimated memory of all bodies.
     """
 
     def __init__(self, settings: ProxySettings) -> None:
-        self._settings = settings
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
+        self.settings = settings
+        self.held_bytes = 0
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
         self._by_client: dict[str, int] = {}
 
-    @property
-    def held_bytes(self) -> int:
-        """What they take now, by estimate."""
-        return sum(self._by_client.values())
-
-    @contextmanager
-    def share(self, client: str) -> Iterator[Share]:
-        """Give one request what its body needs, for the length of the block.
+    def share(self, client: str) -> Share:
+        """A context manager; at its end the memory of the body is free.
 
         Args:
-            client: Whose it is: the name of an API key, or an address.
+            client: The name of an API key, or an address.
         """
-        share = Share(self, self._settings, client)
-        try:
-            yield share
-        finally:
-            self._give_back(share)
+        return Share(self, client)
 
-    def take(self, share: Share, size_bytes: int) -> None:
-        """Take memory for a share.
-
-        Raises:
-            BodyMemoryFull: All bodies together, or those of the client, would take too much.
-        """
-        limit_bytes = self._settings.body_memory_bytes
-        of_client = self._by_client.get(share.client, 0)
-        for held, limit, whose in (
-            (self.held_bytes, limit_bytes, "all requests"),
-            (of_client, limit_bytes // 2, "one client's requests"),
-        ):
-            if held + size_bytes > limit and held != share.held_bytes:
-                raise BodyMemoryFull(
-                    f"the bodies of {whose} use all of their {limit} bytes of memory; "
-                    "retry later, or raise body_memory_bytes under [proxy]"
-                )
+    def reserve(self, share: Share, size_bytes: int) -> None:
+        """Raises: BodyMemoryFull: All bodies, or the client's, would exceed the limit."""
+        limit_bytes = self.settings.body_memory_bytes
+        held, of_client = self.held_bytes, self._by_client.get(share.client, 0)
+        if held + size_bytes > limit_bytes and held != share.held_bytes:
+            raise _full("all requests", limit_bytes)
+        if of_client + size_bytes > limit_bytes // 2 and of_client != share.held_bytes:
+            raise _full("one client's requests", limit_bytes // 2)
+        self.held_bytes = held + size_bytes
         self._by_client[share.client] = of_client + size_bytes
 
-    def _give_back(self, share: Share) -> None:
+    def release(self, share: Share) -> None:
+        self.held_bytes -= share.held_bytes
         left = self._by_client.get(share.client, 0) - share.held_bytes
         if left:
             self._by_client[share.client] = left
         else:
             self._by_client.pop(share.client, None)
 
+    def close(self) -> None:
+        """End the thread; cancel the work that waits for it."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Share:
+    """The memory reserved for one body, by estimate."""
+
+    def __init__(self, bodies: Bodies, client: str) -> None:
+        self.settings = bodies.settings
+        self.client = client
+        self.held_bytes = 0
+        self._bodies = bodies
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bodies.release(self)
+
+    def add_bytes(self, count: int) -> None:
+        """Reserve memory for bytes of the body.
+
+        Raises:
+            BodyMemoryFull: All bodies, or those of the client, would exceed the limit.
+        """
+        self._add(count * _COPIES)
+
+    def add_values(self, count: int) -> None:
+        """Reserve memory for decoded values; raises as `add_bytes` does."""
+        self._add(count * _VALUE_BYTES)
+
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Return what `work` makes of a body; in a thread, one after the other, where it is large.
+        """Run `work`; for a large body in the thread, so it must not touch the event loop's state.
 
         Args:
             size_bytes: The size of the body.
-            work: Touches nothing that the loop changes meanwhile.
         """
         if size_bytes <= _LARGE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._bodies.threads, work)
 
-    def close(self) -> None:
-        """End the thread; what waits for it is given up."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _add(self, size_bytes: int) -> None:
+        self._bodies.reserve(self, size_bytes)
+        self.held_bytes += size_bytes
+
+
+def _full(whose: str, limit_bytes: int) -> BodyMemoryFull:
+    return BodyMemoryFull(
+        f"the bodies of {whose} use all of their {limit_bytes} bytes of memory; "
+        "retry later, or raise body_memory_bytes under [proxy]"
+    )

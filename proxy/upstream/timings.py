@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +13,7 @@ _DECODE_MIN_TOKENS: Final = 4
 # Of an instance that has not answered yet: rather slow, so that nobody leaves a cache by a guess.
 _PREFILL_TPS: Final = 100.0
 _DECODE_TPS: Final = 30.0
+_NUMBER: Final = (int, float)
 _NAMES: Final = (
     "cache_n",
     "prompt_n",
@@ -53,11 +53,12 @@ class Timings:
     @classmethod
     def read(cls, said: object) -> Timings | None:
         """Read the member `timings` of an answer; None where it is not what it should be."""
-        if not isinstance(said, Mapping):
+        if not isinstance(said, dict):
             return None
         figures = [said.get(name, 0) for name in _NAMES]
-        if not all(isinstance(figure, int | float) and figure >= 0 for figure in figures):
-            return None
+        for figure in figures:
+            if not isinstance(figure, _NUMBER) or not figure >= 0:  # NaN is neither
+                return None
         cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = figures
         return cls(
             int(cached),

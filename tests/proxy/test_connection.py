@@ -273,7 +273,7 @@ async def test_a_body_may_take_longer_than_a_header(proxy: ProxyHarness) -> None
         await reader.readuntil(b" 100 Continue\r\n\r\n")
         writer.write(b"{")  # of the body: no part of a header
         assert b" 408 " in await reader.readline()
-        assert b"the body did not come within 0.2 s" in await reader.read()
+        assert b"the body did not arrive within 0.2 s" in await reader.read()
 
 
 async def test_a_connection_without_a_byte_is_closed_without_a_word(

@@ -51,8 +51,9 @@ def test_one_client_leaves_half_of_it_to_others() -> None:
 async def test_a_large_body_is_parsed_beside_the_loop_and_a_small_one_on_it() -> None:
     bodies = Bodies(SETTINGS)
     here = threading.get_ident()
-    assert await bodies.run(1000, threading.get_ident) == here
-    assert await bodies.run(1_000_000, threading.get_ident) != here
+    with bodies.share("a") as share:
+        assert await share.run(1000, threading.get_ident) == here
+        assert await share.run(1_000_000, threading.get_ident) != here
     bodies.close()
 
 
@@ -64,10 +65,11 @@ async def test_one_large_body_is_parsed_at_a_time() -> None:
         begun.release()
         may_end.wait(10)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(5):
-            group.create_task(bodies.run(1_000_000, work))
-        assert await asyncio.to_thread(begun.acquire, timeout=10)
-        assert not await asyncio.to_thread(begun.acquire, timeout=0.1)
-        may_end.set()
+    with bodies.share("a") as share:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(share.run(1_000_000, work))
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
+            assert not await asyncio.to_thread(begun.acquire, timeout=0.1)
+            may_end.set()
     bodies.close()
