@@ -59,6 +59,7 @@ GGML_TYPES: Final[Mapping[int, GgmlType]] = MappingProxyType(
         41: GgmlType("Q1_0", 128, 18),
     }
 )
+_BY_NAME: Final = {one.name: one for one in GGML_TYPES.values()}
 
 # By `general.file_type`.
 FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
@@ -71,3 +72,8 @@ FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
     | dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"), start=36))
     | {1024: "GUESSED"}
 )
+
+
+def block_bytes(name: str) -> int:
+    """Bytes of a block of a known type."""
+    return _BY_NAME[name].block_bytes

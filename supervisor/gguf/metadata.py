@@ -18,11 +18,12 @@ from typing import Any, BinaryIO, Final
 from supervisor.errors import ModelInvalid
 from supervisor.gguf import header, tensors
 from supervisor.gguf.header import Header
+from supervisor.gguf.tensors import MatrixBytes
 from supervisor.host import json_cache
 from supervisor.host.files import NotRegular, open_regular, stat_regular
 
 # Raise it when Gguf gets another field, or a field another meaning.
-_CACHE_VERSION: Final = "gguf 3"
+_CACHE_VERSION: Final = "gguf 4"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -60,8 +61,8 @@ class Gguf:
     tensor_bytes: int  # weights in all shards
     embedding_bytes: int  # of those, the table of token embeddings
     output_bytes: int  # of those, the output matrix; 0 if the embeddings serve as one
-    # Matrices used in multiplications, by type and whether the rows are a multiple of eight.
-    matrix_bytes: tuple[tuple[str, bool, int], ...]
+    # Matrices used in multiplications: type, largest group of rows (32, 8, 1), bytes.
+    matrix_bytes: MatrixBytes
     is_causal: bool  # a token sees earlier ones only, so the model can generate text
     pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
     fingerprint: str  # hash of the header, the size and samples of the weights
@@ -206,6 +207,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
     embedding = first.integer(f"{own}embedding_length")
     head_size = embedding // heads if heads else 0
     kv_heads = tensors.per_layer(first, f"{own}attention.head_count_kv", count, heads)
+    is_causal = tensors.is_causal(first, architecture)
     return Gguf(
         path=shards[0],
         size_bytes=sum(path.stat().st_size for path in shards),
@@ -233,8 +235,8 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         tensor_bytes=sum(map(tensors.tensor_bytes, found)),
         embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),
         output_bytes=tensors.bytes_of(tensors.OUTPUT, found),
-        matrix_bytes=tensors.matrix_bytes(found),
-        is_causal=tensors.is_causal(first, architecture),
+        matrix_bytes=tensors.matrix_bytes(found, generates=is_causal),
+        is_causal=is_causal,
         pooling=tensors.pooling(first, architecture, found),
         fingerprint=digest,
     )

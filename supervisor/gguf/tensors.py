@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -13,8 +13,9 @@ from supervisor.gguf.header import Header, Tensor
 EMBEDDING: Final = "token_embd.weight"
 OUTPUT: Final = "output.weight"
 _CLASSIFIER: Final = "cls.output.weight"
-# Repacked layouts interleave rows in groups of eight. Source: ggml-cpu/repack.cpp.
-_ROWS: Final = 8
+# Repacked layouts interleave rows in groups: AMX tiles of 32, others of eight.
+# Source: ggml-cpu/amx/amx.cpp and ggml-cpu/repack.cpp.
+_ROW_GROUPS: Final = (32, 8, 1)
 
 # Where the file does not list the layers with a sliding window, llama.cpp derives them from the
 # architecture: of every N layers, all but the last have one. Source: llama-model.cpp, load_hparams;
@@ -32,7 +33,7 @@ _ENCODERS: Final = frozenset(
 # Source: llama.h, llama_pooling_type.
 _POOLINGS: Final = ("none", "mean", "cls", "last", "rank")
 
-MatrixBytes = tuple[tuple[str, bool, int], ...]
+MatrixBytes = tuple[tuple[str, int, int], ...]
 
 
 def tensor_bytes(tensor: Tensor) -> int:
@@ -45,14 +46,19 @@ def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
     return sum(tensor_bytes(one) for one in tensors if one.name == name)
 
 
-def matrix_bytes(tensors: Iterable[Tensor]) -> MatrixBytes:
-    """Sizes of matrices used in multiplications, by type and whether the rows divide by eight."""
-    sizes: Counter[tuple[str, bool]] = Counter()
+def matrix_bytes(tensors: Sequence[Tensor], *, generates: bool) -> MatrixBytes:
+    """Sizes of matrices used in multiplications, by type and the group that divides their rows.
+
+    A model that generates text without an output matrix loads the embedding a second time as one.
+    """
+    is_tied = generates and all(tensor.name != OUTPUT for tensor in tensors)
+    sizes: Counter[tuple[str, int]] = Counter()
     for tensor in tensors:
-        if len(tensor.shape) > 1 and tensor.name != EMBEDDING:
+        if len(tensor.shape) > 1 and (is_tied or tensor.name != EMBEDDING):
             kind = GGML_TYPES.get(tensor.kind, UNKNOWN).name
-            sizes[kind, tensor.shape[1] % _ROWS == 0] += tensor_bytes(tensor)
-    return tuple((kind, is_whole, size) for (kind, is_whole), size in sorted(sizes.items()))
+            group = next(rows for rows in _ROW_GROUPS if tensor.shape[1] % rows == 0)
+            sizes[kind, group] += tensor_bytes(tensor)
+    return tuple((kind, group, size) for (kind, group), size in sorted(sizes.items()))
 
 
 def file_type(number: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from supervisor.gguf.ggml_types import block_bytes
 from supervisor.gguf.metadata import Gguf
 from supervisor.memory import kv_cache
 from supervisor.memory.compute import compute_bytes, input_bytes, output_bytes
@@ -45,17 +46,24 @@ _BASE_BYTES: Final = 33 * _MIB
 _BYTES_PER_TOKEN: Final = 160
 _BYTES_PER_TOKEN_MERGED: Final = 270
 
-# Types that the CPU backend repacks, by the CPU feature it needs. Source: ggml-cpu/repack.cpp,
-# ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h, qtype_has_amx_kernels.
-_AMX: Final = "amx_int8"
+# Types that the CPU backend repacks, by the processor feature; AMX goes first.
+# Source: ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h,
+# qtype_has_amx_kernels.
 _REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "avx2": frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}),
         "avx512f": frozenset({"Q2_K"}),
-        _AMX: frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}),
         "asimddp": frozenset({"Q4_0", "Q4_K", "IQ4_NL"}),
     }
 )
+_AMX: Final = "amx_int8"
+_AMX_ROWS: Final = 32
+# Bytes that AMX adds to each block. Source: ggml-cpu/amx/mmq.cpp, get_row_size; build 10434 logs
+# the same.
+_AMX_EXTRA_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {"F16": 0, "Q4_0": 0, "Q4_1": 0, "Q6_K": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
+)
+_REPACK_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
     extra_bytes = (draft + memory_inputs.projector_bytes) if count else 0
     host = MemoryBreakdown(
         weights=gguf.tensor_bytes - moved_weights(gguf, count),
-        copies=_copies(memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
+        copies=_copies(gguf, memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
         kv=_kv_bytes(gguf, layout) - moved_kv(gguf, layout, count, chosen),
         compute=compute_bytes(gguf, layout) if on_host else input_bytes(gguf, layout),
         output=output_bytes(gguf, layout),
@@ -128,7 +136,8 @@ def _draft_bytes(memory_inputs: MemoryInputs, layout: ContextLayout) -> int:
         return 0
     own = draft_layout(layout, memory_inputs.chosen)
     buffers = compute_bytes(draft, own) + output_bytes(draft, own)
-    return draft.tensor_bytes + _kv_bytes(draft, own) + buffers
+    weights = draft.tensor_bytes + _copies(draft, memory_inputs)
+    return weights + _kv_bytes(draft, own) + buffers
 
 
 def _base_bytes(gguf: Gguf) -> int:
@@ -136,15 +145,20 @@ def _base_bytes(gguf: Gguf) -> int:
     return _BASE_BYTES + each * gguf.vocab_size
 
 
-def _copies(memory_inputs: MemoryInputs) -> int:
+def _copies(gguf: Gguf, memory_inputs: MemoryInputs) -> int:
     if memory_inputs.chosen.get("repack") is False:
         return 0
-    # The portable CPU library has no AMX.
-    unused = {_AMX} if memory_inputs.engine.library_dirs else set()
-    features = (memory_inputs.cpu_flags & _REPACKED.keys()) - unused
-    kinds = frozenset[str]().union(*(_REPACKED[feature] for feature in features))
-    matrices = memory_inputs.gguf.matrix_bytes
-    return sum(size for kind, is_whole, size in matrices if kind in kinds and is_whole)
+    flags = memory_inputs.cpu_flags
+    kinds = frozenset[str]().union(*(_REPACKED[one] for one in flags & _REPACKED.keys()))
+    # The library that goes first where the processor lacks what the wheel needs knows no AMX.
+    has_amx = _AMX in flags and not memory_inputs.engine.library_dirs
+    total = 0
+    for kind, rows, size in gguf.matrix_bytes:
+        if has_amx and kind in _AMX_EXTRA_BYTES and rows >= _AMX_ROWS:
+            total += size + size // block_bytes(kind) * _AMX_EXTRA_BYTES[kind]
+        elif kind in kinds and rows >= _REPACK_ROWS:
+            total += size
+    return total
 
 
 def _is_mapped(chosen: Chosen) -> bool:

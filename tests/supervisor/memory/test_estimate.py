@@ -28,7 +28,7 @@ GEMMA = model(
     sliding=tuple(layer % 6 < 5 for layer in range(18)),
     tensor_bytes=246_586_112,
     embedding_bytes=178_257_920,
-    matrix_bytes=(("Q4_K", True, 13_271_040), ("Q5_0", True, 43_591_680)),
+    matrix_bytes=(("Q4_K", 32, 13_271_040), ("Q5_0", 32, 43_591_680)),
 )
 SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
 
@@ -102,13 +102,15 @@ def test_weights_that_are_mapped_are_shared_and_others_are_not() -> None:
     assert taken(load_mode="none").own_bytes == taken().host.total
 
 
-def test_matrices_are_laid_out_anew_where_the_cpu_can_use_them_so() -> None:
+def test_matrices_of_types_that_the_cpu_repacks_count_twice() -> None:
     assert taken(GEMMA).host.copies == 13_271_040
     assert taken(GEMMA, repack=False).host.copies == 0
-    odd = replace(GEMMA, matrix_bytes=(("Q4_K", False, 5),))
+    odd = replace(GEMMA, matrix_bytes=(("Q4_K", 1, 144),))
     assert taken(odd).host.copies == 0
     amx = MemoryInputs(GEMMA, {}, engine(), frozenset({"avx2", "amx_int8"}))
-    assert estimate(amx).host.copies == 13_271_040
+    assert estimate(amx).host.copies == 13_271_040 + 13_271_040 // 144 * 4
+    narrow = replace(GEMMA, matrix_bytes=(("Q4_K", 8, 144), ("Q8_0", 8, 34)))
+    assert estimate(replace(amx, gguf=narrow)).host.copies == 144
     full = MemoryInputs(model(), {}, engine(), frozenset({"amx_int8"}))
     assert estimate(full).host.copies == 66_000_000
     assert estimate(replace(full, engine=engine(library_dirs=(model().path,)))).host.copies == 0
@@ -121,6 +123,8 @@ def test_a_draft_takes_weights_cache_and_buffers_of_its_own() -> None:
     assert found.host.draft > model().tensor_bytes + cache
     assert found.host.draft < (model().tensor_bytes + cache) * 1.15
     assert found.host.kv == estimate(alone).host.kv
+    amx = replace(alone, draft=model(), cpu_flags=frozenset({"amx_int8"}))
+    assert estimate(amx).host.draft == found.host.draft + 66_000_000
 
 
 def test_guesses_make_more_rows_of_logits() -> None:
