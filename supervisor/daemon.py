@@ -15,6 +15,7 @@ from typing import Final
 
 from proxy.app import build_app
 from proxy.errors import ListenFailed
+from proxy.failures import FAILURES, persist
 from proxy.metrics.prometheus import Metrics
 from proxy.models import PrefillResult
 from proxy.nodes.nodes import Nodes
@@ -29,7 +30,6 @@ from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatu
 from supervisor.control.status import instance_status, model_status, node_status
 from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
-from supervisor.failures import FAILURES, persist
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model, Replica

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, Literal, Protocol, TextIO
 
-from supervisor.failures import Throttle
+from proxy.throttle import Throttle
 from supervisor.output import colored
 
 Level = Literal["info", "warning", "error"]
@@ -196,7 +196,7 @@ class EventStream:
 def describe(
     name: str, level: str, at: datetime, fields: Mapping[str, object], stream: TextIO = sys.stdout
 ) -> str:
-    """Format an event for people, in local time; for `output.write` to this stream."""
+    """Format an event for `output.write` to this stream, in local time."""
     time = f"{at.astimezone():%H:%M:%S}.{at.microsecond // 1000:03}"
     shown = colored(f"{name:19}", _STYLES[level], stream)
     return f"{time} {shown} {key_values(fields)}".rstrip()

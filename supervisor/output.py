@@ -38,14 +38,12 @@ _OUR_ESCAPE: Final = f"\x1b{os.urandom(8).hex()}"
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of a command.
+    """The result of a command: `data` for --json, `text` for people (no final newline).
 
     Attributes:
-        data: For `--json`: dicts, lists and plain values.
-        text: For people, without a final newline; empty prints nothing.
         notes: Lines for stderr.
         exit_code: A code of supervisor.errors; not 0 where the text already shows the failure.
-        is_raw: Write the text as it is, with control characters.
+        is_raw: Write control characters of the text as they are.
     """
 
     data: object
@@ -189,14 +187,12 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def colored(text: str, style: str, stream: TextIO = sys.stdout) -> str:
-    """Style text for `write`, if the stream wants colour."""
     if not wants_colour(stream):
         return text
     return f"{_OUR_ESCAPE}[{_STYLES[style]}m{text}{_OUR_ESCAPE}[0m"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align columns; those whose cells look like numbers to the right."""
     cells = [head, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     numeric = [bool(rows) and all(_looks_numeric(row[i]) for row in rows) for i in range(len(head))]

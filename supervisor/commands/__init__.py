@@ -1,1 +1,1 @@
-"""One module per family of verbs; each command returns data."""
+"""One module per family of verbs. A command returns data, or raises a CorralError to show."""

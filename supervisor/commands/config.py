@@ -12,11 +12,6 @@ from supervisor.settings.load import flatten, load, search_path
 
 
 def check(config: Path | None) -> CommandResult:
-    """Check the settings and plan every model, without starting anything.
-
-    Raises:
-        CorralError: The first problem.
-    """
     where = directories()
     loaded = load(config, config_dir=where.config)
     checked(loaded.settings.proxy)
@@ -35,7 +30,6 @@ def check(config: Path | None) -> CommandResult:
 
 
 def show_settings(config: Path | None) -> CommandResult:
-    """Show the value and origin of each setting."""
     loaded = load(config, config_dir=directories().config)
     values = flatten(loaded.settings.model_dump(mode="json"))
     rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
@@ -44,7 +38,6 @@ def show_settings(config: Path | None) -> CommandResult:
 
 
 def paths(config: Path | None) -> CommandResult:
-    """Show the settings file and all directories."""
     where = directories()
     loaded = load(config, config_dir=where.config)
     data = {

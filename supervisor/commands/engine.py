@@ -15,11 +15,6 @@ from supervisor.settings.load import load
 
 
 def list_engines(config: Path | None) -> CommandResult:
-    """List all builds found; the first is the one in use.
-
-    Raises:
-        EngineMissing: None was found.
-    """
     where = directories()
     setting = _setting(config)
     found = engines.list_engines(setting, cache_dir=where.cache)
@@ -31,21 +26,11 @@ def list_engines(config: Path | None) -> CommandResult:
 
 
 def path(config: Path | None) -> CommandResult:
-    """Show the path of the build in use.
-
-    Raises:
-        EngineMissing, EngineBroken: None was found, or it does not run.
-    """
     found = _load(config)
     return CommandResult({"path": str(found.path)}, str(found.path))
 
 
 def show_help(name: str | None, config: Path | None) -> CommandResult:
-    """Show one option, or all.
-
-    Raises:
-        SettingsInvalid: The engine has no such option.
-    """
     flags = _load(config).flags
     if name is None:
         rows = [(_names(flag), flag.hint or "", _state(flag)) for flag in flags.entries]

@@ -11,11 +11,7 @@ from supervisor.output import CommandResult, to_json, write
 
 
 def events(*, as_json: bool) -> CommandResult:
-    """Print each event until Ctrl-C, or until the daemon stops; as JSON, one object a line.
-
-    Raises:
-        NotRunning, DaemonBusy: No daemon answers.
-    """
+    """Print each event until Ctrl-C, or until the daemon stops; as JSON, one object a line."""
     for message in Client(directories().control_socket).events():
         if event := message.get("event"):
             at = datetime.fromisoformat(event["at"])

@@ -27,12 +27,7 @@ _RANDOM_BYTES: Final = 24
 
 
 def add(wanted: Key, config: Path | None) -> CommandResult:
-    """Create a key with a random secret (the digest of `wanted` is ignored), and show it once.
-
-    Raises:
-        SettingsInvalid: The name exists or is invalid, or the file is.
-        AccessDenied: The file cannot be written.
-    """
+    """Create a key with a random secret (the digest of `wanted` is ignored), and show it once."""
     loaded = _loaded(config)
     path = _path(loaded)
     keys = _keys(path)
@@ -66,12 +61,6 @@ def list_keys(config: Path | None) -> CommandResult:
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
-    """Remove a key.
-
-    Raises:
-        SettingsInvalid: There is no key of that name, or the file is invalid.
-        AccessDenied: The file cannot be written.
-    """
     path = _path(_loaded(config))
     keys = _keys(path)
     left = [key for key in keys if key.name != name]
@@ -112,12 +101,6 @@ def _notes(key: Key, loaded: Loaded, path: Path) -> Iterable[str]:
 
 
 def _write(path: Path, keys: Iterable[Key]) -> None:
-    """Replace the file of keys, with mode 0600.
-
-    Raises:
-        SettingsInvalid: A key has a name or a model that the file cannot hold.
-        AccessDenied: The directory cannot be written.
-    """
     text = render_keys(keys)
     with explained():
         parse_keys(text.encode(), path)

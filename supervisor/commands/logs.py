@@ -13,16 +13,9 @@ from supervisor.process.log_reader import follow, tail
 
 
 def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> CommandResult:
-    """Show the last lines of a log, and with `keep_reading` each new line until Ctrl-C.
+    """Show the last lines of a model's logs (None: the daemon's), or follow them until Ctrl-C.
 
-    Args:
-        model: None means the daemon.
-        lines: How many old lines.
-        keep_reading: As `tail -f`.
-        raw: Pass control characters on to the terminal.
-
-    Raises:
-        NoSuchModel: The model has no log.
+    `raw` passes control characters on to the terminal.
     """
     files = _files(model, directories())
     if keep_reading:

@@ -31,7 +31,6 @@ def get(name: str) -> CommandResult:
 
 
 def list_models() -> CommandResult:
-    """List the pinned models, and whether each was fetched."""
     where = directories().models
     rows = [
         (
@@ -50,11 +49,6 @@ def list_models() -> CommandResult:
 
 
 def show_model(word: str) -> CommandResult:
-    """Show the metadata of a GGUF file or a fetched model.
-
-    Raises:
-        ModelInvalid: It is missing, truncated, not the first shard, or not a GGUF file.
-    """
     where = directories()
     pin = download.pins().get(word)
     path = pin.path(where.models) if pin else expanded(Path(word)).absolute()

@@ -41,11 +41,6 @@ class _Found:
 
 
 def plan(word: str, config: Path | None) -> CommandResult:
-    """Plan a model without starting it.
-
-    Raises:
-        CorralError: It could not be started, and why.
-    """
     where = directories()
     targets = choose([word], config, where)
     planner = LaunchPlanner(targets.loaded.settings, where)

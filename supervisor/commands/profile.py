@@ -23,11 +23,6 @@ def list_profiles() -> CommandResult:
 
 
 def show_profile(name: str) -> CommandResult:
-    """Show a profile's flags, with those it inherits.
-
-    Raises:
-        SettingsInvalid: It does not exist, or its file is invalid.
-    """
     found = profiles.load(name, directories().profiles)
     rows = [(flag, str(value), found.origins[flag]) for flag, value in found.flags.items()]
     text = f"{found.description}\n{found.path}\n\n{table(('FLAG', 'VALUE', 'FROM'), rows)}"
@@ -35,11 +30,6 @@ def show_profile(name: str) -> CommandResult:
 
 
 def check(name: str | None, config: Path | None) -> CommandResult:
-    """Render one profile, or all, for the engine in use.
-
-    Raises:
-        CorralError: No build has a flag, or this build refuses a value.
-    """
     where = directories()
     flags = LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
     names = [name] if name else profiles.names(where.profiles)

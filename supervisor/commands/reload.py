@@ -10,12 +10,7 @@ from supervisor.output import CommandResult, colored
 
 
 def reload(*, dry_run: bool) -> CommandResult:
-    """Reload the daemon's settings; exit code 1 if a changed model did not start.
-
-    Raises:
-        NotRunning: No daemon runs.
-        CorralError: The settings are invalid; nothing was changed.
-    """
+    """Reload the daemon's settings; exit code 1 if a changed model did not start."""
     report = last_message(Client(directories().control_socket).reload(dry_run=dry_run))["reloaded"]
     text = render(report, dry_run=dry_run)
     return CommandResult(report, text, tuple(report["notes"]), 1 if report["failures"] else 0)

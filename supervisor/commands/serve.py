@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 def serve(
     words: Sequence[str], config: Path | None, listen: str | None, report_fd: int | None
 ) -> CommandResult:
-    """Run the daemon until it is asked to stop.
+    """Run the daemon; without words, it loads the models with `preload`.
 
-    Args:
-        words: The models to bring up; none means all with `preload`.
-        config: The settings file that was named.
-        listen: The address that was named.
-        report_fd: A pipe to `corral start` for one line of JSON: `{"models": [names]}` when the
-            daemon answers, or `{"error": …}`. It then loads nothing by itself, and logs to a file.
+    `report_fd` is a pipe to `corral start` for one line of JSON: `{"models": [names]}` when the
+    daemon answers, or `{"error": …}`. The daemon then loads nothing by itself and logs to a file.
     """
     raise_descriptor_limit()
     where = directories()
@@ -95,7 +91,7 @@ def _run(
 ) -> None:
     import uvloop
 
-    from supervisor.failures import FailureHandler
+    from proxy.failures import FailureHandler
 
     async def main() -> None:
         logging.basicConfig(level=logging.WARNING, handlers=[FailureHandler()])

@@ -26,12 +26,7 @@ def list_slots() -> CommandResult:
 
 
 def save(words: Sequence[str]) -> CommandResult:
-    """Save the idle slots of running models, and list what is saved then.
-
-    Raises:
-        NotRunning: No daemon runs.
-        NoSuchModel: A name is not configured.
-    """
+    """Save the idle slots of running models, and list what is saved then."""
     client = Client(directories().control_socket)
     names = resolve_running(words, client.status()) if words else []
     found = last_message(client.save_slots(names))["slots"]
@@ -39,11 +34,7 @@ def save(words: Sequence[str]) -> CommandResult:
 
 
 def forget(model: str | None, *, everything: bool) -> CommandResult:
-    """Delete the conversations and learned prompts of a model, or of all; works without a daemon.
-
-    Raises:
-        SettingsInvalid: Neither a model nor --all is given, or both.
-    """
+    """Delete conversations and learned prompts of a model, or of all; works without a daemon."""
     if (model is None) is not everything:
         raise SettingsInvalid("name a model, or give --all", hint="corral slots list shows them")
     where = directories()

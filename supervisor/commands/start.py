@@ -42,11 +42,7 @@ _POLL_S: Final = 0.05
 def start(
     words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
 ) -> CommandResult:
-    """Bring models up, in a new background daemon if none runs; that one stops if no model starts.
-
-    Raises:
-        CorralError: Why a model did not start.
-    """
+    """Start models, in a new background daemon if none runs; it stops if no model gets ready."""
     where = directories()
     client = Client(where.control_socket)
     try:
@@ -62,17 +58,10 @@ def start(
 
 
 def restart(words: Sequence[str]) -> CommandResult:
-    """Drain models and bring them up again; raises as `load`."""
     return _command_running("restart", words)
 
 
 def load(words: Sequence[str]) -> CommandResult:
-    """Load models into memory, unloading idle ones if needed.
-
-    Raises:
-        NotRunning: No daemon runs.
-        CorralError: Why a model did not start.
-    """
     return _command_running("load", words)
 
 
@@ -96,11 +85,7 @@ def _start_first(
 
 
 def _await_status(client: Client) -> DaemonStatus:
-    """Wait for a daemon that another process is just starting.
-
-    Raises:
-        NotRunning: It does not answer in time.
-    """
+    """Wait for a daemon that another process is just starting."""
     deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
     while True:
         try:
@@ -127,7 +112,7 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
 
 
 def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:
-    """Return whether a command was about a model; without names, not those that stay unloaded."""
+    # Without names, a command is about all models but those that load on request.
     return model["name"] in names if names else model["state"] != "unloaded"
 
 
@@ -136,11 +121,6 @@ def _instances(model: ModelStatus) -> list[InstanceStatus]:
 
 
 def _ready(model: ModelStatus) -> list[str]:
-    """Return the names of a model's instances.
-
-    Raises:
-        CorralError: One is not ready.
-    """
     has_error = any(one["error"] for one in model["instances"])
     if model["state"] == "failed" and model["reason"] and not has_error:
         raise OutOfMemory(f"{model['name']} did not start: {model['reason']}")
@@ -170,9 +150,6 @@ def _spawn_daemon(
     """Start `corral serve` in its own session, wait until it answers, and return the models meant.
 
     It resolves the words in our working directory, and warns on our stderr until it has.
-
-    Raises:
-        CorralError: What the daemon reported, or that it exited without a report.
     """
     reader, writer = os.pipe()
     argv = [sys.executable, "-m", "supervisor.cli", "serve", "--report-fd", str(writer)]

@@ -32,11 +32,6 @@ def stop(words: Sequence[str]) -> CommandResult:
 
 
 def unload(words: Sequence[str]) -> CommandResult:
-    """Unload the named models, or all, until a request needs them.
-
-    Raises:
-        NotRunning: No daemon runs.
-    """
     return _take_down(Client(directories().control_socket), "unload", "unloaded", words)
 
 
@@ -52,10 +47,6 @@ def stop_daemon(where: Directories) -> CommandResult:
     """Shut the daemon down, and wait for its process to exit.
 
     The stream ends just before the daemon releases its lock, and that just before the process ends.
-
-    Raises:
-        NotRunning: No daemon runs.
-        DaemonBusy: It does not answer, or its process does not exit.
     """
     with process_end(read_owner(where.state_file)) as end:
         for _ in Client(where.control_socket).shutdown():

@@ -10,12 +10,7 @@ from supervisor.output import ProgressMeter
 
 
 def last_message(messages: Iterable[StreamMessage]) -> StreamMessage:
-    """Show load progress, and return the message with the result.
-
-    Raises:
-        DaemonBusy: The stream ended without a result.
-        Interrupted: Ctrl-C; the daemon continues.
-    """
+    """Show load progress, and return the message with the result."""
     meter = ProgressMeter()
     try:
         for message in messages:

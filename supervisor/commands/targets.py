@@ -38,13 +38,6 @@ class Targets:
 def choose(
     words: Sequence[str], config: Path | None, where: Directories, listen: str | None = None
 ) -> Targets:
-    """Read the settings and find the models that the words name.
-
-    Raises:
-        SettingsInvalid: The settings are invalid, or there is no model at all.
-        NoSuchModel: A word is neither a model nor a path.
-        ModelInvalid: A word is a pinned model that was not fetched yet.
-    """
     overrides: dict[str, Any] = {"proxy": {"listen": listen}} if listen else {}
     loaded = load(config, config_dir=where.config, overrides=overrides)
     known = loaded.settings.models
@@ -82,11 +75,7 @@ def settings_reader(
 
 
 def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
-    """Return the models of a running daemon that the words name, by name or by the file's path.
-
-    Raises:
-        NoSuchModel: It has no such model.
-    """
+    """Return the models of a running daemon that the words name, by name or by the file's path."""
     by_path = {model["path"]: model["name"] for model in status["models"]}
     names = [model["name"] for model in status["models"]]
     found = [word if word in names else by_path.get(str(Path(word).absolute())) for word in words]

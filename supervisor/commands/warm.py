@@ -13,14 +13,6 @@ from supervisor.warmup.prompts import read
 
 
 def warm(model: str, file: Path) -> CommandResult:
-    """Prefill the prompt in a file on every instance of a model.
-
-    Raises:
-        NotRunning: No daemon runs.
-        NoSuchModel: The name is not configured.
-        SettingsInvalid: The file is not a prompt, or an instance rejected it.
-        StartFailed: No instance is ready, or one did not finish in time.
-    """
     prompt = read(file)
     client = Client(directories().control_socket)
     (name,) = resolve_running([model], client.status())

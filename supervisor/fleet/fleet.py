@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from proxy.failures import FAILURES, persist
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
-from supervisor.failures import FAILURES, persist
 from supervisor.fleet import cache_commands
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for

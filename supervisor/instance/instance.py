@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from proxy.failures import persist
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.events import Emit
-from supervisor.failures import persist
 from supervisor.instance import states
 from supervisor.instance.backoff import RestartPolicy, RestartTracker
 from supervisor.instance.events import emit_prefill

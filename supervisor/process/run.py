@@ -10,10 +10,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from proxy.failures import FAILURES
 from supervisor.engine_client.client import EngineClient
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.errors import CorralError
-from supervisor.failures import FAILURES
 from supervisor.process import exit_cause
 from supervisor.process.child import Child, Exit
 from supervisor.process.exit_cause import FailureCause

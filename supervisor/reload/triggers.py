@@ -10,8 +10,8 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from proxy.failures import FAILURES, persist
 from supervisor.errors import CorralError, DaemonBusy
-from supervisor.failures import FAILURES, persist
 from supervisor.fleet.launch_id import FileVersion
 from supervisor.fleet.planner import file_version
 from supervisor.reload.reload import Reload, ReloadResult

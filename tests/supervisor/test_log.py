@@ -9,8 +9,8 @@ from typing import TextIO
 
 import pytest
 
+from proxy.failures import FAILURES, FailureHandler
 from supervisor.events import Event, EventStream
-from supervisor.failures import FAILURES, FailureHandler
 from supervisor.log import Sink, console_sink, is_journal, journal_sink, json_sink, stream_sink
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
