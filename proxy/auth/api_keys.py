@@ -31,11 +31,7 @@ _RECHECK_S: Final = 1.0
 
 
 class ApiKeys:
-    """The valid keys; without a file, no request needs one.
-
-    Raises:
-        ConfigError: The file is missing, readable by others, or invalid.
-    """
+    """The valid keys; without a file, no request needs one. Raises ConfigError."""
 
     def __init__(
         self, path: Path | None, emit: Emit, clock: Callable[[], float] = time.monotonic
@@ -50,11 +46,7 @@ class ApiKeys:
         self._checked_at_s = clock()
 
     def key_of(self, request: web.BaseRequest) -> Key | None:
-        """The key of a request; None if no keys are configured.
-
-        Raises:
-            Unauthorized: It has no key, two keys, or an unknown one.
-        """
+        """None if no keys are configured. Raises Unauthorized."""
         if self._path is None:
             return None
         self._reload_if_changed(self._path)

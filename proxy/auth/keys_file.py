@@ -91,8 +91,7 @@ class _Entry(BaseModel):
 def read_keys(path: Path) -> tuple[tuple[Key, ...], FileVersion]:
     """The keys in the file's order, and the version of the file that was read.
 
-    Raises:
-        ConfigError: The file is missing, readable by others, or invalid.
+    Raises ConfigError if it is missing, open to others, or invalid.
     """
     missing = "corral key add NAME creates it; or unset api_keys_file under [proxy]"
     text, found = read_private(path, "the keys file", _FILE_MAX_BYTES, missing=missing, wrong=_HINT)
@@ -100,11 +99,7 @@ def read_keys(path: Path) -> tuple[tuple[Key, ...], FileVersion]:
 
 
 def parse_keys(text: bytes, path: Path) -> tuple[Key, ...]:
-    """The keys in the text of a file.
-
-    Raises:
-        ConfigError: It is not TOML, or an entry is invalid; the message contains no key.
-    """
+    """Raises ConfigError for an invalid text or entry; the message contains no key."""
     try:
         table = parse_toml(text)
     except ValueError as error:

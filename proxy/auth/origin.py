@@ -39,27 +39,17 @@ _FIELD_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{0,4096}")
 
 
 class OriginPolicy:
-    """The accepted hosts and origins.
-
-    Raises:
-        ConfigError: A configured host or origin is invalid.
-    """
+    """Raises ConfigError for an invalid host or origin in the settings."""
 
     def __init__(self, settings: ProxySettings) -> None:
         self._is_loopback = is_loopback(settings.host)
-        self._hosts = hosts_of(settings.allowed_hosts)
         # Other machines cannot reach a loopback address, so it needs no names of this machine.
         names = () if self._is_loopback else machine_names(socket.gethostname())
-        self._machine = hosts_of(names)
+        self._hosts = hosts_of((*settings.allowed_hosts, *names))
         self._origins = origins_of(settings.allowed_origins)
 
     def check(self, request: web.BaseRequest) -> None:
-        """Check the header of a request.
-
-        Raises:
-            BadRequest: HTTP/0.9, which has no header.
-            Forbidden: Its Host, Origin or Sec-Fetch-Site is not allowed.
-        """
+        """Raises BadRequest for HTTP/0.9, which has no header, else Forbidden."""
         if request.version.major < 1:
             raise BadRequest("HTTP/0.9 is not supported; use HTTP/1.1")
         host = request.headers.get("Host", "")
@@ -80,7 +70,7 @@ class OriginPolicy:
             )
 
     def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
-        """What allows a page to read the response; empty without an allowed Origin."""
+        """Empty without an allowed Origin."""
         origin = request.headers.get("Origin")
         if origin is None or not self._origins.fullmatch(origin):
             return {}
@@ -93,10 +83,8 @@ class OriginPolicy:
     def _is_allowed(self, host: str) -> bool:
         if _LOCAL_HOST.fullmatch(host) or self._hosts.fullmatch(host):
             return True
-        if self._is_loopback:
-            return False
-        # Nobody can make an IP address resolve to this machine.
-        return _is_address(host) or bool(self._machine.fullmatch(host))
+        # DNS rebinding needs a name, not an IP address.
+        return not self._is_loopback and _is_address(host)
 
 
 def is_preflight(request: web.BaseRequest) -> bool:
@@ -140,11 +128,7 @@ def machine_names(hostname: str) -> tuple[str, ...]:
 
 
 def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
-    """Match these hosts; one without a port matches any port.
-
-    Raises:
-        ConfigError: One is neither a name nor an address.
-    """
+    """Match these hosts; one without a port matches any port. Raises ConfigError."""
     for host in named:
         if not _HOST.fullmatch(host):
             raise ConfigError(
@@ -162,10 +146,7 @@ def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
     """Match the local origins and these.
 
     One `*` in a host matches any part of it: `https://*.example.com`. "null" and "file://" match
-    only literally.
-
-    Raises:
-        ConfigError: One is not a valid origin, or has more than one `*`.
+    only literally. Raises ConfigError.
     """
     for origin in named:
         if origin not in _OPAQUE and (not _ORIGIN.fullmatch(origin) or origin.count("*") > 1):

@@ -34,11 +34,7 @@ class RateLimiter:
 
     @contextmanager
     def holding(self, key: Key) -> Iterator[None]:
-        """Count a request of a key; it is in flight for the length of the block.
-
-        Raises:
-            TooManyRequests: The key is at one of its limits.
-        """
+        """Count a request, in flight for the length of the block. Raises TooManyRequests."""
         usage = self._usage.setdefault(key.name, _Usage())
         _take(usage, key, self._clock())
         try:

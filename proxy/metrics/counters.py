@@ -53,13 +53,7 @@ HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str]]] = {
 
 
 class Histogram:
-    """Counts of values between bounds.
-
-    Attributes:
-        bounds: Upper bounds, inclusive, ascending.
-        counts: One for each bound, and one for values above all of them; not cumulative.
-        total: Sum of all values.
-    """
+    """Counts of values by inclusive upper bounds, not cumulative; the last is above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -72,12 +66,7 @@ class Histogram:
 
 
 class RequestCounters:
-    """Counts of requests since the start.
-
-    Attributes:
-        counts: For each name in COUNTERS, by the values of its labels.
-        histograms: For each name in HISTOGRAMS, by model and instance.
-    """
+    """Counts since the start, by name and label values."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[_Key]] = {name: Counter() for name in COUNTERS}

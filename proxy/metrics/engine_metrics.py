@@ -32,12 +32,7 @@ _MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is the l
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """One read of one engine.
-
-    Attributes:
-        at_s: Monotonic time of the request.
-        families: Empty if the read failed.
-    """
+    """One read of one engine; without families if it failed."""
 
     upstream: Upstream
     at_s: float

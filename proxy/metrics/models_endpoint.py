@@ -69,10 +69,7 @@ def model_list(model_infos: Sequence[ModelInfo]) -> dict[str, object]:
 
 
 def model_page(model_info: ModelInfo) -> dict[str, object]:
-    """`/v1/models/{id}`.
-
-    `status.value` has the three states that Open WebUI and Jan know; `failed` is a separate member.
-    """
+    """`/v1/models/{id}`."""
     has_failed = model_info.state == "failed"
     return {
         # OpenAI's.
@@ -90,6 +87,7 @@ def model_page(model_info: ModelInfo) -> dict[str, object]:
         "context_length": model_info.context_length,
         "meta": {"n_ctx": model_info.context_length, "slots": model_info.slots},
         "status": {
+            # Open WebUI and Jan know three states.
             "value": "unloaded" if has_failed else model_info.state,
             "failed": has_failed,
             "reason": model_info.reason,

@@ -88,12 +88,7 @@ class Metrics:
     async def page(
         self, accept: str, model_infos: Sequence[ModelInfo], router: Router
     ) -> tuple[bytes, str]:
-        """The body, and its content type: plain text or OpenMetrics.
-
-        Args:
-            accept: The client's `Accept`.
-            model_infos: The models that the client may see.
-        """
+        """The body for these models, and its content type: plain text or OpenMetrics."""
         in_service = (instance.upstream for instance in router.instances() if instance.in_service)
         # A node serves its own metrics, with its own labels.
         readings = await self._scrape.read([one for one in in_service if not one.node])
@@ -187,14 +182,14 @@ def _labels(upstream: Upstream) -> tuple[str, ...]:
 
 
 def _counter(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
-    family = CounterMetricFamily(_PREFIX + name, text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
+    return _filled(CounterMetricFamily(_PREFIX + name, text, labels=labels), values)
 
 
 def _gauge(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
-    family = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+    return _filled(GaugeMetricFamily(_PREFIX + name, text, labels=labels), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
     for key, value in values.items():
         family.add_metric(key, value)
     return family

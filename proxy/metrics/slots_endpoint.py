@@ -24,13 +24,11 @@ class Slot:
     """One slot.
 
     Attributes:
-        id: Number in the whole list, from 0.
-        index: Number in the instance, from 0, oldest request first; not the engine's `id_slot`.
+        id: Number in the whole list.
+        index: Number in the instance, oldest request first; not the engine's `id_slot`.
         is_ending: Whether its request has ended but the engine still computes.
-        prompt_tokens: An estimate until the engine reports it; None without one.
-        prompt_tokens_done: Prompt tokens in the cache so far.
-        cached_tokens: Those of them that were in the cache before.
-        tokens_per_second: Decode rate; 0 in other states.
+        prompt_tokens: An estimate until the engine reports it.
+        prompt_tokens_done: Those in the cache so far, of which `cached_tokens` were there before.
         age_s: Seconds since the instance got the request.
     """
 
@@ -50,14 +48,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotTotals:
-    """Slots by state.
-
-    Attributes:
-        generating: As `decode`.
-        batch: What the engine's batches contain; None if all slots are idle.
-        utilisation: Share of active slots, 0 to 1.
-        tokens_per_second: Decode rate over all slots.
-    """
+    """Slots by state; `generating` equals `decode`, `utilisation` is `active / slots`."""
 
     slots: int
     idle: int
@@ -152,7 +143,7 @@ def _slot(
 
 
 def _decode_rate(lease: LeaseStats, now_s: float) -> float:
-    """Tokens after the first per second since the first."""
+    # The first token ends the prefill.
     if lease.first_token_at_s is None or now_s <= lease.first_token_at_s or lease.decoded < 2:
         return 0.0
     return round((lease.decoded - 1) / (now_s - lease.first_token_at_s), 2)

@@ -41,13 +41,7 @@ class RemoteModel:
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model of a node.
-
-    Attributes:
-        slots: Concurrent requests that the node gets for it.
-        node: The node's name.
-        problem: Why the node cannot serve it now; None if it can.
-    """
+    """A model of a node; `problem` is why the node cannot serve it now."""
 
     remote_model: RemoteModel
     slots: int
@@ -56,13 +50,9 @@ class OfferedModel:
 
 
 def read_remote_models(body: bytes, only: Collection[str] = ()) -> tuple[RemoteModel, ...]:
-    """The loaded models in a node's `/v1/models`.
+    """The loaded models in a node's `/v1/models`; `only` these ids unless empty.
 
-    Args:
-        only: Ids to include; empty for all.
-
-    Raises:
-        Unreadable: It is not a list of models, or has more than 1024.
+    Raises Unreadable if it is not a list of models, or has more than 1024.
     """
     entries = _entries(body)
     if len(entries) > _MODELS_MAX:
@@ -129,9 +119,8 @@ def _positive(value: object) -> int | None:
 def served_id(remote_model: RemoteModel, local: Sequence[ModelInfo]) -> str | None:
     """The id under which a node's model is served here.
 
-    Returns:
-        That of the local model with one of its names, else its own; None if its name is a variant
-        of a local model, which only the local model serves.
+    That of the local model with one of its names, else its own; None if its name is a variant of a
+    local model, which only the local model serves.
     """
     for name in (remote_model.id, *remote_model.aliases):
         if found := lookup(name, local):
@@ -142,11 +131,7 @@ def served_id(remote_model: RemoteModel, local: Sequence[ModelInfo]) -> str | No
 def merged(
     local: Sequence[ModelInfo], offered: Iterable[OfferedModel], created: int
 ) -> list[ModelInfo]:
-    """All models, local ones first.
-
-    Args:
-        created: Unix time in whole seconds, for the models that only nodes have.
-    """
+    """All models, local ones first; `created` (Unix time) is for those that only nodes have."""
     by_id: dict[str, list[OfferedModel]] = {}
     for one in offered:
         if model := served_id(one.remote_model, local):

@@ -42,12 +42,7 @@ _FAILURES: Final = 2
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """The time until the next poll.
-
-    Args:
-        failures: Consecutive failures so far.
-        chance: 0 to 1: jitter of a tenth less to a tenth more.
-    """
+    """The time until the next poll; `chance` from 0 to 1 varies it by a tenth either way."""
     wait_s = _INTERVAL_S
     if failures:
         wait_s = min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, 16), _RETRY_MAX_S)
@@ -55,15 +50,7 @@ def pause_s(failures: int, chance: float) -> float:
 
 
 class NodeMonitor:
-    """Polls one node.
-
-    Args:
-        local: Returns the models that are configured here.
-        chance: Returns a number from 0 to 1, for jitter.
-
-    Attributes:
-        problem: Why it is not up.
-    """
+    """Polls one node; `problem` is why it is not up."""
 
     def __init__(
         self,

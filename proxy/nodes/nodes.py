@@ -29,11 +29,9 @@ class NodeStats:
     """One node.
 
     Attributes:
-        is_up: Whether its last polls succeeded.
-        problem: Why it is not up; None if it is.
+        problem: Why it is not up.
         models: The node's ids of the models that are or were served here.
         slots: Concurrent requests that it gets over all models; 0 while it is not up.
-        slots_busy: In-flight requests.
     """
 
     name: str
@@ -48,10 +46,7 @@ class NodeStats:
 class Nodes:
     """Monitors the nodes; a `proxy.models.ModelLoader` of local and remote models.
 
-    Args:
-        router: Admits their models.
-        local: Loads the models that are configured here.
-        created: Unix time in whole seconds, for the models that only nodes have.
+    `created` (Unix time in whole seconds) is for the models that only nodes have.
     """
 
     def __init__(

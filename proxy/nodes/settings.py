@@ -69,15 +69,7 @@ class ConfiguredNode:
     def upstream(
         self, name: str, model: str, here: str, slots: int, aliases: tuple[str, ...] = ()
     ) -> Upstream:
-        """A model of the node as an instance.
-
-        Args:
-            name: The name of the instance.
-            model: The node's id of the model.
-            here: Our id of the model.
-            slots: Concurrent requests that it gets.
-            aliases: Other names of the model.
-        """
+        """A model of the node as an instance; `model` is the node's id of it, `here` ours."""
         parts = urlsplit(self.settings.url)
         return Upstream(
             name=name,
@@ -95,11 +87,7 @@ class ConfiguredNode:
 
 
 def configured_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
-    """The nodes with their keys.
-
-    Raises:
-        ConfigError: A key file is missing, open to others, or invalid.
-    """
+    """The nodes with their keys. Raises ConfigError."""
     return [
         ConfiguredNode(name, table, read_key(table.key_file) if table.key_file else "")
         for name, table in tables.items()
@@ -107,11 +95,7 @@ def configured_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]
 
 
 def read_key(path: Path) -> str:
-    """The key in a file.
-
-    Raises:
-        ConfigError: The file is missing, open to others, or does not contain exactly one key.
-    """
+    """Raises ConfigError if the file is missing, open to others, or has not exactly one key."""
     missing = "write the node's key into it, or unset key_file of the node"
     text, _ = read_private(
         path, "the key file", _KEY_FILE_MAX_BYTES, missing=missing, wrong=_KEY_HINT

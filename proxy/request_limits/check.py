@@ -67,9 +67,7 @@ _TOKEN, _WORD, _PATTERN, _PATTERN_FULL = range(4)
 def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:
     """Check a body as the instance will read it.
 
-    Raises:
-        LimitExceeded: It exceeds a limit; the message names the first one.
-        BadRequest: A grammar trigger has an unknown type.
+    Raises LimitExceeded, or BadRequest for a grammar trigger of unknown type.
     """
     patterns = Patterns(limits)
     for name in _NUMBERS.keys() & members.keys():

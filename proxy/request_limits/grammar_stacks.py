@@ -40,14 +40,7 @@ _CHARACTER: Final[_Expansions] = (1, 0)
 
 @dataclass(slots=True)
 class Part:
-    """A character, a reference to a rule, or alternatives in parentheses; possibly repeated.
-
-    Attributes:
-        name: Of the rule; empty for a character.
-        alternatives: Those in parentheses.
-        least: Fewest repetitions.
-        most: Most repetitions, capped at 32.
-    """
+    """A character (no name), a reference to a rule, or alternatives in parentheses; repeated."""
 
     name: str | int = ""
     alternatives: list[list[Part]] = field(default_factory=list)

@@ -90,15 +90,9 @@ class RequestLimits(SettingsTable):
     )
 
     def enforce(self, member: str, unit: str, amount: float, setting: str) -> None:
-        """Check one limit.
+        """Raise LimitExceeded if a member of the body has more `unit`s than a limit.
 
-        Args:
-            member: The member of the body.
-            unit: What `amount` counts; empty if `amount` is the member's own value.
-            setting: The limit's name.
-
-        Raises:
-            LimitExceeded: `amount` is larger.
+        `unit` is empty if `amount` is the member's own value.
         """
         limit: int = getattr(self, setting)
         if amount > limit:

@@ -229,10 +229,10 @@ def test_every_limit_is_tested() -> None:
     ids=lambda members: next(iter(members)),
 )
 def test_time_is_linear_in_the_size(members: dict[str, Any]) -> None:
-    began_at_s = time.monotonic()
+    began_at_s = time.process_time()
     check(EndpointKind.LLAMA_COMPLETION, members, ANYTHING)
     # Quadratic time would be minutes.
-    assert time.monotonic() - began_at_s < 10
+    assert time.process_time() - began_at_s < 10
 
 
 async def test_the_client_gets_400_and_no_engine_gets_the_request(proxy: ProxyHarness) -> None:
