@@ -144,7 +144,7 @@ class Daemon:
             self._planner.entry(name)
         with lock_runtime_dir(self._directories), self._signal_handlers():
             kill_orphans(self._directories.runtime, self._events.emit)
-            clean_up(self._planner.keeping, self._events.emit)
+            clean_up(self._planner.slot_persistence, self._events.emit)
             async with self._listening(), self._control_socket(), asyncio.TaskGroup() as group:
                 fleet = group.create_task(self._fleet.serve())
                 reloads = group.create_task(self._watch.serve())
@@ -240,7 +240,7 @@ class Daemon:
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
-        return self._fleet.spawn(cache_commands.save(replicas, self._planner.keeping))
+        return self._fleet.spawn(cache_commands.save(replicas, self._planner.slot_persistence))
 
     def warm(
         self, model: str, prompt: WarmPrompt

@@ -56,7 +56,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         replicas=planner.replicas(name),
         misfit=misfit,
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
-        not_persisted_reason=planner.keeping.reason(made),
+        not_persisted_reason=planner.slot_persistence.reason(made),
     )
     notes = [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
     return CommandResult(_data(found), _render(found), (*made.warnings, *notes))

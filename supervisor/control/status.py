@@ -35,7 +35,7 @@ def model_status(
     model: Model, instances: list[InstanceStatus], waiting: Waiting | None
 ) -> ModelStatus:
     plan, (state, reason) = model.plan, availability(model)
-    planned = (one.keeper.reason for one in model.all_replicas if one.plan)
+    planned = (one.slots.reason for one in model.all_replicas if one.plan)
     return {
         "name": model.entry.name,
         "state": state,

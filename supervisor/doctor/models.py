@@ -48,7 +48,7 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
             yield failed(f"model {name}", error)
             continue
         yield from check_plan(plan)
-        if reason := planner.keeping.reason(plan):
+        if reason := planner.slot_persistence.reason(plan):
             text = f"conversations are not saved across restarts: {reason}"
             yield Finding(f"model {name}", "ok", text)
         found = memory_need(plan, planner.replicas(entry.name).count)

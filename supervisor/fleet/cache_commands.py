@@ -17,7 +17,6 @@ from supervisor.instance.states import State
 from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.manifest import Manifest, cache_key
 from supervisor.slot_store.task import ReplicaRef
-from supervisor.slot_store.verify import CacheObservation
 from supervisor.warmup.prompts import WarmPrompt
 from supervisor.warmup.queue import PrefillQueue
 
@@ -43,22 +42,15 @@ async def save_predecessors(model: Model, young: Replica) -> None:
             await _save(one)
 
 
-async def save(replicas: Iterable[Replica], keeping: SlotPersistence) -> list[Manifest]:
+async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> list[Manifest]:
     """Have instances that serve save what their idle slots hold; return all that is kept then."""
     replicas = list(replicas)
     for one in replicas:
         await _save(one)
-    models = dict.fromkeys(one.place.model for one in replicas)
-    return [
-        found for model in models for found in await asyncio.to_thread(keeping.store.saved, model)
-    ]
-
-
-async def verify(replica: Replica, id_slot: int, had: CacheObservation) -> None:
-    """Have a replica look into what the first answer in a slot that was filled says."""
-    if facts := _serving(replica):
-        async with EngineClient(facts.endpoint, facts.api_key) as client:
-            await replica.keeper.verify(client, facts.run, id_slot, had)
+    saved: list[Manifest] = []
+    for model in dict.fromkeys(one.place.model for one in replicas):
+        saved += await asyncio.to_thread(persistence.store.saved, model)
+    return saved
 
 
 async def warm(
@@ -108,7 +100,7 @@ async def _read(
 async def _save(replica: Replica) -> None:
     if facts := _serving(replica):
         async with EngineClient(facts.endpoint, facts.api_key) as client:
-            await replica.keeper.save(client, facts.run)
+            await replica.slots.save(client, facts.run)
 
 
 def _serving(replica: Replica) -> InstanceSnapshot | None:

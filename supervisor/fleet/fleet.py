@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from proxy.failures import FAILURES, persist
@@ -27,8 +26,7 @@ from supervisor.instance.instance import Instance
 from supervisor.instance.interfaces import Traffic
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
-from supervisor.slot_store.manager import SlotManager, SlotManagerContext
-from supervisor.slot_store.verify import CacheObservation
+from supervisor.slot_store.manager import SlotManager
 
 # A start is over when the instance serves, or when whoever waits should hear why it does not:
 # in BACKOFF it will be tried again, but the cause of the first failure is known.
@@ -191,14 +189,11 @@ class Fleet:
             replica.instance.overdue(replica.instance.snapshot().run, reason)
 
     def restore_verified(self, instance: str, id_slot: int, timings: Timings) -> None:
-        """Verify a restored slot whose first response cached few of its tokens."""
-        replica, cached = self._find(instance), timings.cached_tokens
-        observed = CacheObservation(cached + timings.prompt_tokens, cached)
-        if replica and replica.keeper.is_doubtful(id_slot, observed):
-            with suppress(DaemonBusy):  # the daemon is stopping
-                self.spawn(cache_commands.verify(replica, id_slot, observed))
+        """Check the first response to a conversation in the slot that it was restored to."""
+        if replica := self._find(instance):
+            replica.slots.restore_used(id_slot, timings)
 
-    # Changing it. Nothing here waits: what follows, follows in tasks of its own.
+    # Changes. None of these waits; what follows runs in tasks.
 
     def set_planner(self, planner: LaunchPlanner) -> None:
         """Take new settings in: their models and their order."""
@@ -257,7 +252,7 @@ class Fleet:
     def _make(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
         taken = {replica.name for replica in self.all_replicas()}
         replica = Replica(place, name_for(place, taken), planner)
-        replica.keeper = self._keeper(replica)
+        replica.slots = self._slot_manager(replica)
         replica.instance = Instance(
             name=replica.name,
             model=place.model,
@@ -267,7 +262,7 @@ class Fleet:
             traffic=self._traffic,
             admit=lambda snapshot: self._admit(replica, snapshot),
             emit=self._tell,
-            persister=replica.keeper,
+            persister=replica.slots,
         )
         self._serve(replica)
         return replica
@@ -285,17 +280,18 @@ class Fleet:
         if name == "instance.state_changed":
             self._on_change()
 
-    def _keeper(self, replica: Replica) -> SlotManager:
-        charge = SlotManagerContext(
-            owner=lambda: cache_commands.replica_ref(self.models[replica.place.model], replica),
+    def _slot_manager(self, replica: Replica) -> SlotManager:
+        def model() -> Model:
+            return self.models[replica.place.model]
+
+        return SlotManager(
+            owner=lambda: cache_commands.replica_ref(model(), replica),
             plan=lambda: replica.plan,
-            keeping=lambda: replica.planner.keeping,
+            persistence=lambda: replica.planner.slot_persistence,
             fingerprints=lambda slots: self._fingerprints(replica.name, slots),
-            elders=lambda: cache_commands.save_predecessors(
-                self.models[replica.place.model], replica
-            ),
+            save_predecessors=lambda: cache_commands.save_predecessors(model(), replica),
+            emit=self._emit,
         )
-        return SlotManager(charge, self._emit)
 
     def _serve(self, replica: Replica) -> None:
         if self._lives:

@@ -33,12 +33,12 @@ class Replica:
         plan: What its latest run was started with, or None before the first.
         fingerprint: What that was made from, or None before the first.
         instance: The instance; set by the fleet, which alone makes these.
-        keeper: Keeps its conversations; set likewise.
+        slots: Saves and restores its slots; set likewise.
         life: The task that serves it, while the fleet does.
     """
 
     instance: Instance
-    keeper: SlotManager
+    slots: SlotManager
 
     def __init__(self, place: ReplicaId, name: str, planner: LaunchPlanner) -> None:
         self.place = place
@@ -73,7 +73,7 @@ class Replica:
 
     def restored_slots(self, run: int) -> Iterator[RestoredSlot]:
         """Yield the slots as a run began with them, for the proxy's prefix index."""
-        for one in self.keeper.restored_slots(run):
+        for one in self.slots.restored_slots(run):
             tokens = one.kept.tokens if one.kept else 0
             word = one.kept.fingerprint if one.kept else ""
             yield RestoredSlot(one.id_slot, one.task, tokens, decode_fingerprint(word))

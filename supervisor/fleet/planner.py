@@ -49,7 +49,7 @@ class LaunchPlanner:
             name: _entry(name, model) for name, model in settings.models.items()
         }
         self._replicas: dict[str, Replicas] = {}
-        self.keeping = slot_persistence(directories, settings.supervisor)
+        self.slot_persistence = slot_persistence(directories, settings.supervisor)
         self.learned = LearnedPrompts(directories.prompts)
 
     @property
@@ -212,7 +212,7 @@ class LaunchPlanner:
         endpoint = self._endpoint(plan.engine, instance)
         api_key = secrets.token_hex(16)
         where = self._directories
-        argv = (*_argv(plan, endpoint), *self.keeping.make_room(plan, instance))
+        argv = (*_argv(plan, endpoint), *self.slot_persistence.prepare(plan, instance))
         return Launch(
             argv=argv,
             env=clean_environment(
@@ -243,7 +243,7 @@ class LaunchPlanner:
     def launch_argv(self, plan: Plan, instance: str) -> tuple[str, ...]:
         """Return the command line that a launch of a plan has."""
         argv = _argv(plan, self._endpoint(plan.engine, instance))
-        return (*argv, *self.keeping.arguments(plan, instance))
+        return (*argv, *self.slot_persistence.arguments(plan, instance))
 
     def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
         socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None

@@ -1,158 +1,139 @@
-"""Keeps the conversations of one replica: saves its idle slots, fills those of its next run.
+"""Saves the idle slots of one replica, and restores them into its next run.
 
-An engine writes and reads in a spool of its own and never sees the slot store. What it wrote is
-verified before it is kept, and verified again before it is handed back. Nothing here fails an
-instance: what cannot be saved or restored is told, and the request is served cold.
+An engine writes and reads in a spool directory of its own, never in the slot store. Each file is
+verified before it is kept and again before an engine reads it. Nothing here fails an instance: what
+cannot be saved or restored is logged, and the request is served without a cache.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
+from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.config import SlotPersistence
-from supervisor.slot_store.file_check import InvalidSlotFile
-from supervisor.slot_store.manifest import Manifest, cache_key
+from supervisor.slot_store.manifest import cache_key
 from supervisor.slot_store.restore import RestoredSlot, restore
 from supervisor.slot_store.save import save
-from supervisor.slot_store.slot_file import NotASlotFile
+from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.task import Fingerprints, ReplicaRef, SlotTask, SlotTransfer
-from supervisor.slot_store.verify import CacheObservation, is_doubtful, is_unused, read_back
-
-
-@dataclass(frozen=True, slots=True)
-class SlotManagerContext:
-    """What a keeper has to know of its replica, as it is when asked.
-
-    Attributes:
-        owner: Whose conversations they are.
-        plan: What the present run was made from; None before the first.
-        keeping: How they are kept.
-        fingerprints: What the proxy calls those in its idle slots.
-        elders: Has an instance that serves in the same place save what it holds, so that its
-            successor finds it.
-    """
-
-    owner: Callable[[], ReplicaRef]
-    plan: Callable[[], Plan | None]
-    keeping: Callable[[], SlotPersistence]
-    fingerprints: Fingerprints
-    elders: Callable[[], Awaitable[None]]
 
 
 class SlotManager:
-    """Keeps the conversations of one replica.
+    """Saves and restores the slots of one replica.
 
     Args:
-        charge: The replica.
-        emit: Where events go.
+        owner: Returns the replica.
+        plan: Returns the plan of the current run; None before the first.
+        persistence: Returns the current settings.
+        fingerprints: The proxy's names for the conversations in idle slots.
+        save_predecessors: Saves the slots of serving instances that this one will replace.
+        emit: Emits events.
     """
 
-    def __init__(self, charge: SlotManagerContext, emit: Emit) -> None:
-        self._charge = charge
+    def __init__(
+        self,
+        *,
+        owner: Callable[[], ReplicaRef],
+        plan: Callable[[], Plan | None],
+        persistence: Callable[[], SlotPersistence],
+        fingerprints: Fingerprints,
+        save_predecessors: Callable[[], Awaitable[None]],
+        emit: Emit,
+    ) -> None:
+        self._owner = owner
+        self._plan = plan
+        self._persistence = persistence
+        self._fingerprints = fingerprints
+        self._save_predecessors = save_predecessors
         self._emit = emit
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._run = 0
-        self._known: dict[int, int | None] = {}
-        self._begun: tuple[RestoredSlot, ...] = ()
+        self._saved_tasks: dict[int, int | None] = {}
+        self._restored: tuple[RestoredSlot, ...] = ()
 
     @property
     def reason(self) -> str | None:
-        """Return why nothing is kept, as a clause; None where it is, or no run was planned yet."""
-        plan = self._charge.plan()
-        return self._charge.keeping().reason(plan) if plan else None
+        """Why no slot is saved, as a clause; None if they are, or before the first run."""
+        plan = self._plan()
+        return self._persistence().reason(plan) if plan else None
 
     def restored_slots(self, run: int) -> tuple[RestoredSlot, ...]:
-        """Return the slots as a run began with them; none where nothing was put into them."""
-        return self._begun if run == self._run else ()
+        """Return all slots at the start of a run; none if nothing was restored."""
+        return self._restored if run == self._run else ()
 
-    def is_doubtful(self, id_slot: int, had: CacheObservation) -> bool:
-        """Return whether the first answer in a slot leaves a doubt that it was worth filling.
+    def restore_used(self, id_slot: int, timings: Timings) -> None:
+        """Check the first response to a conversation in the slot that it was restored to.
 
-        Args:
-            id_slot: Which.
-            had: What that answer says.
+        An engine that cannot use a restored slot computes the whole prompt again; then nothing is
+        restored for this model and build any more. One token from the cache is enough: a template
+        that writes the date makes another prompt from there on, on another day.
         """
-        one = self._in(id_slot)
-        return one is not None and is_doubtful(one.tokens, had)
-
-    async def verify(
-        self, client: EngineClient, run: int, id_slot: int, had: CacheObservation
-    ) -> None:
-        """Look whether an engine computed anew what a slot was filled with; then nothing is kept.
-
-        Args:
-            client: The engine.
-            run: Its run.
-            id_slot: Which.
-            had: What the first answer there says.
-        """
-        job, one = self._job(run), self._in(id_slot)
-        if job is None or one is None or run != self._run:
+        manifest = next((one.kept for one in self._restored if one.id_slot == id_slot), None)
+        task = self._task(self._run)
+        if manifest is None or task is None:
             return
-        # What cannot be looked at, or is gone, proves nothing.
-        with suppress(TimeoutError, EngineUnreachable, NotASlotFile, OSError, AccessDenied):
-            async with asyncio.timeout(self._charge.keeping().timeout_s), self._turn:
-                before = await asyncio.to_thread(job.store.head, one)
-                now = await read_back(job, client, id_slot)
-                shared = before.shared_with(now) if now else 0
-                if is_unused(shared, had, job.budget.tokens_min):
-                    job.restore_unused(min(shared, had.prompt_tokens), had.cached_tokens)
+        expected = min(manifest.tokens, timings.cached_tokens + timings.prompt_tokens)
+        if timings.cached_tokens == 0 and expected >= task.budget.tokens_min:
+            task.emit("slots.restore_unused", expected=expected, cached=0)
+            task.store.ineffective.add(task.owner.model, task.key)
 
     async def save(self, client: EngineClient, run: int) -> None:
-        """Save what idle slots hold and is not saved yet, within the budgets."""
-        job = self._job(run)
-        if job is None:
+        """Save the idle slots that are not saved yet, within the limits of time and disk."""
+        task = self._task(run)
+        if task is None:
             return
         if run != self._run:
-            self._known, self._begun, self._run = {}, (), run
-        tally = SlotTransfer()
+            self._saved_tasks, self._restored, self._run = {}, (), run
+        transfer = SlotTransfer()
+        reason = ""
         try:
-            async with asyncio.timeout(self._charge.keeping().timeout_s), self._turn:
-                await save(job, client, self._known, tally)
+            async with asyncio.timeout(self._persistence().timeout_s), self._lock:
+                await save(task, client, self._saved_tasks, transfer)
         except TimeoutError:
-            job.save_failed("it took longer than slot_save_timeout_s; the rest is not saved")
+            reason = "it took longer than slot_save_timeout_s; the rest is not saved"
         except EngineUnreachable as error:
-            job.save_failed(f"the engine does not answer: {error}")
+            reason = f"the engine does not answer: {error}"
         except (OSError, AccessDenied, InvalidSlotFile) as error:
-            job.save_failed(str(error))
-        job.saved(tally)
+            reason = str(error)
+        if reason:
+            task.emit("slots.save_failed", run=run, reason=reason)
+        task.emit_transfer("slots.saved", transfer)
 
     async def restore(self, client: EngineClient, run: int) -> int:
-        """Fill slots with what was saved, the most recently used first; return how many."""
-        job = self._job(run)
-        if job is None:
+        """Fill slots with the most recently used conversations; return how many."""
+        task = self._task(run)
+        if task is None:
             return 0
-        await self._charge.elders()
-        tally = SlotTransfer()
-        # An engine that falls silent is found out by those who watch it.
+        await self._save_predecessors()
+        transfer = SlotTransfer()
+        # The health checks find an engine that does not answer.
         with suppress(EngineUnreachable, OSError, AccessDenied):
-            found = await restore(job, client, tally)
-            self._known = {one.id_slot: one.task for one in found}
-            self._begun, self._run = tuple(found) if tally.slots else (), run
-        job.restored(tally)
-        return tally.slots
+            found = await restore(task, client, transfer)
+            self._saved_tasks = {one.id_slot: one.task for one in found}
+            self._restored, self._run = tuple(found) if transfer.slots else (), run
+        task.emit_transfer("slots.restored", transfer)
+        return transfer.slots
 
-    def _in(self, id_slot: int) -> Manifest | None:
-        return next((one.kept for one in self._begun if one.id_slot == id_slot), None)
-
-    def _job(self, run: int) -> SlotTask | None:
-        keeping, plan = self._charge.keeping(), self._charge.plan()
+    def _task(self, run: int) -> SlotTask | None:
+        persistence, plan = self._persistence(), self._plan()
         if plan is None or self.reason:
             return None
+        owner = self._owner()
         return SlotTask(
             run,
-            self._charge.owner(),
+            owner,
             plan,
-            self._charge.fingerprints,
+            self._fingerprints,
             cache_key(plan),
-            keeping.store,
-            keeping.budget,
+            persistence.store,
+            persistence.budget,
+            functools.partial(self._emit, instance=owner.instance, model=owner.model),
             self._emit,
         )

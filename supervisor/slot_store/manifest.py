@@ -1,7 +1,6 @@
-"""What is known of a slot file, and what it must match to be put back. Pure but for `cache_key`.
+"""What is known of a slot file, as JSON beside it. Pure but for `cache_key`.
 
-A manifest stands beside its file as JSON. It carries a hash of itself, so that one that was altered
-is told from one that was written.
+A manifest holds a hash of itself, so that an altered one is recognised.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from supervisor.host.files import is_regular
 from supervisor.slot_store.slot_file import SlotFileHeader
 
 FORMAT: Final = 3
-# The proxy's word for a prompt of half a million bytes has some 90,000 characters.
-_CHAIN_MAX_CHARACTERS: Final = 128 * 1024
+# The fingerprint of a prompt of half a million bytes has some 90,000 characters.
+_FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
 
-# Options that change nothing of what a cache holds. All others must be the same, those that a later
-# build brings included: a cache thrown away costs seconds, a wrong one makes wrong text.
+# Options that do not change the contents of a cache. All others must be equal, also unknown ones of
+# later builds: a discarded cache costs seconds, a wrong one makes wrong text.
 _WITHOUT_EFFECT: Final = frozenset(
     {
         "--model", "--alias", "--ctx-size", "--metrics", "--slots", "--no-ui", "--no-webui",
@@ -39,19 +38,18 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 
 class ManifestInvalid(ValueError):
-    """What is there is no manifest of ours, or was altered."""
+    """The manifest is unreadable, altered, or of another format."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What a cache belongs to: it is of use to an engine of the same identity alone.
+    """What an engine must have in common with the one that made a cache.
 
     Attributes:
         model: The fingerprint of the GGUF.
         engine: Its version and size in bytes.
-        options: Of the command line, those that change what a cache holds, in order: types of keys
-            and values, flash attention, sliding window, LoRA with its file's size and date, number
-            of slots and the like.
+        options: The options that change the contents of a cache, in order; one that names a file
+            carries its size and date.
     """
 
     model: str
@@ -64,19 +62,16 @@ class Manifest:
     """One saved slot.
 
     Attributes:
-        name: Of its file, without an ending; random.
-        model: The model, by the name in the settings.
-        replica: Which replica saved it, from 0.
-        identity: What it belongs to.
-        size_bytes: Of its file.
-        sha256: Of its file.
-        tokens: How many it holds.
-        tokens_sha256: Of the tokens.
-        ctx_slot: Tokens a slot had room for when it was saved.
-        fingerprint: What the proxy calls the conversation, a word of its own that says nothing to
-            us; empty where it did not know any.
-        saved_at: When it was saved.
-        used_at: When it was last used, as far as known: of those saved together, later is later.
+        name: The file's name without suffix; random.
+        model: The model's name in the settings.
+        replica: The replica that saved it, from 0.
+        identity: The cache key.
+        size_bytes: The size of the file.
+        sha256: Of the file.
+        tokens: The number of tokens.
+        ctx_slot: The context size of a slot when it was saved.
+        fingerprint: The proxy's fingerprint of the conversation; empty if unknown.
+        used_at: When it was last used; only the order matters among those saved together.
     """
 
     name: str
@@ -95,7 +90,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class SlotOrigin:
-    """Whose a slot file is, before it is known what is in it; the fields are those of Manifest."""
+    """The fields of a manifest that are known before the file is written."""
 
     model: str
     replica: int
@@ -106,34 +101,27 @@ class SlotOrigin:
     used_at: datetime
 
     def manifest(
-        self, name: str, moved: SlotFileInfo, head: SlotFileHeader, sha256: str
+        self, name: str, written: SlotFileInfo, header: SlotFileHeader, sha256: str
     ) -> Manifest:
-        """Return the manifest of a file.
-
-        Args:
-            name: Of the file, without an ending.
-            moved: Its size and number of tokens.
-            head: Its head.
-            sha256: Of all of it.
-        """
+        is_short = len(self.fingerprint) <= _FINGERPRINT_MAX_CHARACTERS
         return Manifest(
             name=name,
             model=self.model,
             replica=self.replica,
             identity=self.identity,
-            size_bytes=moved.size_bytes,
+            size_bytes=written.size_bytes,
             sha256=sha256,
-            tokens=moved.tokens,
-            tokens_sha256=head.digest,
+            tokens=written.tokens,
+            tokens_sha256=header.digest,
             ctx_slot=self.ctx_slot,
-            fingerprint=self.fingerprint if len(self.fingerprint) <= _CHAIN_MAX_CHARACTERS else "",
+            fingerprint=self.fingerprint if is_short else "",
             saved_at=self.saved_at,
             used_at=self.used_at,
         )
 
 
 def cache_key(plan: Plan) -> CacheKey:
-    """Return what a cache made by a plan belongs to. Looks at the files that its options name."""
+    """Return the cache key of a plan. Reads the metadata of the files that its options name."""
     words = (" ".join(filter(None, (line.flag, _stamped(line.value)))) for line in plan.lines)
     return CacheKey(
         model=plan.gguf.fingerprint,
@@ -143,23 +131,22 @@ def cache_key(plan: Plan) -> CacheKey:
 
 
 def dump(manifest: Manifest) -> str:
-    """Return a manifest as text."""
     content = _content(manifest)
     return json.dumps({**content, "check": _check(content)}, indent=1)
 
 
 def load(text: str) -> Manifest:
-    """Return the manifest that a text is.
+    """Parse a manifest.
 
     Raises:
-        ManifestInvalid: It is none, of another format, or was altered.
+        ManifestInvalid: It is unreadable, altered, or of another format.
     """
     try:
         content = json.loads(text)
         if content.pop("check") != _check(content):
             raise ManifestInvalid("its manifest was altered")
         if content.pop("format") != FORMAT:
-            raise ManifestInvalid("its manifest is of another version of ours")
+            raise ManifestInvalid("its manifest has another format")
         return _manifest(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ManifestInvalid(f"its manifest cannot be read: {error}") from error
@@ -189,7 +176,7 @@ def _check(content: dict[str, Any]) -> str:
 
 
 def _stamped(value: str | None) -> str | None:
-    """Return an option's value; of one that names a file, with what tells it from another."""
+    """Return an option's value; if it names a file, with the file's size and date."""
     if value is None or "/" not in value or not is_regular(Path(value)):
         return value
     found = Path(value).stat()

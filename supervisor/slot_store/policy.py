@@ -1,4 +1,4 @@
-"""What is worth saving, what is put back where, and what must leave the disk. Pure."""
+"""Which conversations are saved, restored and deleted. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
+from typing import Final
 
 from proxy.upstream.slots import SlotState
+from supervisor.engines.spec_types import has_draft_cache, spec_types
+from supervisor.flags.plan import Plan
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import SlotFileHeader
+
+# The engine's default. Source: --help of build 10434.
+_SIMILARITY: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """How much is kept.
+    """How much is saved.
 
     Attributes:
-        size_bytes: Of all files together.
-        model_share: The part of it that one model may take, 0 to 1.
-        files: How many files.
-        files_a_model: How many of one model.
-        tokens_min: A shorter conversation is read anew as quickly.
+        size_bytes: Of all files.
+        model_share: The share of `size_bytes` that one model may use, 0 to 1.
+        tokens_min: A shorter conversation is prefilled as quickly.
     """
 
     size_bytes: int
@@ -42,12 +46,10 @@ def worth_saving(
     """Return the slots to save, the most recently used first.
 
     Args:
-        slots: As the engine tells of them.
-        known: Of the slots whose content is saved already, the request that was the latest then.
-        budget: How much is kept.
-        token_bytes: What a token takes in a file.
-        room_bytes: What may be written, the free disk considered. Those that follow one that has no
-            room may still have.
+        slots: All slots of the engine.
+        known: The latest task of each slot when it was last saved.
+        token_bytes: The size of a token in a file.
+        room_bytes: What may be written. Where one slot is too large, smaller ones may still fit.
     """
     left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
     chosen = []
@@ -67,17 +69,13 @@ def is_redundant(
     others: Mapping[Manifest, SlotFileHeader],
     tokens_min: int,
 ) -> tuple[bool, list[Manifest]]:
-    """Return whether a file adds nothing to those there are, and which of them it makes so.
+    """Return whether a new file adds nothing to the others, and which others it makes redundant.
 
-    Of two that differ by less than is worth saving, the one used last stays: turns of one
-    conversation need not be equal token by token, for an answer is read anew as part of the next
-    prompt, and its text may be cut into other tokens than it was made of.
+    Of two that differ by less than `tokens_min`, the one used last stays. Turns of a conversation
+    need not be equal token by token: a response is tokenized again as part of the next prompt.
 
     Args:
-        new: The head of the file.
-        used_at: When its conversation was used.
-        others: Those of the same identity.
-        tokens_min: A shorter conversation is not worth saving.
+        others: The files with the same cache key.
     """
     leaving = []
     for one, held in others.items():
@@ -93,17 +91,15 @@ def is_redundant(
 def to_restore(
     kept: Iterable[Manifest], identity: CacheKey, *, replica: tuple[int, int], most: int, ctx: int
 ) -> list[Manifest]:
-    """Return what to put back: what the proxy knew first, of that the most recently used.
+    """Return what to restore: first what has a fingerprint, of that the most recently used.
 
-    What it did not know is mostly no conversation: a prompt that was read ahead, or a probe.
+    What has none is rarely a conversation, but a prefilled prompt or a probe.
 
     Args:
-        kept: All that is kept of the model.
-        identity: What they must belong to.
-        replica: The number of the replica, and how many there are: each takes up what it saved, and
-            what those saved that are no more is dealt out.
-        most: How many slots there are.
-        ctx: Tokens that a slot has room for; one must be left for the answer.
+        replica: The number of the replica, and how many there are. Each restores what it saved;
+            what removed replicas saved is distributed.
+        most: The number of slots.
+        ctx: The tokens that fit in a slot; one is left for the response.
     """
     number, replicas = replica
     fitting = [
@@ -117,11 +113,10 @@ def to_restore(
 
 
 def fill_order(slots: Sequence[SlotState]) -> list[int]:
-    """Return the ids of slots in the order in which they are filled.
+    """Return the ids of slots in the order in which to fill them.
 
-    An engine that does not match prompts gives a new request the slot that is unused for longest,
-    among those never used the one of the highest id. So the slot that was used comes first, then
-    the lowest ids: who is filled first is given away last.
+    An engine that does not match prompts gives a new request the least recently used slot, and of
+    those never used the one with the highest id. So the slot filled first is reused last.
 
     Source: measured on build 10434; llama.cpp, get_available_slot.
     """
@@ -129,7 +124,7 @@ def fill_order(slots: Sequence[SlotState]) -> list[int]:
 
 
 def to_evict(kept: Collection[Manifest], budget: DiskBudget) -> list[Manifest]:
-    """Return what must leave so that the rest is within the budget, least recently used first."""
+    """Return what to delete to stay within the budget, least recently used first."""
     by_model = sorted(kept, key=attrgetter("model"))
     fitting = [
         one
@@ -144,7 +139,7 @@ def to_evict(kept: Collection[Manifest], budget: DiskBudget) -> list[Manifest]:
 
 
 def _newest(kept: list[Manifest], files: int, size_bytes: float) -> list[Manifest]:
-    """Return the most recently used that fit; the first that does not ends the list."""
+    """Return the most recently used, up to the first that does not fit."""
     chosen: list[Manifest] = []
     for one in sorted(kept, key=attrgetter("used_at"), reverse=True):
         size_bytes -= one.size_bytes
@@ -152,3 +147,43 @@ def _newest(kept: list[Manifest], files: int, size_bytes: float) -> list[Manifes
             break
         chosen.append(one)
     return chosen
+
+
+def unsupported_reason(plan: Plan) -> str | None:
+    """Return why no slot of a plan is saved, as a clause; None if they are.
+
+    Source: measured on build 10434. With a sliding window and without swa-full the engine uses
+    nothing of a restored prompt, because its checkpoints are not in the file; neither is the state
+    of a recurrent layer (llama.cpp #25913).
+    """
+    if plan.engine.flags.find("slot-save-path") is None:
+        return "this build cannot save slots"
+    return _reason_in_model(plan) or _reason_in_options(plan)
+
+
+def uses_prompt_similarity(plan: Plan) -> bool:
+    """Return whether the engine gives a request the slot with the longest common prefix."""
+    return float(plan.memory_inputs.chosen.get("slot-prompt-similarity", _SIMILARITY)) > 0
+
+
+def _reason_in_model(plan: Plan) -> str | None:
+    gguf = plan.gguf
+    if gguf.recurrent or 0 in gguf.kv_heads:
+        return "its recurrent layers keep a state, which is not saved"
+    if gguf.sliding_window and not plan.memory_inputs.chosen.get("swa-full"):
+        return "its sliding window is not saved; with swa-full = true it would be"
+    return None
+
+
+def _reason_in_options(plan: Plan) -> str | None:
+    chosen = plan.memory_inputs.chosen
+    if chosen.get("embedding") or chosen.get("rerank"):
+        return "it serves no conversations"
+    if "mmproj" in chosen:
+        return "prompts with images are not saved"
+    # With the cache of its draft model empty the engine responds with 500 (build 10434).
+    if "spec-draft-model" in chosen or any(map(has_draft_cache, spec_types(chosen))):
+        return "the cache of its draft model is not saved"
+    if plan.slots > 1 and not uses_prompt_similarity(plan) and chosen.get("cache-ram") == 0:
+        return "with several slots and cache-ram = 0 a conversation does not get its slot again"
+    return None

@@ -1,4 +1,4 @@
-"""Has an engine write what its idle slots hold, verifies what was written, and keeps it."""
+"""Has an engine write its idle slots, verifies the files, and stores them."""
 
 from __future__ import annotations
 
@@ -16,76 +16,76 @@ from supervisor.slot_store.manifest import Manifest, SlotOrigin
 from supervisor.slot_store.policy import worth_saving
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
-# What is left free on the disk, whatever we may take.
+# Left free on the disk, whatever the budget.
 _RESERVE_BYTES: Final = 256 * 1024**2
-# What a token takes in a file beside its keys and values, generously.
+# The size of a token in a file beside its keys and values, generously.
 _TOKEN_EXTRA_BYTES: Final = 64
 
 
 async def save(
-    job: SlotTask, client: EngineClient, known: dict[int, int | None], tally: SlotTransfer
+    task: SlotTask,
+    client: EngineClient,
+    saved_tasks: dict[int, int | None],
+    transfer: SlotTransfer,
 ) -> None:
-    """Save what idle slots hold, the most recently used first.
+    """Save the idle slots, the most recently used first.
 
     Args:
-        job: Whose, and where to.
-        client: The engine.
-        known: Of the slots whose content is saved already, the request that was the latest then;
-            what is saved now is entered.
-        tally: What was done is added to it as it is done.
+        saved_tasks: The latest task of each slot when it was last saved; updated.
+        transfer: Updated after each slot.
 
     Raises:
         EngineUnreachable: The engine does not answer.
-        Unfit: It wrote something else than it says.
+        InvalidSlotFile: It wrote something else than it reported.
         OSError, AccessDenied: The disk refused.
     """
     found = await slots.get_slots(client)
     if isinstance(found, ErrorResponse):
         return
-    fingerprints, now = job.fingerprints(found), datetime.now(tz=UTC)
-    for rank, slot in enumerate(_worth_saving(job, found, known)):
+    fingerprints, now = task.fingerprints(found), datetime.now(tz=UTC)
+    for rank, slot in enumerate(_worth_saving(task, found, saved_tasks)):
         used_at = now - timedelta(milliseconds=rank)
-        label = _label(job, slot, fingerprints.get(slot.id_slot, ""), used_at)
-        if saved := await _save_one(job, client, slot, label):
-            tally.add(saved)
-        known[slot.id_slot] = slot.task
+        origin = _origin(task, slot, fingerprints.get(slot.id_slot, ""), used_at)
+        if manifest := await _save_one(task, client, slot, origin):
+            transfer.add(manifest)
+        saved_tasks[slot.id_slot] = slot.task
 
 
 def _worth_saving(
-    job: SlotTask, found: tuple[SlotState, ...], known: Mapping[int, int | None]
+    task: SlotTask, found: tuple[SlotState, ...], saved_tasks: Mapping[int, int | None]
 ) -> list[SlotState]:
-    a_token = _token_bytes(job.plan.gguf)
-    job.spool()  # of which disk we ask
-    room_bytes = job.store.room_bytes() - _RESERVE_BYTES
-    return worth_saving(found, known, job.budget, a_token, room_bytes)
+    task.spool()  # the disk whose free space counts
+    room_bytes = task.store.room_bytes() - _RESERVE_BYTES
+    return worth_saving(found, saved_tasks, task.budget, _token_bytes(task.plan.gguf), room_bytes)
 
 
 def _token_bytes(gguf: Gguf) -> int:
-    """Return what a token takes in a file at most; a cache is rarely wider than f16."""
+    """Return the largest size of a token in a file; a cache is rarely wider than f16."""
     values = sum(gguf.kv_heads) * (gguf.key_length + gguf.value_length)
     return 2 * values + _TOKEN_EXTRA_BYTES
 
 
 async def _save_one(
-    job: SlotTask, client: EngineClient, slot: SlotState, label: SlotOrigin
+    task: SlotTask, client: EngineClient, slot: SlotState, origin: SlotOrigin
 ) -> Manifest | None:
-    """Save one slot; None where it would add nothing to what is kept, or was refused."""
-    spooled = job.spool() / f"{secrets.token_hex(8)}.new"
+    """Save one slot; None if it is redundant or the engine refused."""
+    spooled = task.spool() / f"{secrets.token_hex(8)}.new"
     try:
-        moved = await slots.save(client, slot.id_slot, spooled.name)
-        if isinstance(moved, ErrorResponse):
-            job.save_failed(f"slot {slot.id_slot}: {moved.message or moved.status}")
+        written = await slots.save(client, slot.id_slot, spooled.name)
+        if isinstance(written, ErrorResponse):
+            reason = f"slot {slot.id_slot}: {written.message or written.status}"
+            task.emit("slots.save_failed", run=task.run, reason=reason)
             return None
-        return await asyncio.to_thread(job.store.add, spooled, label, moved, job.budget)
+        return await asyncio.to_thread(task.store.add, spooled, origin, written, task.budget)
     finally:
         spooled.unlink(missing_ok=True)
 
 
-def _label(job: SlotTask, slot: SlotState, fingerprint: str, used_at: datetime) -> SlotOrigin:
+def _origin(task: SlotTask, slot: SlotState, fingerprint: str, used_at: datetime) -> SlotOrigin:
     return SlotOrigin(
-        model=job.owner.model,
-        replica=job.owner.replica,
-        identity=job.identity,
+        model=task.owner.model,
+        replica=task.owner.replica,
+        identity=task.key,
         ctx_slot=slot.n_ctx,
         fingerprint=fingerprint,
         saved_at=datetime.now(tz=UTC),

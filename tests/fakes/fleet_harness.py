@@ -65,7 +65,7 @@ class FleetHarness:
         stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
         self.traffic = RecordingTraffic()
         self.planner = LaunchPlanner(settings, Directories(*[home] * 5))
-        self.store = self.planner.keeping.store
+        self.store = self.planner.slot_persistence.store
         self.fleet = Fleet(self.planner, self.traffic, stream.emit)
 
     @property
@@ -102,7 +102,7 @@ class FleetHarness:
     async def save(self) -> None:
         """Have the idle slots saved now."""
         async with self.client() as client:
-            await self.replica.keeper.save(client, self.replica.instance.snapshot().run)
+            await self.replica.slots.save(client, self.replica.instance.snapshot().run)
 
     async def ask(
         self, messages: Messages, id_slot: int | None = None

@@ -9,7 +9,7 @@ from supervisor.commands.plan import conversations
 from supervisor.flags.plan import ModelEntry, Plan, make_plan
 from supervisor.flags.profile import load
 from supervisor.host.paths import shipped
-from supervisor.slot_store.support import unsupported_reason
+from supervisor.slot_store.policy import unsupported_reason
 
 
 def planned(**changes: Any) -> Plan:
@@ -28,7 +28,9 @@ def test_saved_conversations_are_shown() -> None:
 
 def test_the_reason_why_they_are_not_saved_is_shown() -> None:
     text = shown(planned(recurrent=True))
-    assert text.startswith("conversations are not saved across restarts: parts of it keep a state")
+    assert text.startswith(
+        "conversations are not saved across restarts: its recurrent layers keep a state"
+    )
     assert "swa-full" not in text
 
 

@@ -90,6 +90,6 @@ async def test_an_engine_that_says_it_had_none_of_it_is_given_nothing_any_more(
     turn = await saved(FleetHarness(runtime, tiny_model))
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
-        await Proxy(harness).turn(*turn, lie=3)
+        await Proxy(harness).turn(*turn, lie=0)
         await until(lambda: bool(harness.told("slots.restore_unused")))
-    assert "did not use" in str(harness.replica.keeper.reason)
+    assert "did not use" in str(harness.replica.slots.reason)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import tiny_gguf
-from fakes.fleet_harness import LONG, FleetHarness
+from fakes.fleet_harness import FleetHarness
 from fakes.slot_files import NOON
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.upstream.timings import Timings
 from supervisor.slot_store import config
 from supervisor.slot_store import save as save_module
 from supervisor.slot_store.manifest import Manifest, dump
 from supervisor.slot_store.restore import RestoredSlot
-from supervisor.slot_store.verify import CacheObservation
 
 Harm = Callable[[FleetHarness, Manifest], None]
 
@@ -254,7 +254,7 @@ async def test_one_that_slides_is_not_kept_and_would_be_read_anew(
     harness = FleetHarness(runtime, windowed_model)
     async with harness.up():
         await harness.converse()
-    assert "its sliding window is not saved" in (harness.replica.keeper.reason or "")
+    assert "its sliding window is not saved" in (harness.replica.slots.reason or "")
     assert not harness.store.saved()
     monkeypatch.setattr(config, "unsupported_reason", lambda _plan: None)
     again = FleetHarness(runtime, windowed_model)
@@ -271,73 +271,45 @@ async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None
         await harness.converse()
     assert "--slot-save-path" not in harness.log
     assert not harness.store.saved()
-    assert harness.replica.keeper.reason == "persist_slots is false"
-
-
-async def prove(harness: FleetHarness, id_slot: int, cached: int) -> None:
-    async with harness.client() as client:
-        await harness.replica.keeper.verify(
-            client,
-            harness.replica.instance.snapshot().run,
-            id_slot,
-            CacheObservation(10_000, cached),
-        )
+    assert harness.replica.slots.reason == "persist_slots is false"
 
 
 async def begun(harness: FleetHarness) -> RestoredSlot:
     """Return the one slot that the run began with."""
     run = harness.replica.instance.snapshot().run
-    (one,) = (found for found in harness.replica.keeper.restored_slots(run) if found.kept)
-    assert not harness.replica.keeper.restored_slots(run + 1)
+    (one,) = (found for found in harness.replica.slots.restored_slots(run) if found.kept)
+    assert not harness.replica.slots.restored_slots(run + 1)
     return one
 
 
-async def test_what_was_not_used_is_told_and_not_tried_again(
+def timings(cached: int, prompt: int = 1000) -> Timings:
+    return Timings(cached, prompt - cached, 1.0, 1, 1.0)
+
+
+async def test_restoring_stops_when_the_engine_does_not_use_a_restored_slot(
     tiny_model: Path, runtime: Path
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
     messages, kept = await harness.saved_one()
     async with harness.up():
         slot = (await begun(harness)).id_slot
-        await harness.ask(messages, slot)
-        assert not harness.replica.keeper.is_doubtful(slot, CacheObservation(10_000, kept.tokens))
-        assert not harness.replica.keeper.is_doubtful(slot + 1, CacheObservation(10_000, 0))
-        assert harness.replica.keeper.is_doubtful(slot, CacheObservation(10_000, 3))
-        await prove(harness, slot, kept.tokens)
-        assert harness.replica.keeper.reason is None
-        await prove(harness, slot, 3)
-    (told,) = harness.told("slots.restore_unused")
-    assert (told["cached"], told["expected"] > 0.9 * kept.tokens) == (3, True)
-    assert "corral slots forget chat" in str(harness.replica.keeper.reason)
+        manager = harness.replica.slots
+        manager.restore_used(slot, timings(kept.tokens))
+        manager.restore_used(slot, timings(1))  # another prompt, say with another date
+        manager.restore_used(slot, timings(0, prompt=255))  # too short to tell
+        manager.restore_used(slot + 1, timings(0))  # not restored
+        assert manager.reason is None
+        manager.restore_used(slot, timings(0))
+    (event,) = harness.told("slots.restore_unused")
+    assert (event["cached"], event["expected"]) == (0, kept.tokens)
+    assert "corral slots forget chat" in str(manager.reason)
     again = FleetHarness(runtime, tiny_model)  # as the next daemon
     async with again.up():
-        _, timings = await again.ask(messages)
-    assert timings["cache_n"] == 0
+        _, found = await again.ask(messages)
+    assert found["cache_n"] == 0
     assert not again.told("slots.restored")
     again.store.forget("chat")
-    assert again.replica.keeper.reason is None
-
-
-async def test_a_prompt_that_is_another_proves_nothing(tiny_model: Path, runtime: Path) -> None:
-    harness = FleetHarness(runtime, tiny_model)
-    await harness.saved_one()
-    async with harness.up():
-        slot = (await begun(harness)).id_slot
-        await harness.ask([{"role": "user", "content": f"on another day {LONG}"}], slot)
-        await prove(harness, slot, 3)
-        assert harness.replica.keeper.reason is None
-    assert not harness.told("slots.restore_unused")
-
-
-async def test_what_is_gone_from_the_store_proves_nothing(tiny_model: Path, runtime: Path) -> None:
-    harness = FleetHarness(runtime, tiny_model)
-    messages, _ = await harness.saved_one()
-    async with harness.up():
-        slot = (await begun(harness)).id_slot
-        await harness.ask(messages, slot)
-        harness.store.forget()
-        await prove(harness, slot, 3)
-        assert harness.replica.keeper.reason is None
+    assert again.replica.slots.reason is None
 
 
 async def test_what_is_forgotten_is_gone(tiny_model: Path, runtime: Path) -> None:
@@ -386,7 +358,7 @@ async def test_every_slot_that_was_filled_still_holds_it_when_asked(
     async with harness.up():
         turns = [await harness.converse(f"{number} ") for number in range(flags["parallel"])]
     async with harness.up():
-        found = harness.replica.keeper.restored_slots(harness.replica.instance.snapshot().run)
+        found = harness.replica.slots.restored_slots(harness.replica.instance.snapshot().run)
         order = sorted(found, key=lambda one: one.kept.used_at if one.kept else NOON)
         for messages, one in zip(turns, order, strict=True):
             _, timings = await harness.ask(messages, one.id_slot if page == "names it" else None)

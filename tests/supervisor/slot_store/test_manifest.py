@@ -49,7 +49,7 @@ def test_a_manifest_of_another_format_is_refused_though_it_is_whole(
     earlier = dump(manifest())
     assert load(earlier) == manifest()
     monkeypatch.undo()
-    with pytest.raises(ManifestInvalid, match="another version"):
+    with pytest.raises(ManifestInvalid, match="another format"):
         load(earlier)
 
 

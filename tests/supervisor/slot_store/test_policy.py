@@ -1,15 +1,20 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fakes.slot_files import IDENTITY, NOON, manifest
+from samples import engine, model
 
 from proxy.upstream.slots import SlotState
+from supervisor.flags.plan import Plan
+from supervisor.memory.estimate import MemoryInputs
 from supervisor.slot_store.policy import (
     DiskBudget,
     fill_order,
     is_redundant,
     to_evict,
     to_restore,
+    unsupported_reason,
     worth_saving,
 )
 from supervisor.slot_store.slot_file import SlotFileHeader
@@ -122,3 +127,39 @@ def test_what_is_held_already_is_not_kept_twice() -> None:
 def test_an_older_state_does_not_push_out_a_newer_one() -> None:
     stale = SlotFileHeader(2, (*range(900), *range(2000, 2050)))
     assert is_redundant(stale, NOON, {manifest(minutes=1): OLD}, 256) == (True, [])
+
+
+def reason_for(chosen: dict[str, Any] | None = None, *, build: str = "b10434", **facts: Any) -> str:
+    gguf, made = model(**facts), engine(build)
+    memory_inputs = MemoryInputs(gguf, chosen or {}, made, frozenset(), None)
+    plan = Plan("chat", made, gguf, (), (), (), slots=2, ctx_size=2048, memory_inputs=memory_inputs)
+    return unsupported_reason(plan) or ""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "facts", "reason"),
+    [
+        ({}, {}, ""),
+        ({}, {"sliding_window": 512}, "sliding window"),
+        ({"swa-full": True}, {"sliding_window": 512}, ""),
+        ({}, {"recurrent": True}, "state"),
+        ({}, {"kv_heads": (3, 0, 3)}, "state"),
+        ({"embedding": True}, {}, "no conversations"),
+        ({"mmproj": "a.gguf"}, {}, "images"),
+        ({"spec-draft-model": "a.gguf", "spec-type": "draft-simple"}, {}, "draft"),
+        ({"spec-type": "draft-mtp"}, {}, "draft"),
+        ({"spec-type": "ngram-mod,draft-eagle3"}, {}, "draft"),
+        ({"spec-type": "ngram-mod"}, {}, ""),
+        ({"spec-type": "none"}, {}, ""),
+        ({"slot-prompt-similarity": 0, "cache-ram": 0}, {}, "cache-ram"),
+        ({"slot-prompt-similarity": 0, "cache-ram": 64}, {}, ""),
+        ({"slot-prompt-similarity": 0.5, "cache-ram": 0}, {}, ""),
+        ({"cache-ram": 0}, {}, ""),
+    ],
+)
+def test_slots_that_a_restore_would_not_help_are_not_saved(
+    chosen: dict[str, Any], facts: dict[str, Any], reason: str
+) -> None:
+    found = reason_for(chosen, **facts)
+    assert bool(found) == bool(reason)
+    assert reason in found

@@ -6,9 +6,9 @@ from fakes.slot_files import label, write
 
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.slot_store import quarantine
-from supervisor.slot_store.file_check import InvalidSlotFile
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.store import SlotStore
 
 PLENTY = DiskBudget(1 << 30)
