@@ -97,7 +97,7 @@ def test_what_is_kept_can_be_listed_and_forgotten_without_a_daemon(
     assert corral("slots", "forget").returncode == 78
     assert corral.data("slots", "forget", "other") == []
     assert [one["name"] for one in corral.data("slots", "forget", "chat")] == [kept["name"]]
-    assert "no conversations" in corral.ok("slots", "list")
+    assert "no saved conversations" in corral.ok("slots", "list")
     assert not [path for path in (corral.root / "data").rglob("*") if path.is_file()]
 
 
