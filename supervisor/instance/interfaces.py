@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from supervisor.engine_client.client import EngineClient
-from supervisor.warmup.background import BackgroundLeases
+from supervisor.warmup.queue import BackgroundLeases
 
 
 class Traffic(BackgroundLeases, Protocol):

@@ -17,7 +17,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.warmup import prompts
-from supervisor.warmup.learned import keep
+from supervisor.warmup.learned import save_and_emit
 
 
 class PromptWarmerAdapter:
@@ -36,7 +36,9 @@ class PromptWarmerAdapter:
         """Keep what conversations of a model begin with; a daemon that ends does not any more."""
         learned = self._fleet.planner.learned
         with suppress(DaemonBusy):
-            self._fleet.spawn(keep(learned, model, opening.body, opening.tokens, self._emit))
+            self._fleet.spawn(
+                save_and_emit(learned, model, opening.body, opening.tokens, self._emit)
+            )
 
     async def warm(self, model: str, body: Mapping[str, Any]) -> list[PrefillResult]:
         """Have every instance of a model that is up read a prompt; clients come first.

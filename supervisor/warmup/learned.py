@@ -26,7 +26,7 @@ from supervisor.warmup.prompts import WarmPrompt
 # are hashes of the content. Nothing is kept in memory, so commands may work on the directory of a
 # running daemon. All methods block; call them in a thread.
 
-# As many as an instance has slots by default.
+# The default number of slots of an instance.
 _MODEL_MAX: Final = 4
 _HASH_BYTES: Final = 8
 
@@ -36,9 +36,9 @@ class LearnedPrompts:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def keep(self, model: str, body: Mapping[str, Any]) -> str:
+    def save(self, model: str, body: Mapping[str, Any]) -> str:
         """Save a prompt as the latest used one, and return its name.
 
         Raises:
@@ -47,7 +47,7 @@ class LearnedPrompts:
         """
         text = orjson.dumps(body).decode()
         name = f"{hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).hexdigest()}.json"
-        with self._turn:
+        with self._lock:
             make_private(self._root)
             directory = make_private(self._root / model)
             write_atomic(directory / name, text)
@@ -91,12 +91,12 @@ class LearnedPrompts:
         return [path for path in sorted(self._root.iterdir()) if path.is_dir()]
 
 
-async def keep(
+async def save_and_emit(
     learned: LearnedPrompts, model: str, body: Mapping[str, Any], tokens: int, emit: Emit
 ) -> None:
     """Save a prompt of up to `tokens` tokens, and emit an event; a disk error is only reported."""
     try:
-        name = await asyncio.to_thread(learned.keep, model, body)
+        name = await asyncio.to_thread(learned.save, model, body)
     except (OSError, AccessDenied) as error:
         emit("prompt.store_failed", model=model, reason=str(error))
     else:

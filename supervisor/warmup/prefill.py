@@ -14,7 +14,7 @@ from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.warmup.prompts import WarmPrompt
 
-# The answer is streamed, for that is how an engine hears that nobody waits for it any more.
+# Streamed, so that the engine notices a cancelled request.
 _ONE_TOKEN: Final[Mapping[str, Any]] = {
     "max_tokens": 1,
     "stream": True,
@@ -29,7 +29,7 @@ class Warmup(StrEnum):
 
     WARM = "warm"
     NOTHING_TO_WARM = "nothing to warm"
-    FAILED = "sick"
+    FAILED = "failed"
 
 
 async def warm(client: EngineClient) -> Warmup:
@@ -46,11 +46,11 @@ async def warm(client: EngineClient) -> Warmup:
         vector = await client.one_vector()
     except EngineUnreachable:
         return Warmup.FAILED
-    can_serve = vector is None or all(map(_is_right, (refusal, vector)))
+    can_serve = vector is None or all(map(_is_unsupported, (refusal, vector)))
     return Warmup.NOTHING_TO_WARM if can_serve else Warmup.FAILED
 
 
-def _is_right(refusal: ErrorResponse) -> bool:
+def _is_unsupported(refusal: ErrorResponse) -> bool:
     return 400 <= refusal.status < 500 or refusal.status == 501
 
 

@@ -17,12 +17,12 @@ from supervisor.errors import SettingsInvalid
 from supervisor.host.files import open_regular
 
 SIZE_MAX_BYTES: Final = 1024**2
-# What says how to answer, not what is asked; and what only the proxy may set.
-_NOT_OURS: Final = frozenset(
+# Members that shape the response, not the prompt, or that only the proxy may set.
+_DROPPED: Final = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "id_slot"}
 )
-# Some templates refuse a prompt in which no user says anything.
-_ASKED: Final = {"role": "user", "content": "Hello"}
+# Some templates reject a prompt without a user message.
+_USER_MESSAGE: Final = {"role": "user", "content": "Hello"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ def read(path: Path) -> WarmPrompt:
         text = content.decode("utf-8")
     except OSError as error:
         raise SettingsInvalid(
-            f"the prompt {path} cannot be read: {error.strerror}", hint="see warm_prompts"
+            f"cannot read the prompt {path}: {error.strerror}", hint="see warm_prompts"
         ) from error
     except UnicodeDecodeError as error:
-        raise SettingsInvalid(f"the prompt {path} is not text in UTF-8") from error
+        raise SettingsInvalid(f"the prompt {path} is not UTF-8 text") from error
     if len(content) > SIZE_MAX_BYTES:
-        raise SettingsInvalid(f"the prompt {path} has more than {SIZE_MAX_BYTES >> 20} MiB")
+        raise SettingsInvalid(f"the prompt {path} is larger than {SIZE_MAX_BYTES >> 20} MiB")
     if path.suffix != ".json":
         return of_text(path.name, text)
     try:
@@ -67,10 +67,10 @@ def of_request(name: str, body: object) -> WarmPrompt:
     """The prompt of a chat request."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise SettingsInvalid(
-            f"the prompt {name} is no chat request", hint='it needs {"messages": [...]}'
+            f"the prompt {name} is not a chat request", hint='it needs {"messages": [...]}'
         )
-    kept = {key: value for key, value in body.items() if key not in _NOT_OURS}
+    kept = {key: value for key, value in body.items() if key not in _DROPPED}
     messages = body["messages"]
     if not any(isinstance(one, dict) and one.get("role") == "user" for one in messages):
-        kept["messages"] = [*messages, _ASKED]
+        kept["messages"] = [*messages, _USER_MESSAGE]
     return WarmPrompt(name, MappingProxyType(kept))

@@ -75,7 +75,7 @@ async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_i
     tiny_model: Path, runtime: Path, prompt: Path, *, learns: bool
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, prompts=(prompt,), learns=learns)
-    name = harness.planner.learned.keep("chat", dict(of_text("", "be brief").body))
+    name = harness.planner.learned.save("chat", dict(of_text("", "be brief").body))
     async with harness.up():
         pass
     read = [one["prompt"] for one in harness.told("prompt.prefilled")]

@@ -27,11 +27,11 @@ def test_of_a_chat_request_that_is_taken_which_shapes_the_prompt(tmp_path: Path)
     ("name", "content", "reason"),
     [
         ("a.json", b"{", "not JSON"),
-        ("a.json", b"[]", "no chat request"),
-        ("a.json", b'{"messages": 1}', "no chat request"),
+        ("a.json", b"[]", "not a chat request"),
+        ("a.json", b'{"messages": 1}', "not a chat request"),
         ("a.txt", b"\xff", "UTF-8"),
-        ("a.txt", b"x" * (prompts.SIZE_MAX_BYTES + 1), "more than 1 MiB"),
-        ("", b"", "cannot be read"),
+        ("a.txt", b"x" * (prompts.SIZE_MAX_BYTES + 1), "larger than 1 MiB"),
+        ("", b"", "cannot read the prompt"),
     ],
 )
 def test_what_is_no_prompt_is_refused(
