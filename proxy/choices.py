@@ -22,6 +22,8 @@ def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
         kind: What the request is.
         members: What the body says, whatever that is.
     """
+    if "n" not in members and "n_cmpl" not in members:
+        return 1
     if not kind.generates or kind is EndpointKind.MESSAGES:
         return 1
     return max(_count(members.get("n")), _count(members.get("n_cmpl")))

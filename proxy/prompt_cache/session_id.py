@@ -48,6 +48,6 @@ def _said(headers: Mapping[str, str], members: Mapping[str, Any]) -> Iterator[ob
 
 
 def _in_metadata(metadata: object) -> str | None:
-    user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
     found = _IN_USER_ID.search(user[:_USER_MAX_CHARACTERS]) if isinstance(user, str) else None
     return found[1] or found[2] if found else None

@@ -59,6 +59,7 @@ _SCHEMAS: Final = (
     "output_config",
 )
 _INPUTS: Final = ("prompt", "input", "content", "documents", "texts")
+_CHECKED: Final = frozenset({*_NUMBERS, *_COUNTS, *_SCHEMAS, *_INPUTS, "grammar"})
 # Values of `type` of a grammar trigger; an engine aborts on other numbers.
 # Source: common/common.h of llama.cpp, common_grammar_trigger_type, build 10434.
 _TOKEN, _WORD, _PATTERN, _PATTERN_FULL = range(4)
@@ -69,6 +70,11 @@ def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits)
 
     Raises LimitExceeded, or BadRequest for a grammar trigger of unknown type.
     """
+    if not _CHECKED.isdisjoint(members):
+        _check(kind, members, limits)
+
+
+def _check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:
     patterns = Patterns(limits)
     for name in _NUMBERS.keys() & members.keys():
         if isinstance(members[name], int | float):

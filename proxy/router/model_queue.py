@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -219,15 +219,20 @@ class ModelQueue:
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
             self.assign_slots()
-            if not self.in_flight:
+            if not next(self._client_leases(), None):
                 self._on_idle()
 
     @property
     def in_flight(self) -> int:
         """Clients' requests that instances here hold, withdrawn ones included."""
-        here = (instance for instance in self._instances if not instance.upstream.node)
-        leases = (instance.leases for instance in here if instance.upstream.model == self.model)
-        return sum(not lease.request.is_background for held in leases for lease in held)
+        return sum(1 for _ in self._client_leases())
+
+    def _client_leases(self) -> Iterator[Lease]:
+        for instance in self._instances:
+            if not instance.upstream.node and instance.upstream.model == self.model:
+                for lease in instance.leases:
+                    if not lease.request.is_background:
+                        yield lease
 
     def note_finished(self, lease: Lease) -> None:
         """Take how long a request that finished held its slot."""
