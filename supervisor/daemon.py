@@ -79,9 +79,8 @@ class Daemon:
         router_events = RouterEvents()
         self._router = Router(proxy, router_events, self._metrics.emit)
         self._stats = StatsReader()
-        self._planner = LaunchPlanner(loaded.settings, directories)
         self._fleet = Fleet(
-            self._planner,
+            LaunchPlanner(loaded.settings, directories),
             self._router,
             events.emit,
             on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
@@ -97,7 +96,7 @@ class Daemon:
             prepare_nodes=self._prepare_nodes,
             emit=events.emit,
         )
-        self._watch = ReloadTriggers(self._reload)
+        self._triggers = ReloadTriggers(self._reload)
         self._nodes = self._make_nodes()
         router_events.connect(self._fleet, self._admission, self._nodes)
         self._server = self._make_server()
@@ -141,27 +140,37 @@ class Daemon:
             NoSuchModel: A model is not configured.
         """
         for name in models:
-            self._planner.entry(name)
+            self._fleet.planner.entry(name)
         with lock_runtime_dir(self._directories), self._signal_handlers():
-            kill_orphans(self._directories.runtime, self._events.emit)
-            clean_up(self._planner.slot_persistence, self._events.emit)
-            async with self._listening(), self._control_socket(), asyncio.TaskGroup() as group:
-                fleet = group.create_task(self._fleet.serve())
-                reloads = group.create_task(self._watch.serve())
-                router = group.create_task(self._router.run())
-                nodes = group.create_task(self._nodes.serve())
-                admission = group.create_task(persist("admission", self._admission.serve))
+            self._clean_up()
+            async with self._listening(), self._control_socket(), self._running():
                 if models:
                     self._admission.command("start", models)
                 self._emit_started()
                 report()
                 await self._shutdown.wait()
-                reloads.cancel()
-                admission.cancel()
-                await self._stop()
-                router.cancel()
-                nodes.cancel()
-                fleet.cancel()
+
+    def _clean_up(self) -> None:
+        """Remove what a daemon that was killed left behind."""
+        kill_orphans(self._directories.runtime, self._events.emit)
+        clean_up(self._fleet.planner.slot_persistence, self._events.emit)
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Run all parts; after the block nothing is loaded or reloaded, and the rest is stopped."""
+        async with asyncio.TaskGroup() as group:
+            serving = [
+                group.create_task(serve())
+                for serve in (self._fleet.serve, self._router.run, self._nodes.serve)
+            ]
+            reload = group.create_task(self._triggers.serve())
+            admission = group.create_task(persist("admission", self._admission.serve))
+            yield
+            reload.cancel()
+            admission.cancel()
+            await self._stop()
+            for task in serving:
+                task.cancel()
 
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -224,7 +233,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
-        loop.add_signal_handler(signal.SIGHUP, self._watch.tell)
+        loop.add_signal_handler(signal.SIGHUP, self._triggers.tell)
         try:
             yield
         finally:
@@ -236,11 +245,13 @@ class Daemon:
         return self._admission.command(verb, models)
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
-        return self._watch.ask(dry_run=dry_run)
+        return self._triggers.ask(dry_run=dry_run)
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
-        return self._fleet.spawn(cache_commands.save(replicas, self._planner.slot_persistence))
+        return self._fleet.spawn(
+            cache_commands.save(replicas, self._fleet.planner.slot_persistence)
+        )
 
     def warm(
         self, model: str, prompt: WarmPrompt

@@ -37,9 +37,9 @@ flags = {{ parallel = 1 }}
 FAILING = [
     (AdmissionController, "_reconcile"),
     (ReloadTriggers, "_run"),
-    (NodeMonitor, "_look"),
+    (NodeMonitor, "_poll"),
     (SlotReleaser, "_give_back"),
-    (HealthMonitor, "_read"),
+    (HealthMonitor, "_sample"),
     (MemoryUsage, "free"),
     (psutil.Process, "memory_info"),
     (psutil.Process, "cpu_times"),
@@ -98,7 +98,7 @@ async def test_a_task_that_fails_ends_nothing(
         url = daemon.status()["url"]
         body = {"prompt": "hello", "max_tokens": 2, "model": "tiny"}
         assert "choices" in await asyncio.to_thread(get, f"{url}/v1/completions", **body)
-        daemon._watch.tell()
+        daemon._triggers.tell()
         await daemon.refresh()
         assert "corral_" in await asyncio.to_thread(get, f"{url}/metrics")
         assert not life.done()
