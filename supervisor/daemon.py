@@ -285,9 +285,9 @@ class Daemon:
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts = replica.instance.snapshot()
-        busy, is_leaving = self._router.in_flight(facts.name), self._fleet.is_retiring(replica)
+        busy, is_retiring = self._router.in_flight(facts.name), self._fleet.is_retiring(replica)
         stats = self._stats.of(facts)
-        return instance_status(facts, replica.plan, stats, busy, is_leaving=is_leaving)
+        return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
 
     @staticmethod
     def _now_s() -> float:

@@ -117,7 +117,7 @@ def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:
 
 
 def _instances(model: ModelStatus) -> list[InstanceStatus]:
-    return [one for one in model["instances"] if not one["leaving"]]
+    return [one for one in model["instances"] if not one["retiring"]]
 
 
 def _ready(model: ModelStatus) -> list[str]:

@@ -24,13 +24,13 @@ class DraftStatus(TypedDict):
 class InstanceStatus(TypedDict):
     """One llama-server process.
 
-    `leaving`: it only finishes its requests, because new settings replaced it. `progress`: 0 to 1
+    `retiring`: it only finishes its requests, because new settings replaced it. `progress`: 0 to 1
     while it loads. `draft` is None without speculative decoding.
     """
 
     name: str
     state: str
-    leaving: bool
+    retiring: bool
     pid: int | None
     run: int
     up_s: float | None

@@ -57,7 +57,7 @@ def instance_status(
     stats: EngineStats,
     slots_busy: int,
     *,
-    is_leaving: bool,
+    is_retiring: bool,
 ) -> InstanceStatus:
     endpoint = facts.endpoint
     # An instance that is meant to be stopped shows no error of an earlier run.
@@ -65,7 +65,7 @@ def instance_status(
     return {
         "name": facts.name,
         "state": facts.state.value,
-        "leaving": is_leaving,
+        "retiring": is_retiring,
         "pid": facts.pid,
         "run": facts.run,
         "up_s": facts.up_s or None,

@@ -73,7 +73,7 @@ def test_a_changed_flag_replaces_its_model_while_a_stream_on_the_old_one_ends_wh
     assert now["tiny.0"]["pid"] == tiny
     assert (now["slow.0"]["pid"], now["slow.0"]["state"]) == (slow, "draining")
     assert now["slow.0~2"]["state"] == "ready"
-    assert (now["slow.0"]["leaving"], now["slow.0~2"]["leaving"]) == (True, False)
+    assert (now["slow.0"]["retiring"], now["slow.0~2"]["retiring"]) == (True, False)
     assert "slow.0~2" in corral.ok("start", "slow")
     assert ask(corral, "slow")
     assert last_line(stream) == b"data: [DONE]"

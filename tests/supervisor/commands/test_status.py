@@ -41,7 +41,7 @@ def instance(**changes: Any) -> InstanceStatus:
     found: InstanceStatus = {
         "name": "chat.0",
         "state": "ready",
-        "leaving": False,
+        "retiring": False,
         "pid": 2,
         "run": 1,
         "up_s": 5.0,
