@@ -9,7 +9,7 @@ from pathlib import Path
 from supervisor.errors import NoSuchModel
 from supervisor.host.paths import Directories, directories
 from supervisor.output import CommandResult, write
-from supervisor.process.log_reader import follow, tail
+from supervisor.process.log_file import follow, tail
 
 
 def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> CommandResult:

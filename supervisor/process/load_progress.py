@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from supervisor.process.lines import LineSplitter
+from supervisor.process.log_file import LineSplitter
 
 ROUTER_ENV: Final = "LLAMA_SERVER_ROUTER_PORT"
 EXIT_LINE: Final = b"cmd_router_to_child:exit\n"

@@ -1,31 +1,52 @@
-"""What an engine says: the last of it in memory, all of it in a file that never grows too large.
+"""An engine's log: the last lines in memory, all of it in a file of bounded size, and reading it.
 
-Both take raw bytes as they come from a pipe, so that a flood or a line without end costs a copy and
-nothing else. Nobody ever waits for a log: when the disk is full, bytes are dropped and counted.
+Writing takes raw bytes as they come from a pipe, so a flood or an endless line costs one copy. A
+log never blocks: when the disk is full, bytes are dropped and counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 from supervisor.errors import AccessDenied
-from supervisor.process.lines import LINE_MAX_BYTES
 
+LINE_MAX_BYTES: Final = 4096
 _RING_BYTES: Final = 256 * 1024
 _FILE_BYTES: Final = 16 * 1024**2
 _FILES_KEPT: Final = 3
+_BLOCK_BYTES: Final = 64 * 1024
+_LOOK_BACK_BYTES: Final = 4 * 1024**2
+# Without O_NONBLOCK a pipe in place of the log would block.
+_FLAGS: Final = (
+    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)
+
+
+class LineSplitter:
+    """Splits a stream of bytes into lines; the rest of a line beyond `limit_bytes` is dropped."""
+
+    def __init__(self, limit_bytes: int = LINE_MAX_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._open = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that `chunk` completes, without their newlines."""
+        first, *others = chunk.split(b"\n")
+        self._open += first[: self._limit_bytes - len(self._open)]
+        if not others:
+            return []
+        lines = [self._open, *(line[: self._limit_bytes] for line in others[:-1])]
+        self._open = others[-1][: self._limit_bytes]
+        return lines
 
 
 class LogRing:
-    """The last bytes of a stream, with long lines cut.
-
-    Args:
-        size_bytes: How much is kept; up to twice as much is held for a moment.
-    """
+    """The last bytes of a stream; long lines are cut, and up to 2 * `size_bytes` are held."""
 
     def __init__(self, size_bytes: int = _RING_BYTES) -> None:
         self._size_bytes = size_bytes
@@ -33,7 +54,6 @@ class LogRing:
         self._open_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Add bytes; what a line has beyond LINE_MAX_BYTES is dropped."""
         first, *others = chunk.split(b"\n")
         room = max(0, LINE_MAX_BYTES - self._open_bytes)
         kept = [first[:room], *(piece[:LINE_MAX_BYTES] for piece in others)]
@@ -43,24 +63,21 @@ class LogRing:
             del self._bytes[: -self._size_bytes]
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Return up to `count` last lines, oldest first, an unfinished one included."""
+        """Return up to `count` last lines, oldest first, including an unfinished one."""
         text = bytes(self._bytes[-self._size_bytes :]).decode(errors="replace")
         lines = text.removesuffix("\n").split("\n") if text else []
         return tuple(line.rstrip("\r") for line in lines[-count:])
 
 
 class LogFile:
-    """A file that is appended to, and set aside as NAME.1, NAME.2 … when it is full.
-
-    Opened without following a symbolic link, for its owner only. Use it as a context manager, or
-    call `close`.
+    """A file that is renamed to NAME.1, NAME.2 … when it is full.
 
     Args:
-        path: Where to write. The directory must exist.
-        size_bytes: Size at which the file is set aside.
-        kept: How many files set aside are kept.
-        streams: Descriptors of ours that write to the same file, and follow it when it is set
-            aside: else what a library or the interpreter prints would go on in the old one.
+        path: Its directory must exist.
+        size_bytes: The size at which the file is renamed.
+        kept: How many renamed files are kept.
+        streams: Descriptors of this process that write to the same file and follow it when it is
+            renamed; otherwise what a library prints would go to the old one.
 
     Raises:
         AccessDenied: The file cannot be opened for writing.
@@ -83,9 +100,9 @@ class LogFile:
         self._written_bytes = os.fstat(self._fd).st_size
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes. Never fails: what the disk does not take is dropped and counted."""
+        """Append bytes; what the disk refuses is dropped and counted."""
         try:
-            for piece in _pieces(self._apology() + chunk, self._size_bytes):
+            for piece in _pieces(self._loss_notice() + chunk, self._size_bytes):
                 self._make_room(len(piece))
                 self._append(piece)
         except OSError:
@@ -97,10 +114,10 @@ class LogFile:
         if self._streams:
             self._written_bytes = os.fstat(self._fd).st_size
         if self._written_bytes + more_bytes > self._size_bytes and self._written_bytes:
-            self._set_aside()
+            self._rotate()
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -117,13 +134,12 @@ class LogFile:
             self._written_bytes += taken
             view = view[taken:]
 
-    def _apology(self) -> bytes:
+    def _loss_notice(self) -> bytes:
         lost = self._lost_bytes
         return f"\n[llama-corral: the disk refused {lost} bytes here]\n".encode() if lost else b""
 
-    def _set_aside(self) -> None:
-        """Rename NAME to NAME.1, NAME.1 to NAME.2 …; the oldest is overwritten."""
-        names = [self._path, *(_aside(self._path, n) for n in range(1, self._kept + 1))]
+    def _rotate(self) -> None:
+        names = [self._path, *(_rotated(self._path, n) for n in range(1, self._kept + 1))]
         for older, newer in reversed(list(zip(names[1:], names, strict=False))):
             if newer.exists():
                 newer.replace(older)
@@ -135,34 +151,27 @@ class LogFile:
 
 
 def _pieces(chunk: bytes, size_bytes: int) -> Iterator[memoryview]:
-    """Yield a chunk in pieces that a file has room for."""
     view = memoryview(chunk)
     for start in range(0, len(view), size_bytes):
         yield view[start : start + size_bytes]
 
 
-def _aside(path: Path, number: int) -> Path:
+def _rotated(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 
-# Without O_NONBLOCK a pipe in a log's place would hold us up.
-_FLAGS: Final = (
-    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-)
-
-
 def open_log(path: Path) -> int:
-    """Open a log to append to, made for its owner only, and return the descriptor.
+    """Open a log for appending, mode 0600, and return the descriptor.
 
     Raises:
-        AccessDenied: It cannot be opened, is a link or no regular file, or another user's.
+        AccessDenied: It cannot be opened, is a link, is not a regular file, or is another user's.
     """
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
         found = os.fstat(descriptor)
     except OSError as error:
         raise _denied(path, error.strerror) from error
-    if reason := _fault(found.st_mode, found.st_uid, found.st_nlink, os.geteuid()):
+    if reason := _invalid_reason(found.st_mode, found.st_uid, found.st_nlink, os.geteuid()):
         os.close(descriptor)
         raise _denied(path, reason)
     if found.st_mode & 0o077:
@@ -170,17 +179,89 @@ def open_log(path: Path) -> int:
     return descriptor
 
 
-def _fault(mode: int, uid: int, links: int, ours: int) -> str | None:
-    """Return why a file is no log of ours. Pure."""
+def _invalid_reason(mode: int, uid: int, links: int, our_uid: int) -> str | None:
     if not stat.S_ISREG(mode):
-        return "it is no regular file"
-    if uid != ours:
+        return "it is not a regular file"
+    if uid != our_uid:
         return f"it belongs to another user (uid {uid})"
-    return "it has a second name (a hard link)" if links > 1 else None
+    return "it has a hard link" if links > 1 else None
 
 
 def _denied(path: Path, reason: str | None) -> AccessDenied:
     return AccessDenied(
         f"cannot write the log {path}: {reason}",
-        hint="remove what stands there, or set CORRAL_LOG_DIR to a directory of your own",
+        hint="remove it, or set CORRAL_LOG_DIR to a directory of your own",
     )
+
+
+def tail(path: Path, count: int) -> tuple[str, ...]:
+    """Return up to `count` last lines of a file, oldest first; none if it does not exist.
+
+    Reads at most the last 4 MiB. Lines are cut at LINE_MAX_BYTES.
+    """
+    try:
+        with path.open("rb") as file:
+            _seek_back(file, count)
+            data = file.read(_LOOK_BACK_BYTES)
+    except FileNotFoundError:
+        return ()
+    return tuple(_text(line) for line in data.removesuffix(b"\n").split(b"\n")) if data else ()
+
+
+async def follow(
+    path: Path, count: int = 0, *, interval_s: float = 0.1
+) -> AsyncGenerator[str, None]:
+    """Yield up to `count` last lines, then each new line, without end.
+
+    Waits for a file that does not exist yet, and reads a renamed file to its end before the next.
+    """
+    file = await _open_when_exists(path, interval_s)
+    try:
+        _seek_back(file, count)
+        lines = LineSplitter()
+        while True:
+            replaced = _is_replaced(file, path)
+            while block := file.read(_BLOCK_BYTES):
+                for line in lines.feed(block):
+                    yield _text(line)
+            if replaced:
+                file.close()
+                file = await _open_when_exists(path, interval_s)
+            else:
+                await asyncio.sleep(interval_s)
+    finally:
+        file.close()
+
+
+def _seek_back(file: BinaryIO, count: int) -> None:
+    """Seek to the first of the last `count` lines, or _LOOK_BACK_BYTES back."""
+    end = file.seek(0, os.SEEK_END)
+    start, data = end, b""
+    while start > 0 and data.count(b"\n") <= count and end - start < _LOOK_BACK_BYTES:
+        step = min(_BLOCK_BYTES, start)
+        start -= step
+        file.seek(start)
+        data = file.read(step) + data
+    lines = data.removesuffix(b"\n").split(b"\n")
+    before = lines[: max(0, len(lines) - count)]
+    file.seek(min(end, start + sum(len(line) + 1 for line in before)))
+
+
+async def _open_when_exists(path: Path, interval_s: float) -> BinaryIO:
+    while True:
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            await asyncio.sleep(interval_s)
+
+
+def _is_replaced(file: BinaryIO, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return True
+    return there.st_ino != os.fstat(file.fileno()).st_ino
+
+
+def _text(line: bytes) -> str:
+    return line[:LINE_MAX_BYTES].rstrip(b"\r").decode(errors="replace")

@@ -18,9 +18,8 @@ from supervisor.process import exit_cause
 from supervisor.process.child import Child, Exit
 from supervisor.process.exit_cause import FailureCause
 from supervisor.process.launch import Launch
-from supervisor.process.lines import LineSplitter
 from supervisor.process.load_progress import EXIT_LINE, Progress, ReportReader
-from supervisor.process.log_file import LogFile, LogRing
+from supervisor.process.log_file import LineSplitter, LogFile, LogRing
 
 # Builds differ in the words before it; the last ones are "listening on unix:///path.sock".
 _LISTENING: Final = re.compile(rb"listening on (?:(?P<scheme>\w+)://)?(?P<where>\S+)")

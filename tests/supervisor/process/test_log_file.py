@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.errors import AccessDenied
-from supervisor.process.lines import LINE_MAX_BYTES
-from supervisor.process.log_file import LogFile, LogRing
+from supervisor.process.log_file import LINE_MAX_BYTES, LineSplitter, LogFile, LogRing
 
 
 def test_the_ring_gives_the_last_lines_oldest_first() -> None:
@@ -165,3 +164,21 @@ def test_what_else_writes_to_the_file_follows_it_and_counts(tmp_path: Path) -> N
         assert path.read_bytes() == b"a" * 20 + b"traceback"
     finally:
         os.close(stream)
+
+
+@given(st.binary(), st.lists(st.integers(1, 9)))
+def test_the_same_lines_come_out_however_the_bytes_come_in(data: bytes, sizes: list[int]) -> None:
+    splitter, lines, rest = LineSplitter(), [], data
+    for size in sizes:
+        lines += splitter.feed(rest[:size])
+        rest = rest[size:]
+    lines += splitter.feed(rest)
+    assert lines == data.split(b"\n")[:-1]
+
+
+def test_what_a_line_has_beyond_the_limit_is_dropped() -> None:
+    splitter = LineSplitter(limit_bytes=4)
+    assert splitter.feed(b"ab") == []
+    assert splitter.feed(b"cdef") == []
+    assert splitter.feed(b"gh\nlong enough\nij") == [b"abcd", b"long"]
+    assert splitter.feed(b"\n") == [b"ij"]

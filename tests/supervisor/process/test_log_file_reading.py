@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.process.lines import LINE_MAX_BYTES
-from supervisor.process.log_file import LogFile
-from supervisor.process.log_reader import follow, tail
+from supervisor.process.log_file import LINE_MAX_BYTES, LogFile, follow, tail
 
 OFTEN_S = 0.001
 
