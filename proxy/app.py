@@ -34,11 +34,16 @@ from proxy.metrics import models_endpoint
 from proxy.metrics.prometheus import Metrics
 from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
 from proxy.middleware import ACCESS_RECORD, RequestMiddleware
-from proxy.models import ModelInfo, ModelLoader, PromptWarmer
-from proxy.nodes.model_list import without_nodes
+from proxy.models import (
+    ModelInfo,
+    ModelLoader,
+    ModelNames,
+    PromptWarmer,
+    with_variants,
+    without_nodes,
+)
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
 from proxy.request import ProxyRequest, client_of, read_request
-from proxy.resolve import resolve, with_variants
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.router import Router
 from proxy.routes import MODEL_ID, Handler, Routes
@@ -122,8 +127,8 @@ class LocalEndpoints:
         return _json(models_endpoint.model_list(with_variants(self._model_infos(request))))
 
     async def model(self, request: web.BaseRequest) -> web.Response:
-        pick = resolve(request[MODEL_ID], with_variants(self._model_infos(request)))
-        return _json(models_endpoint.model_page(pick.model_info))
+        names = ModelNames(with_variants(self._model_infos(request)))
+        return _json(models_endpoint.model_page(names.resolve(request[MODEL_ID]).model_info))
 
     async def slots(self, request: web.BaseRequest) -> web.Response:
         listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
@@ -149,7 +154,7 @@ class LocalEndpoints:
         """Return the model that the query names; all there are for who asks, if it names none."""
         model_infos = self._model_infos(request)
         name = request.query.get("model")
-        return [resolve(name, model_infos).model_info] if name else model_infos
+        return [ModelNames(model_infos).resolve(name).model_info] if name else model_infos
 
 
 class ForwardedEndpoints:
@@ -181,14 +186,14 @@ class ForwardedEndpoints:
             response = await self._answered(request, answer)
         except NotLoaded:
             found = self._remembered.page(
-                resolve(request.query.get("model"), model_infos).model_info
+                ModelNames(model_infos).resolve(request.query.get("model")).model_info
             )
             if found is None:
                 raise
             answer.record.model = None  # a page of our own is not counted
             return found
         if answer.page:
-            model_info = resolve(request.query.get("model"), model_infos).model_info
+            model_info = ModelNames(model_infos).resolve(request.query.get("model")).model_info
             self._remembered.keep(
                 model_info, answer.page, [one.id for one in self._loader.models()]
             )
@@ -216,8 +221,12 @@ class ForwardedEndpoints:
 
     async def _serve(self, request: web.BaseRequest, answer: ClientResponse, share: Share) -> None:
         record = answer.record
-        model_infos = _model_infos(self._loader, request)
-        proxy_request = await read_request(request, record.request_id, model_infos, share)
+        names = self._loader.names()
+        if HOP in request.headers:
+            names = names.local
+        if key := request[KEY]:
+            names = names.visible(key.models)
+        proxy_request = await read_request(request, record.request_id, names, share)
         record.model = proxy_request.model
         await self._forward.handle(proxy_request, answer)
         if record.status == HTTPStatus.OK:

@@ -5,12 +5,18 @@ The models there are, one made ready, and prompts read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, Final, Literal, Protocol
 
+from proxy.errors import BadRequest, UnknownModel, known_models
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
-from proxy.variant import Variant
+from proxy.variant import SEPARATOR, Variant
+
+# API keys may each have models of their own.
+_SUBSETS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,100 @@ class ModelInfo:
     local_only: ModelInfo | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """The model, and the variant of it or None, that a name means."""
+
+    model_info: ModelInfo
+    variant: Variant | None = None
+
+
+class ModelNames:
+    """Every name that means one of these models: ids, aliases, and both with a variant behind.
+
+    `chat:high` is the variant `high` of the model `chat`; a model of exactly that name goes first.
+    Their states are those of when it was built.
+    """
+
+    def __init__(self, model_infos: Iterable[ModelInfo]) -> None:
+        self.model_infos = tuple(model_infos)
+        self._by_name: dict[str, ResolvedModel] = {}
+        self._visible: dict[frozenset[str], ModelNames] = {}
+        for info in self.model_infos:
+            for name in (info.id, *info.aliases):
+                self._by_name.setdefault(name, ResolvedModel(info))
+        for info in self.model_infos:
+            for name, (variant, members) in product(
+                (info.id, *info.aliases), info.variants.items()
+            ):
+                if self._by_name[name].model_info is info:
+                    full_name = f"{name}{SEPARATOR}{variant}"
+                    self._by_name.setdefault(full_name, ResolvedModel(info, members))
+
+    def resolve(self, name: str | None) -> ResolvedModel:
+        """Return what a client means; if there is only one model, no name means that one.
+
+        Raises:
+            BadRequest: No name was given, and there are several models.
+            UnknownModel: No model has that name.
+        """
+        if found := self._by_name.get(name or ""):
+            return found
+        if name:
+            raise UnknownModel(name, self._ids())
+        if len(self.model_infos) == 1:
+            return ResolvedModel(self.model_infos[0])
+        raise BadRequest(f"the request names no model ({known_models(self._ids())})")
+
+    def get(self, name: str) -> ResolvedModel | None:
+        return self._by_name.get(name)
+
+    @cached_property
+    def local(self) -> ModelNames:
+        """Those of the models of this machine."""
+        return ModelNames(without_nodes(self.model_infos))
+
+    def visible(self, models: frozenset[str] | None) -> ModelNames:
+        """Those of the models with one of these names; None for all."""
+        if models is None:
+            return self
+        if models not in self._visible:
+            if len(self._visible) >= _SUBSETS_MAX:
+                self._visible.clear()
+            self._visible[models] = ModelNames(
+                info for info in self.model_infos if models & {info.id, *info.aliases}
+            )
+        return self._visible[models]
+
+    def _ids(self) -> list[str]:
+        return [entry.id for entry in with_variants(self.model_infos)]
+
+
+def without_nodes(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
+    """Return the models as this machine alone serves them."""
+    return [info.local_only or info for info in model_infos if info.is_local]
+
+
+def with_variants(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
+    """Return these models and, behind each, its variants as models of their own."""
+    return [entry for info in model_infos for entry in (info, *_variants(info))]
+
+
+def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
+    for variant in model_info.variants:
+        end = SEPARATOR + variant
+        aliases = tuple(alias + end for alias in model_info.aliases)
+        yield replace(model_info, id=model_info.id + end, aliases=aliases, variants={})
+
+
 class ModelLoader(Protocol):
     """What the proxy needs of whoever runs the instances."""
 
     def models(self) -> Sequence[ModelInfo]:
         """Return every configured model, in the order of the settings."""
+
+    def names(self) -> ModelNames:
+        """Return the names of all models; the same object until one of them changes."""
 
     async def ensure_ready(self, model: str) -> None:
         """Return once an instance of the model is admitted; the caller sets the deadline.

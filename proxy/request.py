@@ -10,7 +10,7 @@ byte for byte; a form is written again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -26,11 +26,10 @@ from proxy.choices import choices_of
 from proxy.endpoints import EndpointKind, endpoint_kind
 from proxy.errors import BadRequest
 from proxy.headers import HOP, for_upstream
-from proxy.models import ModelInfo
+from proxy.models import ModelNames
 from proxy.prompt_cache.prompt import Prompt, read_prompt
 from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
-from proxy.resolve import resolve
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
 
@@ -63,6 +62,7 @@ class ProxyRequest:
         is_from_proxy: Whether another proxy of this kind passed it on: it stays here.
         is_background: Whether no client waits for it: it keeps no model from leaving.
         form: The form that `body` is, or None: it is JSON.
+        slots: That an instance uses for it, where it has as many.
         is_let_in: Whether it is a further part of a request that was let into the line: it is never
             refused for the length of the line.
     """
@@ -85,11 +85,7 @@ class ProxyRequest:
     is_background: bool = False
     form: Form | None = None
     is_let_in: bool = False
-
-    @property
-    def slots(self) -> int:
-        """Return how many slots an instance uses for it, where it has as many."""
-        return choices_of(self.kind, self.json)
+    slots: int = 1
 
     @property
     def may_load(self) -> bool:
@@ -130,7 +126,7 @@ class _Content:
 async def read_request(
     request: web.BaseRequest,
     request_id: str,
-    model_infos: Sequence[ModelInfo],
+    names: ModelNames,
     share: Share,
 ) -> ProxyRequest:
     """Read a request to its end.
@@ -138,7 +134,7 @@ async def read_request(
     Args:
         request: The request; its body not yet read.
         request_id: Its name.
-        model_infos: The models there are; a client that names none means the only one.
+        names: Those of the models that the client may use.
         share: The limits, and the memory that its body may take.
 
     Raises:
@@ -149,7 +145,7 @@ async def read_request(
         ProxyError: As `read_body` and `check_complexity` do.
     """
     kind = endpoint_kind(request.method, request.path)
-    content = await _content(request, kind, model_infos, share)
+    content = await _content(request, kind, names, share)
     members, key = content.members, request[KEY]
     return ProxyRequest(
         request_id=request_id,
@@ -168,38 +164,33 @@ async def read_request(
         session=session_id(request.headers, members),
         is_from_proxy=HOP in request.headers,
         form=content.form,
+        slots=choices_of(kind, members),
     )
 
 
 async def _content(
     request: web.BaseRequest,
     kind: EndpointKind,
-    model_infos: Sequence[ModelInfo],
+    names: ModelNames,
     share: Share,
 ) -> _Content:
     """Read the body, and find the model that it means."""
     named = request.query.get("model")
     if request.method != "POST":
-        return _Content(resolve(named, model_infos).model_info.id)
+        return _Content(names.resolve(named).model_info.id)
     body = await read_body(request, share)
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)
-        return await share.run(
-            len(body), lambda: _of_form(form, named, model_infos, share.settings)
-        )
+        return await share.run(len(body), lambda: _of_form(form, named, names, share.settings))
     await check_complexity(body, share)
-    return await share.run(
-        len(body), lambda: _of_json(body, kind, named, model_infos, share.settings)
-    )
+    return await share.run(len(body), lambda: _of_json(body, kind, named, names, share.settings))
 
 
-def _of_form(
-    form: Form, named: str | None, model_infos: Sequence[ModelInfo], settings: ProxySettings
-) -> _Content:
+def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> _Content:
     members = form.texts()
     check(EndpointKind.TRANSCRIPTION, members, settings.limits)
-    model = resolve(members.get("model") or named, model_infos).model_info.id
+    model = names.resolve(members.get("model") or named).model_info.id
     return _Content(model, form.written(), members, form=form)
 
 
@@ -207,11 +198,11 @@ def _of_json(
     body: bytes,
     kind: EndpointKind,
     named: str | None,
-    model_infos: Sequence[ModelInfo],
+    names: ModelNames,
     settings: ProxySettings,
 ) -> _Content:
     members = members_of(body)
-    pick = resolve(_named(members) or named, model_infos)
+    pick = names.resolve(_named(members) or named)
     members, body = _as_forwarded(kind, members, body, pick.variant)
     check(kind, members, settings.limits)
     model = pick.model_info.id

@@ -6,21 +6,17 @@ read for a model, while no client needs its instances; who asks and leaves ends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import orjson
 from aiohttp import web
 
-from proxy.auth.api_keys import KEY, visible
+from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind
 from proxy.errors import TooManyRequests
-from proxy.models import ModelInfo, ModelLoader, PromptWarmer
-from proxy.nodes.model_list import without_nodes
+from proxy.models import ModelLoader, PromptWarmer, ResolvedModel
 from proxy.request import client_of
 from proxy.request_limits.check import check
-from proxy.resolve import ResolvedModel, resolve
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import MODEL_ID
 
@@ -59,7 +55,9 @@ class WarmEndpoint:
             TooManyRequests: A prompt is read for the model already.
             ProxyError: As `Reader.warm` does, and `read_body`.
         """
-        pick = resolve(request[MODEL_ID], self._model_infos(request))
+        key = request[KEY]
+        names = self._loader.names().local.visible(key.models if key else None)
+        pick = names.resolve(request[MODEL_ID])
         async with InFlightRequest(self._server_state.in_flight):
             with self._bodies.share(client_of(request)) as share:
                 return await self._read(request, pick, share)
@@ -88,6 +86,3 @@ class WarmEndpoint:
             for one in warmed
         ]
         return web.Response(body=orjson.dumps({"data": data}), content_type="application/json")
-
-    def _model_infos(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
-        return visible(without_nodes(self._loader.models()), request[KEY])

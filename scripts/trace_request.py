@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from proxy.access_log import discard  # noqa: E402 (the path first)
 from proxy.app import build_app  # noqa: E402
 from proxy.metrics.prometheus import Metrics  # noqa: E402
-from proxy.models import ModelInfo  # noqa: E402
+from proxy.models import ModelInfo, ModelNames  # noqa: E402
 from proxy.router.router import Router  # noqa: E402
 from proxy.server import Server  # noqa: E402
 from proxy.settings import ProxySettings  # noqa: E402
@@ -105,8 +105,13 @@ def _path(code: CodeType) -> Path:
 class OneModel:
     """A loader whose only model is loaded (proxy.models.ModelLoader)."""
 
+    _names = ModelNames([ModelInfo("chat", (), "loaded", 1_700_000_000, 4096, 2)])
+
     def models(self) -> Sequence[ModelInfo]:
-        return [ModelInfo("chat", (), "loaded", 1_700_000_000, 4096, 2)]
+        return self._names.model_infos
+
+    def names(self) -> ModelNames:
+        return self._names
 
     async def ensure_ready(self, model: str) -> None:
         """Do nothing: it is."""
@@ -174,11 +179,12 @@ async def _proxy(directory: Path) -> AsyncIterator[Callable[[list[dict[str, str]
     engine = await asyncio.start_unix_server(Engine().serve, socket)
     running = asyncio.get_running_loop().create_task(router.run())
     await server.start()
+    url = f"{server.url}/v1/chat/completions"
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {_KEY}"}) as client:
 
         async def post(messages: list[dict[str, str]]) -> None:
             body = {"model": "chat", "messages": messages, "stream": True}
-            async with client.post(f"{server.url}/v1/chat/completions", json=body) as response:
+            async with client.post(url, json=body) as response:
                 answer = await response.read()
                 assert answer.endswith(b"data: [DONE]\n\n"), answer  # noqa: S101 (a trace of that)
             await asyncio.sleep(0.05)  # what the proxy does after the last byte

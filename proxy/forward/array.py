@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.choices import choices_of
 from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest
 from proxy.prompt_cache.prompt import read_prompt
@@ -90,7 +89,7 @@ def array_of(request: ProxyRequest) -> PromptArray | None:
     is_ranked = request.path in _RERANKING
     if not all(isinstance(one, str if is_ranked else str | list | dict) for one in prompts):
         return None
-    array = PromptArray(request, name, prompts, choices_of(request.kind, request.json), is_ranked)
+    array = PromptArray(request, name, prompts, request.slots, is_ranked)
     if array.top_n < 0:
         raise BadRequest("top_n must be 0 or more")
     _check_size(array)

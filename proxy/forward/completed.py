@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from proxy.endpoints import EndpointKind
-from proxy.forward.apis.reader import reader_of
+from proxy.forward.apis import reader_for
 from proxy.router.lease import Completion
 from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 from proxy.upstream.timings import Timings
@@ -32,7 +32,7 @@ class CompletedResponse:
         self._batch_bytes = 0
         self._total_bytes = 0
         self._splitter = Splitter()
-        self._reader = reader_of(kind)
+        self._reader = reader_for(kind)
 
     def feed(self, chunk: bytes) -> None:
         """Take bytes that were passed on; nearly always this only keeps them."""
@@ -55,7 +55,10 @@ class CompletedResponse:
             self._read_body(b"".join(self._chunks))
         if self._total_bytes > _TOTAL_MAX_BYTES:
             return Completion()
-        return Completion(Timings.read(self._reader.timings()), self._reader.message())
+        try:
+            return Completion(Timings.read(self._reader.timings()), self._reader.message())
+        except (LookupError, TypeError, AttributeError):
+            return Completion()
 
     def _read_batch(self) -> None:
         batch, self._batch_bytes = b"".join(self._chunks), 0

@@ -22,10 +22,10 @@ from proxy.errors import (
     UpstreamShutDown,
     UpstreamUnavailable,
 )
-from proxy.forward.apis.assembler import Assembler, assembler_for
+from proxy.forward.apis import Assembler, assembler_for
 from proxy.forward.client_response import ResponseWriter
 from proxy.forward.completed import CompletedResponse
-from proxy.forward.prefill_progress import PrefillFilter, PrefillProgress, is_start, progress_of
+from proxy.forward.prefill_progress import PrefillFilter, is_start, progress_of
 from proxy.forward.upstream_errors import client_error_body, is_loading, parse_error, reclassified
 from proxy.forward.upstream_request import UpstreamRequestPlan
 from proxy.headers import JSON, for_client, is_event_stream, is_json
@@ -154,7 +154,8 @@ class ResponseRelay:
                 self._progress.receive_token(chunk)
             else:
                 self._progress.receive(chunk)
-            self._set_progress(prefill_filter.latest)
+            if latest := prefill_filter.latest:
+                self._progress.set_prompt(latest.done, latest.total, latest.cached)
             if part:
                 await self._client_response.begin(
                     self._response.status, for_client(self._response.headers)
@@ -197,7 +198,7 @@ class ResponseRelay:
         if "error" in piece:
             return False
         if progress := progress_of(piece):
-            self._set_progress(progress)
+            self._progress.set_prompt(progress.done, progress.total, progress.cached)
         elif not is_start(piece):
             self._client_response.record.note_token()
             self._progress.count_token()
@@ -258,10 +259,6 @@ class ResponseRelay:
         # Before the client has taken the end: a slow one must not keep the slot.
         self._client_response.record.timings = completion.timings
         self._router.finish(self._lease, completion)
-
-    def _set_progress(self, progress: PrefillProgress | None) -> None:
-        if progress is not None:
-            self._progress.set_prompt(progress.done, progress.total, progress.cached)
 
     async def _read(self) -> bytes:
         """Read as long as nothing of the answer went out: what breaks can be tried again."""

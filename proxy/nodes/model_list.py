@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.models import ModelInfo
-from proxy.resolve import lookup
+from proxy.models import ModelInfo, ModelNames
 
 _MODELS_MAX: Final = 1024
 _NAME_MAX_CHARACTERS: Final = 256
@@ -116,14 +115,14 @@ def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def served_id(remote_model: RemoteModel, local: Sequence[ModelInfo]) -> str | None:
+def served_id(remote_model: RemoteModel, local: ModelNames) -> str | None:
     """The id under which a node's model is served here.
 
     That of the local model with one of its names, else its own; None if its name is a variant of a
     local model, which only the local model serves.
     """
     for name in (remote_model.id, *remote_model.aliases):
-        if found := lookup(name, local):
+        if found := local.get(name):
             return None if found.variant else found.model_info.id
     return remote_model.id
 
@@ -133,18 +132,12 @@ def merged(
 ) -> list[ModelInfo]:
     """All models, local ones first; `created` (Unix time) is for those that only nodes have."""
     by_id: dict[str, list[OfferedModel]] = {}
+    names = ModelNames(local)
     for one in offered:
-        if model := served_id(one.remote_model, local):
+        if model := served_id(one.remote_model, names):
             by_id.setdefault(model, []).append(one)
     ours = [_with_nodes(model_info, by_id.pop(model_info.id, [])) for model_info in local]
     return [*ours, *(_remote_only(model, found, created) for model, found in by_id.items())]
-
-
-def without_nodes(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
-    """The models as this machine alone serves them."""
-    return [
-        model_info.local_only or model_info for model_info in model_infos if model_info.is_local
-    ]
 
 
 def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> ModelInfo:

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from proxy.access_log import Emit
 from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.headers import HOP
-from proxy.models import ModelInfo
+from proxy.models import ModelNames
 from proxy.nodes.model_list import (
     OfferedModel,
     RemoteModel,
@@ -56,7 +56,7 @@ class NodeMonitor:
         self,
         node: ConfiguredNode,
         router: Router,
-        local: Callable[[], Sequence[ModelInfo]],
+        local: Callable[[], ModelNames],
         settings: ProxySettings,
         emit: Emit,
         chance: Callable[[], float] = random.random,
@@ -71,7 +71,7 @@ class NodeMonitor:
         self._chance = chance
         self._failures = 0
         self._slots: dict[str, int] = {}
-        self._remote_models: tuple[RemoteModel, ...] = ()
+        self.remote_models: tuple[RemoteModel, ...] = ()
         self._admitted: dict[str, Upstream] = {}
         self._suspected = asyncio.Event()
         self._checked = asyncio.Event()
@@ -107,9 +107,7 @@ class NodeMonitor:
     def offered(self) -> list[OfferedModel]:
         """The models of the last successful poll."""
         name, problem = self.node.name, None if self.is_up else self.problem
-        return [
-            OfferedModel(one, self._slots_of(one), name, problem) for one in self._remote_models
-        ]
+        return [OfferedModel(one, self._slots_of(one), name, problem) for one in self.remote_models]
 
     def upstreams(self) -> Mapping[str, Upstream]:
         """Its admitted models, by instance name."""
@@ -163,7 +161,7 @@ class NodeMonitor:
 
     def _answered(self, remote_models: tuple[RemoteModel, ...]) -> None:
         self._failures = 0
-        self._remote_models = remote_models
+        self.remote_models = remote_models
         if not self.is_up:
             self.is_up = True
             models = [remote_model.id for remote_model in remote_models]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from proxy.access_log import Emit
 from proxy.errors import Unavailable, UpstreamConnectFailed, UpstreamLoading, UpstreamUnavailable
 from proxy.failures import persist
-from proxy.models import ModelInfo, ModelLoader
-from proxy.nodes.model_list import merged, served_id
+from proxy.models import ModelInfo, ModelLoader, ModelNames
+from proxy.nodes.model_list import RemoteModel, merged, served_id
 from proxy.nodes.monitor import NodeMonitor
 from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
@@ -66,6 +66,8 @@ class Nodes:
         self._monitors: dict[str, NodeMonitor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._names = self._named_local = ModelNames(())
+        self._named_offered: list[tuple[RemoteModel, ...]] = []
         self.set_nodes(nodes)
 
     async def serve(self) -> None:
@@ -94,7 +96,7 @@ class Nodes:
             self._begin(name)
 
     def _monitor(self, node: ConfiguredNode) -> NodeMonitor:
-        return NodeMonitor(node, self._router, self._local.models, self._settings, self._emit)
+        return NodeMonitor(node, self._router, self._local.names, self._settings, self._emit)
 
     def _begin(self, name: str) -> None:
         if self._group:
@@ -133,19 +135,29 @@ class Nodes:
         offered = [one for monitor in self._monitors.values() for one in monitor.offered()]
         return merged(local, offered, self._created) if offered else local
 
+    def names(self) -> ModelNames:
+        local = self._local.names()
+        offered = [monitor.remote_models for monitor in self._monitors.values()]
+        if not any(offered):
+            return local
+        if local is not self._named_local or offered != self._named_offered:
+            self._named_local, self._named_offered = local, offered
+            self._names = ModelNames(self.models())
+        return self._names
+
     async def ensure_ready(self, model: str) -> None:
         """Return once an instance of the model is admitted; the caller has a deadline.
 
         Raises:
             ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
         """
-        local = self._local.models()
+        local = self._local.names()
         monitors = [
             monitor
             for monitor in self._monitors.values()
             if any(served_id(one.remote_model, local) == model for one in monitor.offered())
         ]
-        if any(model_info.id == model for model_info in local) or not monitors:
+        if any(model_info.id == model for model_info in local.model_infos) or not monitors:
             await self._local.ensure_ready(model)
             return
         for monitor in monitors:

@@ -108,7 +108,8 @@ class PrefixIndex:
         """Return what the caches of these instances are believed to hold of a prompt."""
         if prompt is None:
             return NO_HINT
-        conversation = self._find(prompt, session)
+        hashes = (*reversed(prompt.turn_hashes), session)
+        conversation = self._conversations.find(one for one in hashes if one is not None)
         tokens = {name: self._cached_tokens(name, prompt) for name in names}
         return CacheHint(conversation.owner if conversation else None, tokens, conversation)
 
@@ -173,22 +174,13 @@ class PrefixIndex:
                 none.
         """
         if timings:
-            self._record_hit(name, expected_cached, timings.cached_tokens)
+            if run := self._runs.get(name):
+                # Its cache may have little room. With nothing expected, there is nothing to doubt.
+                found = timings.cached_tokens / expected_cached if expected_cached else 1.0
+                run.hit_ratio = average(run.hit_ratio, min(1.0, found))
             self._add_prefix(name, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
-
-    def _record_hit(self, name: str, predicted: int, actual: int) -> None:
-        """Note how many tokens of a prompt an instance's cache really held, when it was asked.
-
-        What the instance has computed since, it holds all the same. But if it keeps falling short,
-        it has little room or does not cache at all, and less is expected of it from then on.
-        """
-        if run := self._runs.get(name):
-            # With nothing predicted, there is nothing to doubt.
-            run.hit_ratio = average(
-                run.hit_ratio, min(1.0, actual / predicted) if predicted else 1.0
-            )
 
     def _add_prefix(self, name: str, blocks: Sequence[int]) -> None:
         """Note that an instance holds a prompt, be it computed or restored; unknown ones do not.
@@ -248,10 +240,6 @@ class PrefixIndex:
     def _alive(self, holders: tuple[int, ...]) -> tuple[int, ...]:
         numbers = {run.number for run in self._runs.values()}
         return tuple(one for one in holders if one in numbers)
-
-    def _find(self, prompt: Prompt, session: int | None) -> Conversation | None:
-        marks = (*reversed(prompt.turn_hashes), session)
-        return self._conversations.find(mark for mark in marks if mark is not None)
 
     def _is_alive(self, conversation: Conversation) -> bool:
         run = self._runs.get(conversation.owner)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.endpoints import EndpointKind
-from proxy.prompt_cache.prompt_parts import prompt_parts
+from proxy.prompt_cache.prompt import prompt_parts
 
 # In how many conversations one has to be seen: what two began with, a third one may.
 _OFTEN: Final = 3

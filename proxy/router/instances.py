@@ -101,9 +101,9 @@ class Instance:
         """Return whether a slot is free."""
         return len(self.leases) < self.upstream.slots
 
-    def has_room_for(self, request: ProxyRequest) -> bool:
-        """Return whether as many slots are free as a request uses here."""
-        return self.free >= self.needed(request)
+    def can_take(self, request: ProxyRequest) -> bool:
+        """Return whether a request may come here, and as many slots are free as it uses."""
+        return self.may_take(request) and self.free >= self.needed(request)
 
     @property
     def free(self) -> int:

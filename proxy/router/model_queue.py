@@ -253,13 +253,14 @@ class ModelQueue:
         instances, now_s = self._instances.answering(self.model), self._clock()
         if self.is_paused or not any(instance.has_free_slot for instance in instances):
             return None
+        names = [instance.upstream.name for instance in instances]
         candidates: Candidates | None = None
         soonest_s = math.inf
         for queued in entries:
             # At each decision: what the caches hold changes while a request waits.
-            hint = self._look_up(queued, instances)
-            if _is_only_choice(instances, queued.request) and candidates is None:
-                choice = Choice(instances[0].upstream.name)
+            hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
+            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
+                choice = Choice(names[0])  # most models have one instance
             else:
                 candidates = candidates or self._candidates(instances)
                 waited_s = now_s - queued.joined_at_s
@@ -272,10 +273,6 @@ class ModelQueue:
                 soonest_s = min(soonest_s, choice.moves_in_s)
         self._schedule_recheck(soonest_s)
         return None
-
-    def _look_up(self, queued: QueuedRequest, instances: Sequence[Instance]) -> CacheHint:
-        names = [instance.upstream.name for instance in instances]
-        return self._prefix_index.look_up(names, queued.request.prompt, queued.session)
 
     def _candidates(self, instances: Sequence[Instance]) -> Candidates:
         conversations = self._prefix_index.conversations_per_instance(self.model)
@@ -312,11 +309,3 @@ class ModelQueue:
     def _expected_wait_s(self) -> float:
         slots = sum(instance.upstream.slots for instance in self._instances.in_service(self.model))
         return self._mean_lease_s * (len(self._queue) + 1) / max(1, slots)
-
-
-def _is_only_choice(instances: Sequence[Instance], request: ProxyRequest) -> bool:
-    """Return whether a model has one instance, as most have, and that has room."""
-    if len(instances) != 1:
-        return False
-    (only,) = instances
-    return only.may_take(request) and only.has_room_for(request)

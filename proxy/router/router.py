@@ -297,7 +297,7 @@ class Router:
             self._suspects.check(request)  # another like it may have crashed while it waited
             async with lease:
                 self._silence.watch(lease)
-                await self._select_slots(lease)
+                await select_slots(lease, self._prefix_index, self._settings)
                 try:
                     yield lease
                 except UpstreamFailed as error:
@@ -356,12 +356,6 @@ class Router:
         ]
         fresh = [instance for instance in instances if instance.upstream.name not in avoid]
         return Lease(request, min(fresh or instances, key=_calm), self._clock)
-
-    async def _select_slots(self, lease: Lease) -> None:
-        is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
-        if is_tracked and lease.request.kind.takes_slot:
-            slot_map = self._prefix_index.slot_map(lease.upstream.name)
-            await select_slots(lease, slot_map, self._settings)
 
     def _record_slot(self, lease: Lease, slot: TrackedSlot, timings: Timings) -> None:
         name, prompt = lease.upstream.name, lease.request.prompt

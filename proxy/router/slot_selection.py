@@ -12,6 +12,7 @@ from typing import Final
 from proxy.choices import is_single
 from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamTimeout
+from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
@@ -47,12 +48,18 @@ def targeting(request: ProxyRequest) -> SlotTargeting:
     return SlotTargeting.BY_ID if is_named and is_single(request.json) else SlotTargeting.NONE
 
 
-async def select_slots(lease: Lease, slot_map: SlotMap, settings: ProxySettings) -> None:
+async def select_slots(lease: Lease, prefix_index: PrefixIndex, settings: ProxySettings) -> None:
     """Give a lease its slot, and `id_slot` where its request is to name it.
+
+    Neither where the slots of its instance are not tracked.
 
     To be called right before the request is sent: the order in which requests arrive decides which
     slots the engine gives them.
     """
+    is_tracked = settings.policy == "affinity" and lease.upstream.can_name_slots
+    if not is_tracked or not lease.request.kind.takes_slot:
+        return
+    slot_map = prefix_index.slot_map(lease.upstream.name)
     reach, now_s = targeting(lease.request), lease.clock()
     conversation = lease.conversation if reach is not SlotTargeting.NONE else None
     slot = slot_map.reserve(lease, conversation, now_s)

@@ -16,7 +16,7 @@ import uvloop
 from proxy.access_log import discard
 from proxy.app import build_app
 from proxy.metrics.prometheus import Metrics
-from proxy.models import ModelInfo
+from proxy.models import ModelInfo, ModelNames
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -29,9 +29,14 @@ _SLOTS = 2048
 class OneModel:
     """A loader that has its only model ready (proxy.models.ModelLoader)."""
 
+    _names = ModelNames([ModelInfo("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)])
+
     def models(self) -> Sequence[ModelInfo]:
         """Return the model."""
-        return [ModelInfo("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)]
+        return self._names.model_infos
+
+    def names(self) -> ModelNames:
+        return self._names
 
     async def ensure_ready(self, model: str) -> None:
         """Do nothing: it is."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from operator import is_
 
 from proxy.errors import Unavailable, UnknownModel
-from proxy.models import ModelInfo
+from proxy.models import ModelInfo, ModelNames
 from supervisor.admission.controller import AdmissionController
 from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
@@ -26,11 +27,20 @@ class ModelLoaderAdapter:
         self._admission = admission
         self._events = events
         self.created = int(datetime.now(tz=UTC).timestamp())
+        self._names = ModelNames(())
+        self._named: list[object] = []  # the settings that the names are of
 
     def models(self) -> list[ModelInfo]:
         """Return every configured model, up or not."""
         models = self._fleet.models.values()
         return [self._model_info(model) for model in models if model.is_configured]
+
+    def names(self) -> ModelNames:
+        models = [model for model in self._fleet.models.values() if model.is_configured]
+        named = [self._fleet.planner, *(model.entry for model in models)]
+        if len(named) != len(self._named) or not all(map(is_, named, self._named)):
+            self._named, self._names = named, ModelNames(self.models())
+        return self._names
 
     async def ensure_ready(self, model: str) -> None:
         """Have a model brought up, and wait until it serves; the caller sets the deadline.

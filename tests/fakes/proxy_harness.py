@@ -14,7 +14,7 @@ from fakes.upstream import Fake, Script, say_ok
 from proxy.app import build_app
 from proxy.errors import ProxyError
 from proxy.metrics.prometheus import Metrics
-from proxy.models import ModelInfo, PrefillResult
+from proxy.models import ModelInfo, ModelNames, PrefillResult
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.router import Router
 from proxy.server import Server
@@ -47,6 +47,9 @@ class FakeLoader:
         if self.failure and not isinstance(self.failure, ProxyError):
             raise self.failure
         return self.model_infos
+
+    def names(self) -> ModelNames:
+        return ModelNames(self.models())
 
     async def ensure_ready(self, model: str) -> None:
         self.began.set()

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
-from proxy.models import ModelInfo
+from proxy.models import ModelInfo, ModelNames
 from proxy.request import Priority
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
@@ -153,6 +153,9 @@ class NoLoader:
 
     def models(self) -> list[ModelInfo]:
         return []
+
+    def names(self) -> ModelNames:
+        return ModelNames(())
 
     async def ensure_ready(self, model: str) -> None:
         while not self.world.router.serves(model):  # noqa: ASYNC110 (slow to notice, as some)

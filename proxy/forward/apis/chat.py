@@ -81,12 +81,13 @@ class _Choice:
 
 
 class ChatAssembler:
-    """One answer while it comes."""
+    """One response while its pieces arrive."""
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._choices: dict[int, _Choice] = {}
         self._latest = _Choice()
+        self._body: Mapping[str, Any] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -100,11 +101,6 @@ class ChatAssembler:
         return any(choice.is_blank for choice in self._choices.values())
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        """Take the next piece.
-
-        What is none of such an answer makes it fail with InvalidEvent, LookupError, TypeError or
-        AttributeError.
-        """
         for part in piece["choices"]:
             if (choice := self._choices.get(part["index"])) is None:
                 choice = self._choices[part["index"]] = _Choice()
@@ -118,24 +114,24 @@ class ChatAssembler:
                 self._latest.figures[name] = piece[name]
 
     def pack(self) -> None:
-        """Keep what has come in as little memory as it needs: tokens alone take ten times that."""
         for choice in self._choices.values():
             choice.pack()
 
-    def message(self) -> dict[str, Any] | None:
+    def take(self, body: Mapping[str, Any]) -> None:
+        self._body = body
+
+    def message(self) -> Mapping[str, Any] | None:
         """Return the message of the first choice, as a client repeats it in its next request."""
-        return self._first().message() if self._is_chat else None
+        if self._body:
+            message: Mapping[str, Any] = self._body["choices"][0]["message"]
+            return message
+        return self._first().message() if self._is_chat and self.is_complete else None
 
     def timings(self) -> Mapping[str, Any] | None:
-        """Return what the engine says of the first choice's cost."""
-        return self._first().figures.get("timings")
+        """Return the timings of the first choice."""
+        return self._body.get("timings") or self._first().figures.get("timings")
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole answer.
-
-        Raises:
-            InvalidEvent: The stream ended before it was complete.
-        """
         if not self.is_complete:
             raise InvalidEvent("the stream ended before the answer was complete")
         first = self._first()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fakes.proxy_harness import model_info
 
+from proxy.models import ModelNames, without_nodes
 from proxy.nodes.model_list import (
     OfferedModel,
     RemoteModel,
@@ -17,7 +18,6 @@ from proxy.nodes.model_list import (
     merged,
     read_remote_models,
     served_id,
-    without_nodes,
 )
 from proxy.variant import Variant
 
@@ -110,14 +110,14 @@ def test_a_local_model_that_a_node_offers_is_one_model() -> None:
 
 
 def test_a_node_can_have_another_name_for_a_local_model() -> None:
-    assert served_id(RemoteModel("Chat-7B.gguf", ("chat",)), [CHAT]) == "chat"
-    assert served_id(RemoteModel("vendor/chat"), [CHAT]) == "chat"
-    assert served_id(RemoteModel("other"), [CHAT]) == "other"
+    assert served_id(RemoteModel("Chat-7B.gguf", ("chat",)), ModelNames([CHAT])) == "chat"
+    assert served_id(RemoteModel("vendor/chat"), ModelNames([CHAT])) == "chat"
+    assert served_id(RemoteModel("other"), ModelNames([CHAT])) == "other"
 
 
 def test_a_nodes_variant_of_a_local_model_is_ignored() -> None:
     ours = replace(CHAT, variants={"high": Variant(temperature=1)})
-    assert served_id(RemoteModel("chat:high"), [ours]) is None
+    assert served_id(RemoteModel("chat:high"), ModelNames([ours])) is None
     assert merged([ours], [offered("chat:high")], 1) == [ours]
 
 

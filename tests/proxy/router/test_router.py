@@ -13,7 +13,7 @@ from fakes.requests import ask, upstream
 
 from proxy.endpoints import EndpointKind
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
-from proxy.models import ModelInfo
+from proxy.models import ModelInfo, ModelNames
 from proxy.router.in_flight import InFlight, InFlightRequest
 from proxy.router.instances import Activity
 from proxy.router.lease import Completion
@@ -46,6 +46,9 @@ class Loads:
 
     def models(self) -> list[ModelInfo]:
         return []
+
+    def names(self) -> ModelNames:
+        return ModelNames(())
 
     async def ensure_ready(self, _: str, /) -> None:
         await self.load()

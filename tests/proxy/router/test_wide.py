@@ -22,7 +22,8 @@ from proxy.upstream.upstream import Upstream
 
 def wide(n: object = 2, client: str = "wide", queue_timeout_s: float = 60) -> ProxyRequest:
     asked = ask("hello", client=client, queue_timeout_s=queue_timeout_s)
-    return replace(asked, json={**asked.json, "n": n})
+    members = {**asked.json, "n": n}
+    return replace(asked, json=members, slots=choices_of(asked.kind, members))
 
 
 class Holder:

@@ -8,7 +8,7 @@ import pytest
 from fakes.proxy_harness import model_info
 
 from proxy.errors import BadRequest, UnknownModel
-from proxy.resolve import ResolvedModel, lookup, resolve, with_variants
+from proxy.models import ModelNames, ResolvedModel, with_variants
 from proxy.variant import Variant
 
 HIGH = Variant(temperature=1)
@@ -18,26 +18,26 @@ TINY = model_info("tiny")
 
 @pytest.mark.parametrize("name", ["chat", "vendor/chat"])
 def test_a_model_has_an_id_and_aliases_and_its_variants_stand_behind_each(name: str) -> None:
-    assert resolve(name, [TINY, CHAT]) == ResolvedModel(CHAT)
-    assert resolve(f"{name}:high", [TINY, CHAT]) == ResolvedModel(CHAT, HIGH)
+    assert ModelNames([TINY, CHAT]).resolve(name) == ResolvedModel(CHAT)
+    assert ModelNames([TINY, CHAT]).resolve(f"{name}:high") == ResolvedModel(CHAT, HIGH)
 
 
 def test_a_model_of_that_very_name_goes_before_a_variant() -> None:
     exact = model_info("chat:high")
-    assert resolve("chat:high", [CHAT, exact]) == ResolvedModel(exact)
+    assert ModelNames([CHAT, exact]).resolve("chat:high") == ResolvedModel(exact)
 
 
 def test_what_is_not_there_is_met_with_the_nearest_name_variants_among_them() -> None:
     with pytest.raises(UnknownModel, match=r"did you mean chat:high\? .*chat, chat:high, tiny"):
-        resolve("chat:hihg", [CHAT, TINY])
-    assert lookup("tiny:high", [CHAT, TINY]) is None
-    assert lookup(":high", [CHAT, TINY]) is None
+        ModelNames([CHAT, TINY]).resolve("chat:hihg")
+    assert ModelNames([CHAT, TINY]).get("tiny:high") is None
+    assert ModelNames([CHAT, TINY]).get(":high") is None
 
 
 def test_no_name_means_the_only_model_however_many_variants_it_has() -> None:
-    assert resolve(None, [CHAT]) == ResolvedModel(CHAT)
+    assert ModelNames([CHAT]).resolve(None) == ResolvedModel(CHAT)
     with pytest.raises(BadRequest, match="names no model"):
-        resolve(None, [CHAT, TINY])
+        ModelNames([CHAT, TINY]).resolve(None)
 
 
 def test_a_list_has_variants_as_models_of_their_own() -> None:

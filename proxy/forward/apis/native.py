@@ -1,0 +1,67 @@
+"""llama-server's own completion, and the responses of which only `timings` are read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.upstream.sse import InvalidEvent
+
+
+class LlamaCompletionAssembler:
+    """llama-server's own completion of one prompt."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._last: Mapping[str, Any] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return self._last.get("stop") is True
+
+    @property
+    def is_blank(self) -> bool:
+        return not any(self._texts)
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        self._texts.append(piece["content"])
+        self._last = piece
+
+    def message(self) -> Mapping[str, Any] | None:
+        return None
+
+    def timings(self) -> Mapping[str, Any] | None:
+        return self._last.get("timings")
+
+    def whole(self) -> dict[str, Any]:
+        if not self.is_complete:
+            raise InvalidEvent("the stream ended before the answer was complete")
+        settings = {**self._last.get("generation_settings", {}), "stream": False}
+        return {**self._last, "content": "".join(self._texts), "generation_settings": settings}
+
+
+class TimingsOnly:
+    """Any response that has no message."""
+
+    def __init__(self) -> None:
+        self._timings: Mapping[str, Any] | None = None
+
+    def timings(self) -> Mapping[str, Any] | None:
+        return self._timings
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        self._timings = piece.get("timings") or self._timings
+
+    def pack(self) -> None:
+        return
+
+    def take(self, body: Mapping[str, Any]) -> None:
+        self._timings = body.get("timings")
+
+    def message(self) -> Mapping[str, Any] | None:
+        return None
+
+
+def token_timings(cached: int, computed: int, decoded: int) -> Mapping[str, int]:
+    """Return the members of `timings` that an API has which reports only tokens."""
+    return {"cache_n": cached, "prompt_n": computed, "predicted_n": decoded}
