@@ -61,11 +61,9 @@ class AdmissionController:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Decide again soon: something changed."""
         self._woken.set()
 
     async def serve(self) -> None:
-        """Decide and act, until cancelled."""
         while True:
             self._woken.clear()
             pause_s = self._reconcile()
@@ -127,7 +125,6 @@ class AdmissionController:
         return not is_waiting and {one.state for one in facts_of(model)} <= START_OVER
 
     def waiting(self) -> dict[str, Waiting]:
-        """Return the models that are waited for, the first to be loaded first."""
         return {
             wanted.name: Waiting(
                 place,

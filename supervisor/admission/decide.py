@@ -47,14 +47,7 @@ class Actions:
 def decide(
     models: Sequence[ModelState], capacity: Bytes, free: Bytes, rules: EvictionSettings
 ) -> Actions:
-    """Decide for all configured models.
-
-    Args:
-        models: All of them.
-        capacity: What models may take of each memory when none is loaded.
-        free: What they may still take now.
-        rules: The settings for eviction.
-    """
+    """Decide for all configured models; `capacity` and `free` are what models may take."""
     load: list[str] = []
     room = Actions()
     for wanted in queue(models):
@@ -128,7 +121,7 @@ def _make_room(
 
 
 def _free_soon(free: Bytes, models: Iterable[ModelState]) -> Bytes:
-    """Return what is free once the models that are unloading now have done so."""
+    """Include what the models take that are unloading now."""
     total = dict(free)
     for model in models:
         if model.phase is Phase.UNLOADING:

@@ -34,7 +34,6 @@ class ObservedMemory:
         self._own_bytes: OrderedDict[str, int] = OrderedDict()
 
     def note(self, fingerprint: LaunchFingerprint, own_bytes: int) -> None:
-        """Record `process_memory.own_bytes` of an instance."""
         key = _key(fingerprint)
         self._own_bytes[key] = max(own_bytes, self._own_bytes.get(key, 0))
         self._own_bytes.move_to_end(key)
@@ -50,7 +49,7 @@ class ObservedMemory:
 
 
 class MemoryUsage:
-    """Estimates, corrected by what instances were seen to take."""
+    """Estimates, raised to what instances were seen to take."""
 
     def __init__(
         self,

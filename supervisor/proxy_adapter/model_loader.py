@@ -1,4 +1,4 @@
-"""What the proxy needs of the fleet: the models there are, and one made ready."""
+"""Lists and loads models for the proxy (proxy.models.ModelLoader)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from supervisor.proxy_adapter.redact import without_directories
 
 
 class ModelLoaderAdapter:
-    """What the proxy needs of the fleet (proxy.models.ModelLoader).
-
-    Attributes:
-        created: When it was made: Unix time in whole seconds.
-    """
+    """The configured models; `created` is Unix time in whole seconds."""
 
     def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
         self._fleet = fleet
@@ -31,7 +27,6 @@ class ModelLoaderAdapter:
         self._named: list[object] = []  # the settings that the names are of
 
     def models(self) -> list[ModelInfo]:
-        """Return every configured model, up or not."""
         models = self._fleet.models.values()
         return [self._model_info(model) for model in models if model.is_configured]
 
@@ -43,11 +38,11 @@ class ModelLoaderAdapter:
         return self._names
 
     async def ensure_ready(self, model: str) -> None:
-        """Have a model brought up, and wait until it serves; the caller sets the deadline.
+        """Load a model and wait until it serves; the caller sets the deadline.
 
         Raises:
-            Unavailable: It will not: stopped, failed, or without memory for it.
-            UnknownModel: It is configured no more.
+            Unavailable: It is stopped, failed, or there is no memory for it.
+            UnknownModel: It is no longer configured.
         """
         found = self._find(model)
         with self._admission.request_load(found), self._events.listen() as changes:
@@ -56,12 +51,11 @@ class ModelLoaderAdapter:
                 found = self._find(model)
         state, reason = availability(found)
         if state != "loaded":
-            told = _told(found, reason)
-            raise Unavailable(f"{model} cannot answer: {told}", retry_after_s=10)
+            shown = _redacted(found, reason)
+            raise Unavailable(f"{model} is unavailable: {shown}", retry_after_s=10)
 
     def _find(self, name: str) -> Model:
-        """Return a model, which may have gone since the request was read."""
-        found = self._fleet.models.get(name)
+        found = self._fleet.models.get(name)  # a reload may have removed it
         if found is None or not found.is_configured:
             raise UnknownModel(name, [model_info.id for model_info in self.models()])
         return found
@@ -76,11 +70,10 @@ class ModelLoaderAdapter:
             created=self.created,
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=plan.slots * len(model.replicas) if plan else 0,
-            reason=_told(model, reason),
+            reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
         )
 
 
-def _told(model: Model, reason: str | None) -> str | None:
-    """Return a reason as clients may know it."""
+def _redacted(model: Model, reason: str | None) -> str | None:
     return reason and without_directories(reason, [model.entry.path])

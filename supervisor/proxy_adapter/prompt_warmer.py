@@ -1,4 +1,4 @@
-"""What the proxy needs of whoever has prompts read ahead, and keeps those that it saw often."""
+"""Prefills prompts, and saves shared prefixes, for the proxy (proxy.models.PromptWarmer)."""
 
 from __future__ import annotations
 
@@ -21,31 +21,25 @@ from supervisor.warmup.learned import save_and_emit
 
 
 class PromptWarmerAdapter:
-    """What the proxy needs of whoever has prompts read ahead (proxy.models.Reader)."""
-
     def __init__(self, fleet: Fleet, router: Router, emit: Emit) -> None:
         self._fleet = fleet
         self._router = router
         self._emit = emit
 
     def learns(self, model: str) -> bool:
-        """Return whether openings of a model's conversations are learned."""
         return self._fleet.planner.learns_prompts(model)
 
-    def learn(self, model: str, opening: SharedPrefix) -> None:
-        """Keep what conversations of a model begin with; a daemon that ends does not any more."""
+    def learn(self, model: str, prefix: SharedPrefix) -> None:
         learned = self._fleet.planner.learned
-        with suppress(DaemonBusy):
-            self._fleet.spawn(
-                save_and_emit(learned, model, opening.body, opening.tokens, self._emit)
-            )
+        with suppress(DaemonBusy):  # the daemon is stopping
+            self._fleet.spawn(save_and_emit(learned, model, prefix.body, prefix.tokens, self._emit))
 
     async def warm(self, model: str, body: Mapping[str, Any]) -> list[PrefillResult]:
-        """Have every instance of a model that is up read a prompt; clients come first.
+        """Prefill a prompt on every instance that serves; clients take precedence.
 
         Raises:
-            BadRequest: The body is no chat request, or an instance refused it.
-            Unavailable: None is up, or one did not come to it.
+            BadRequest: The body is not a chat request, or an instance rejected it.
+            Unavailable: No instance serves, or one was busy for too long.
         """
         try:
             prompt = prompts.of_request("in the body", body)
@@ -55,10 +49,10 @@ class PromptWarmerAdapter:
         if isinstance(found, SettingsInvalid):
             raise BadRequest(without_directories(found.message))
         if isinstance(found, CorralError):
-            told = without_directories(f"{found.message}; {found.hint}")
-            raise Unavailable(told, retry_after_s=10)
+            message = without_directories(f"{found.message}; {found.hint}")
+            raise Unavailable(message, retry_after_s=10)
         return found
 
     def _replicas(self, name: str) -> tuple[Replica, ...]:
-        model = self._fleet.models.get(name)  # it may be configured no more by now
+        model = self._fleet.models.get(name)  # a reload may have removed it
         return model.replicas if model else ()

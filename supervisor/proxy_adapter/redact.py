@@ -1,7 +1,7 @@
-"""What clients may know of a reason that names files: their names, not where they are. Pure.
+"""Removes directories from reasons that clients see. Pure.
 
-A reason quotes settings, the system and the engine's log; `corral status` and `corral logs` show it
-whole to the user of this machine.
+A reason quotes settings, the system and the engine's log; `corral status` and `corral logs` show
+the user of this machine all of it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ _BARE: Final = re.compile(r"""(?<![\w./~-])~?/(?:[^\s/'"`]+/)+""")
 
 
 def without_directories(text: str, known: Iterable[Path] = ()) -> str:
-    """Return a text in which absolute paths have only their last part.
+    """Reduce absolute paths to their last part.
 
-    Args:
-        text: A sentence.
-        known: Files that it may name; with them, directories with a space in them are found too.
+    Directories with a space in them are only found for `known` files.
     """
     for directory in sorted({str(path.parent) for path in known}, key=len, reverse=True):
         text = text.replace(f"{directory}/", "")

@@ -46,11 +46,7 @@ _SHORT_OF_MEMORY: Final = frozenset({"device_memory", "host_memory"})
 
 @dataclass(frozen=True, slots=True)
 class ReloadFailure:
-    """A replica that did not start with the new settings.
-
-    Attributes:
-        stays: Whether it serves with its old settings, or is about to.
-    """
+    """A replica that did not start; `stays` if it serves with its old settings, or soon will."""
 
     place: ReplicaId
     cause: FailureCause | None
@@ -64,13 +60,7 @@ class ReloadFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """The result of a reload, or what it would be.
-
-    Attributes:
-        difference: What happened to each replica; some of the changed may have failed.
-        notes: Sentences for a person.
-        failures: Replicas that did not start; none in a dry run.
-    """
+    """The result of a reload or of a dry run; some of the changed replicas may have failed."""
 
     difference: Difference
     notes: tuple[str, ...]
@@ -78,19 +68,9 @@ class ReloadResult:
 
 
 class Reload:
-    """Applies new settings.
+    """Applies new settings; `loaded` are those that were applied last.
 
-    Args:
-        fleet: All models.
-        loaded: The settings that it was started with.
-        read: Reads the same sources again; raises CorralError. Called in a thread.
-        make_planner: Makes the planner of new settings.
-        prepare_nodes: Checks the nodes.
-        emit: Emits events.
-        read_machine: Reads how much memory there is.
-
-    Attributes:
-        loaded: The settings that were applied last.
+    `read` reads the same sources again, in a thread, and raises CorralError.
     """
 
     def __init__(  # noqa: PLR0913 (each is a seam of its own)
@@ -186,7 +166,6 @@ class Reload:
     async def _replace_all(
         self, places: Iterable[ReplicaId], prepared: ReloadPlan
     ) -> list[ReloadFailure]:
-        """Replace the instances of one model, up to the first that fails."""
         for place in places:
             replica = self._fleet.models[place.model].at(place.number)
             failure = await self._replace(replica, prepared)
