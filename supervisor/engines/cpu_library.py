@@ -48,23 +48,25 @@ def cpu_library_for(
     if not (lacking and cpu_flags):
         return CpuLibraryOverride()
     lack = f"this CPU lacks {', '.join(sorted(lacking))}"
-    doomed = f"{lack}, which {pin.name} was compiled for: it would die of an illegal instruction"
+    problem = (
+        f"{lack}, which {pin.name} was compiled for: it would be killed by an illegal instruction"
+    )
     if not pin.portable or pin.portable.cpu_flags - cpu_flags:
         return CpuLibraryOverride(
-            warning=f"{doomed}; set engine to a llama-server built for this machine"
+            warning=f"{problem}; set engine to a llama-server built for this machine"
         )
     library = find(pin.portable.module, pin.portable.library)
     if not library or sha256_of(library) != pin.portable.sha256:
-        return CpuLibraryOverride(warning=f"{doomed}; pip install {pin.portable.package}")
+        return CpuLibraryOverride(warning=f"{problem}; pip install {pin.portable.package}")
     try:
         make_ours(cache_dir)
         directory = _provide(library, pin.portable, make_private(cache_dir / "libraries"))
     except (OSError, AccessDenied) as error:
         return CpuLibraryOverride(
-            warning=f"{doomed}; its stand-in cannot be put into {cache_dir}: {error}"
+            warning=f"{problem}; cannot copy the portable library to {cache_dir}: {error}"
         )
     return CpuLibraryOverride(
-        (directory,), note=f"{lack}: the portable CPU library of {pin.portable.package}"
+        (directory,), note=f"{lack}; using the portable CPU library of {pin.portable.package}"
     )
 
 
@@ -73,17 +75,16 @@ def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
 
     The engine loads it as code, so the copy is verified by its hash, in a directory with mode 0700.
     """
-    home = directory / pin.sha256[:16]
-    there = home / library.name
-    make_private(home)
-    if _is(there, pin.sha256):
-        return home
+    target_dir = make_private(directory / pin.sha256[:16])
+    target = target_dir / library.name
+    if _has_digest(target, pin.sha256):
+        return target_dir
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        shutil.copyfile(library, Path(scratch, library.name)).replace(there)
-    return home
+        shutil.copyfile(library, Path(scratch, library.name)).replace(target)
+    return target_dir
 
 
-def _is(path: Path, sha256: str) -> bool:
+def _has_digest(path: Path, sha256: str) -> bool:
     try:
         return not path.is_symlink() and sha256_of(path) == sha256
     except OSError:

@@ -133,7 +133,7 @@ def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = 
     places = places or here()
     first = next(find(setting, places), None)
     if first is None:
-        raise EngineMissing("no llama-server was found", hint=_INSTALL)
+        raise EngineMissing("no llama-server found", hint=_INSTALL)
     return _load(first, cache_dir, places)
 
 
@@ -142,10 +142,10 @@ def list_engines(
 ) -> tuple[FoundEngine, ...]:
     """All engines found, the one to use first, with those that do not run."""
     places = places or here()
-    return tuple(_listed(one, cache_dir, places) for one in find(setting, places))
+    return tuple(_probed(one, cache_dir, places) for one in find(setting, places))
 
 
-def _listed(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> FoundEngine:
+def _probed(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> FoundEngine:
     try:
         return FoundEngine(candidate, _load(candidate, cache_dir, places), None)
     except (EngineBroken, EngineMissing) as error:
@@ -155,23 +155,23 @@ def _listed(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Found
 def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
     path = candidate.path
     pin = _pin(candidate, places.vendor, cache_dir)
-    overlay = (
+    override = (
         cpu_library_for(pin, places.cpu_flags, cache_dir, places.find)
         if pin
         else CpuLibraryOverride()
     )
-    answers = probe(path, overlay.library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
-    version = next((line for line in answers.version.splitlines() if "version" in line), "unknown")
+    output = probe(path, override.library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
+    version = next((line for line in output.version.splitlines() if "version" in line), "unknown")
     return Engine(
         path=path,
         version=version.removeprefix("version: ").strip(),
-        build=pin.build if pin else _build(answers.version),
+        build=pin.build if pin else _build(output.version),
         source=candidate.source,
-        library_dirs=overlay.library_dirs,
-        devices=tuple(_devices(answers.devices)),
-        flags=flags_help.parse(answers.help),
-        note=overlay.note,
-        warning=overlay.warning,
+        library_dirs=override.library_dirs,
+        devices=tuple(_devices(output.devices)),
+        flags=flags_help.parse(output.help),
+        note=override.note,
+        warning=override.warning,
     )
 
 
@@ -182,16 +182,16 @@ def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | Non
         stat_regular(path)
         digest = _digest(path, cache_dir)
     except FileNotFoundError as error:
-        raise EngineMissing(f"the engine {path} is not there", hint=_INSTALL) from error
+        raise EngineMissing(f"engine {path} not found", hint=_INSTALL) from error
     except NotRegular as error:
-        raise EngineMissing(f"the engine {path} {error.strerror}", hint=_INSTALL) from error
+        raise EngineMissing(f"engine {path} {error.strerror}", hint=_INSTALL) from error
     except OSError as error:
         raise EngineBroken(f"{path} cannot be read: {error.strerror}") from error
     pin = next((pin for pin in engine_pins(vendor) if pin.sha256 == digest), None)
     if pin is None and candidate.source == "vendor":
         raise EngineBroken(
-            f"{path} is not the file that engine.toml pins: its SHA-256 is {digest}",
-            hint="put the pinned file there, or correct the pin",
+            f"{path} differs from the file pinned in engine.toml: its SHA-256 is {digest}",
+            hint="install the pinned file, or correct the pin",
         )
     return pin
 
@@ -199,9 +199,9 @@ def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | Non
 def _digest(path: Path, cache_dir: Path) -> str:
     """SHA-256 of a binary, cached: one with its GPU code inside may have a gigabyte."""
     key = json_cache.key_of([path], "sha256")
-    kept = json_cache.get(cache_dir / "engines", key)
-    if kept and isinstance(kept.get("sha256"), str):
-        return str(kept["sha256"])
+    cached = json_cache.get(cache_dir / "engines", key)
+    if cached and isinstance(cached.get("sha256"), str):
+        return str(cached["sha256"])
     digest = sha256_of(path)
     json_cache.put(cache_dir / "engines", key, {"sha256": digest})
     return digest
@@ -209,7 +209,7 @@ def _digest(path: Path, cache_dir: Path) -> str:
 
 def _build(version: str) -> int | None:
     found = _BUILD.search(version)
-    # Packages built without git say 0 or 1.
+    # Packages built without git print 0 or 1.
     return int(found.group(1)) if found and int(found.group(1)) >= _BUILD_TRUSTED else None
 
 

@@ -114,6 +114,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+# Two formats are parsed: the output of `llama-server --help`, and the lists under `vendor/help/`,
+# most of which were derived from the sources of a build. A derived list starts with a `#` line and
+# has neither defaults nor descriptions; a flag whose kind it does not show is of kind `unknown`.
+
+
 def parse(text: str) -> Flags:
     """The options of a help text; other lines are skipped."""
     is_derived = text.startswith("#")

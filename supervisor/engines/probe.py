@@ -19,7 +19,7 @@ from supervisor.host import json_cache
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
-_ANOTHER_MACHINE: Final = "it may be for another machine, or its download was cut short"
+_WRONG_MACHINE: Final = "it may be built for another machine, or its download is incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ def probe(
         EngineBroken: It does not run, or is not a llama-server.
     """
     key = json_cache.key_of([path], *map(str, library_dirs), _boot_id())
-    kept = json_cache.get(cache_dir / "engines", key)
-    if kept and kept.keys() == {"version", "help", "devices"}:
-        return ProbeOutput(**kept)
+    cached = json_cache.get(cache_dir / "engines", key)
+    if cached and cached.keys() == {"version", "help", "devices"}:
+        return ProbeOutput(**cached)
     env = environment(os.environ, library_dirs)
     version, text, devices = (
-        _run([str(path), question], env, limit_s)
-        for question in ("--version", "--help", "--list-devices")
+        _run([str(path), option], env, limit_s)
+        for option in ("--version", "--help", "--list-devices")
     )
     if "--ctx-size" not in text or "--port" not in text:
         raise EngineBroken(
-            f"{path} runs, but its --help is not that of a llama-server",
+            f"{path} runs, but its --help is not that of llama-server",
             hint="give the path of llama-server, not of another tool of llama.cpp",
         )
     json_cache.put(
@@ -85,8 +85,8 @@ def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
         raise _did_not_start(argv[0], error) from error
     except subprocess.TimeoutExpired as error:
         raise EngineBroken(
-            f"{argv[0]} did not answer {argv[1]} within {limit_s:.0f} s",
-            hint="run it by hand: a GPU driver may be stuck",
+            f"{argv[0]} {argv[1]} did not finish within {limit_s:g} s",
+            hint="run it manually: a GPU driver may be stuck",
         ) from error
     output = [part[:_OUTPUT_MAX].decode("utf-8", "replace") for part in (done.stdout, done.stderr)]
     if done.returncode:
@@ -96,19 +96,19 @@ def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
 
 def _did_not_start(path: str, error: OSError) -> EngineBroken:
     if isinstance(error, PermissionError):
-        return EngineBroken(f"{path} may not be executed", hint=f"chmod +x {path}")
-    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=_ANOTHER_MACHINE)
+        return EngineBroken(f"{path} is not executable", hint=f"chmod +x {path}")
+    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=_WRONG_MACHINE)
 
 
 def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
-    said = next((line.strip() for line in output.splitlines() if line.strip()), "it said nothing")
+    first_line = next((line.strip() for line in output.splitlines() if line.strip()), "no output")
     if "shared librar" in output:
-        hint = "install the package that has this library, or name its directory in LD_LIBRARY_PATH"
-        return EngineBroken(f"{argv[0]} does not run: {said}", hint=hint)
+        hint = "install this library, or add its directory to LD_LIBRARY_PATH"
+        return EngineBroken(f"{argv[0]} does not run: {first_line}", hint=hint)
     if returncode == -signal.SIGILL:
         return EngineBroken(
             f"{argv[0]} died of an illegal instruction: it was compiled for a newer processor",
             hint="set engine to a llama-server built for this machine",
         )
-    how = f"died of signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
-    return EngineBroken(f"{argv[0]} {argv[1]} {how}: {said}", hint=_ANOTHER_MACHINE)
+    how = f"died of signal {-returncode}" if returncode < 0 else f"exited with {returncode}"
+    return EngineBroken(f"{argv[0]} {argv[1]} {how}: {first_line}", hint=_WRONG_MACHINE)

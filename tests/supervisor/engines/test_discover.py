@@ -139,7 +139,7 @@ def test_our_own_variables_of_client_cpp_do_not_reach_it(
 
 
 def test_no_engine_at_all_says_how_to_get_one(places: SearchPaths, cache: Path) -> None:
-    with pytest.raises(EngineMissing, match="no llama-server was found") as caught:
+    with pytest.raises(EngineMissing, match="no llama-server found") as caught:
         load(None, cache_dir=cache, places=replace(places, path="/nonexistent"))
     assert "llama-corral[engine]" in (caught.value.hint or "")
 
@@ -148,7 +148,7 @@ def test_an_engine_that_is_not_where_the_setting_says(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     fake(tmp_path / "bin" / "llama-server")
-    with pytest.raises(EngineMissing, match="is not there"):
+    with pytest.raises(EngineMissing, match="not found"):
         load(tmp_path / "none", cache_dir=cache, places=places)
     with pytest.raises(EngineMissing, match="is a directory"):
         load(tmp_path, cache_dir=cache, places=places)
@@ -159,7 +159,7 @@ def test_an_engine_that_may_not_be_executed(
 ) -> None:
     engine = fake(tmp_path / "engine")
     engine.chmod(0o644)
-    with pytest.raises(EngineBroken, match="may not be executed") as caught:
+    with pytest.raises(EngineBroken, match="is not executable") as caught:
         load(engine, cache_dir=cache, places=places)
     assert caught.value.hint == f"chmod +x {engine}"
 
@@ -174,8 +174,8 @@ def test_an_engine_that_may_not_be_executed(
             r"libx\.so\.1",
             "LD_LIBRARY_PATH",
         ),
-        ("echo oops >&2; exit 3", "ended with 3: oops", "another machine"),
-        ("echo hello", "not that of a llama-server", "not of another tool"),
+        ("echo oops >&2; exit 3", "exited with 3: oops", "another machine"),
+        ("echo hello", "not that of llama-server", "not of another tool"),
     ],
 )
 def test_an_engine_that_does_not_run_says_reason(
@@ -210,7 +210,7 @@ def test_a_vendored_binary_must_be_the_pinned_one(
     pin(places.vendor, vendored, file='"pinned"')
     with vendored.open("a") as file:
         file.write("# changed\n")
-    with pytest.raises(EngineBroken, match=r"not the file that engine\.toml pins"):
+    with pytest.raises(EngineBroken, match=r"differs from the file pinned in engine\.toml"):
         load(None, cache_dir=cache, places=places)
 
 

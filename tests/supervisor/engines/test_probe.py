@@ -24,5 +24,5 @@ def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     engine.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     engine.chmod(0o755)
-    with pytest.raises(EngineBroken, match="did not answer --version"):
+    with pytest.raises(EngineBroken, match="--version did not finish"):
         probe(engine, [], cache_dir=tmp_path, limit_s=0.1)
