@@ -128,7 +128,7 @@ class LocalEndpoints:
 
     async def model(self, request: web.BaseRequest) -> web.Response:
         names = ModelNames(with_variants(self._model_infos(request)))
-        return _json(models_endpoint.model_page(names.resolve(request[MODEL_ID]).model_info))
+        return _json(models_endpoint.model_json(names.resolve(request[MODEL_ID]).model_info))
 
     async def slots(self, request: web.BaseRequest) -> web.Response:
         listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
@@ -142,7 +142,7 @@ class LocalEndpoints:
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
-        body, content_type = await self._metrics.page(
+        body, content_type = await self._metrics.render(
             accept, self._model_infos(request), self._router
         )
         return web.Response(body=body, headers={"Content-Type": content_type})

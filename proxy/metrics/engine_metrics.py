@@ -84,10 +84,10 @@ class Scrape:
     async def _fetch(self, upstream: Upstream) -> str:
         request = get_request("/metrics")
         try:
-            page = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
+            response = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
         except ProxyError:
             return ""
-        return page.body.decode("utf-8", "replace") if page.status == 200 else ""
+        return response.body.decode("utf-8", "replace") if response.status == 200 else ""
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:

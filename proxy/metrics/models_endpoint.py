@@ -57,7 +57,7 @@ def model_list(model_infos: Sequence[ModelInfo]) -> dict[str, object]:
     """`/v1/models`: every configured model, loaded or not."""
     return {
         "object": "list",
-        "data": [model_page(model_info) for model_info in model_infos],
+        "data": [model_json(model_info) for model_info in model_infos],
         # Codex rejects a list without this member, and a list with an entry that lacks any of its
         # own two dozen members; without entries it uses its built-in list.
         "models": [],
@@ -68,7 +68,7 @@ def model_list(model_infos: Sequence[ModelInfo]) -> dict[str, object]:
     }
 
 
-def model_page(model_info: ModelInfo) -> dict[str, object]:
+def model_json(model_info: ModelInfo) -> dict[str, object]:
     """`/v1/models/{id}`."""
     has_failed = model_info.state == "failed"
     return {

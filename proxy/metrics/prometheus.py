@@ -85,7 +85,7 @@ class Metrics:
         finally:
             self._open.discard(record)
 
-    async def page(
+    async def render(
         self, accept: str, model_infos: Sequence[ModelInfo], router: Router
     ) -> tuple[bytes, str]:
         """The body for these models, and its content type: plain text or OpenMetrics."""

@@ -73,9 +73,9 @@ def overview(
     models = (model_info.id for model_info in model_infos)
     return {
         "slots": slots,
-        "instances": [_instance_page(instance, slots) for instance in shown],
+        "instances": [_instance_json(instance, slots) for instance in shown],
         "totals": totals_of(slots),
-        "queues": {model: _queue_page(queues[model]) for model in models if model in queues},
+        "queues": {model: _queue_json(queues[model]) for model in models if model in queues},
     }
 
 
@@ -85,7 +85,7 @@ def engine_list(
     """`/slots` for these models."""
     contexts = {model_info.id: model_info.context_length for model_info in model_infos}
     slots = all_slots(_shown(instances, model_infos), now_s)
-    return [_slot_page(slot, contexts[slot.model]) for slot in slots]
+    return [_slot_json(slot, contexts[slot.model]) for slot in slots]
 
 
 def has_idle(listed: Sequence[Mapping[str, object]]) -> bool:
@@ -170,7 +170,7 @@ def _shown(
     return sorted((one for one in instances if one.upstream.model in order), key=position)
 
 
-def _queue_page(queue: QueueStats) -> dict[str, object]:
+def _queue_json(queue: QueueStats) -> dict[str, object]:
     return {
         "interactive": queue.interactive,
         "batch": queue.batch,
@@ -179,7 +179,7 @@ def _queue_page(queue: QueueStats) -> dict[str, object]:
     }
 
 
-def _instance_page(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, object]:
+def _instance_json(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, object]:
     name = instance.upstream.name
     return {
         "instance": name,
@@ -193,24 +193,24 @@ def _instance_page(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, 
     }
 
 
-def _slot_page(slot: Slot, context_length: int | None) -> dict[str, object]:
+def _slot_json(slot: Slot, context_length: int | None) -> dict[str, object]:
     """llama-server's members and ours.
 
     Source: `server_slot::to_json` of llama.cpp's tools/server, build 10434.
     """
-    page: dict[str, object] = {
+    members: dict[str, object] = {
         "id": slot.id,
         "n_ctx": context_length or 0,
         "is_processing": slot.state != "idle",
     }
     if slot.state != "idle":
-        page |= {
+        members |= {
             "n_prompt_tokens": slot.prompt_tokens or 0,
             "n_prompt_tokens_processed": slot.prompt_tokens_done - slot.cached_tokens,
             "n_prompt_tokens_cache": slot.cached_tokens,
             "next_token": [{"has_next_token": True, "n_decoded": slot.decoded_tokens}],
         }
-    return page | _members(slot)
+    return members | _members(slot)
 
 
 def _members(one: Slot | SlotTotals) -> dict[str, object]:

@@ -71,10 +71,10 @@ def count_slots(body: bytes) -> int | None:
 
 def _entries(body: bytes) -> list[Any]:
     try:
-        page = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Unreadable(f"its list of models is not JSON: {error}") from error
-    entries = page.get("data") if isinstance(page, dict) else None
+    entries = content.get("data") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise Unreadable("it has no list of models; check its url")
     return entries

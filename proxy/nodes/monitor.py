@@ -122,10 +122,10 @@ class NodeMonitor:
             self._answered(remote_models)
 
     async def _read_models(self) -> tuple[RemoteModel, ...]:
-        page = await self._fetch("/v1/models")
-        if page is None:
+        body = await self._fetch("/v1/models")
+        if body is None:
             raise Unreadable("it does not list its models at /v1/models")
-        remote_models = read_remote_models(page, self.node.settings.models)
+        remote_models = read_remote_models(body, self.node.settings.models)
         await self._read_slots(remote_models)
         return remote_models
 
@@ -135,17 +135,17 @@ class NodeMonitor:
             if remote_model.slots is None and remote_model.id not in self._slots:
                 # Without autoload=false, a llama-server in router mode would load the model.
                 query = urlencode({"model": remote_model.id, "autoload": "false"})
-                page = await self._fetch("/slots", query)
-                if page is None:
+                body = await self._fetch("/slots", query)
+                if body is None:
                     return  # the endpoint is missing for all models
-                self._slots[remote_model.id] = count_slots(page) or self.node.settings.slots
+                self._slots[remote_model.id] = count_slots(body) or self.node.settings.slots
 
     async def _fetch(self, path: str, query: str = "") -> bytes | None:
         """The body; None if the status is not 200."""
         request = get_request(path, query, **{HOP: "1", "Accept": "application/json"})
         upstream = self.node.upstream(self.node.name, "", "", 1)
-        page = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
-        return page.body if page.status == 200 else None
+        response = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
+        return response.body if response.status == 200 else None
 
     # No method below awaits.
 

@@ -1,6 +1,6 @@
 """Limits of grammars (GBNF) and regular expressions, measured in one pass over the text.
 
-Counted is what an engine recurses over or multiplies: parentheses, alternatives, and consecutive
+Counts what an engine recurses over or multiplies: parentheses, alternatives, and consecutive
 optional parts.
 
 Source: grammars/README.md of llama.cpp; ECMAScript's regular expressions.

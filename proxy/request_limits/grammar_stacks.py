@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(
     | (?P<name>[\w-]++)
     | (?P<end>"(?:[^"\\]++|\\.)*+"? | \[(?:[^\]\\]++|\\.)*+\]? | \.)
     | \#[^\n]*+
-    | (?P<mark>[()|?*+]) | \{(?P<least>\d{0,9}),?(?P<most>\d{0,9})\}
+    | (?P<operator>[()|?*+]) | \{(?P<least>\d{0,9}),?(?P<most>\d{0,9})\}
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -90,7 +90,7 @@ def _parsed(grammar: str) -> Rules:
 def _add(levels: list[list[list[Part]]], found: re.Match[str]) -> None:
     """Add one token to the innermost open alternatives."""
     alternatives = levels[-1]
-    match found["mark"] or "":
+    match found["operator"] or "":
         case "(":
             alternatives[-1].append(Part(alternatives=[[]]))
             levels.append(alternatives[-1][-1].alternatives)
@@ -106,8 +106,10 @@ def _add(levels: list[list[list[Part]]], found: re.Match[str]) -> None:
 
 
 def _repeat(part: Part, found: re.Match[str]) -> None:
-    if mark := found["mark"]:
-        part.least, part.most = {"?": (0, 1), "*": (0, _REPEATS_MAX)}.get(mark, (1, _REPEATS_MAX))
+    if operator := found["operator"]:
+        part.least, part.most = {"?": (0, 1), "*": (0, _REPEATS_MAX)}.get(
+            operator, (1, _REPEATS_MAX)
+        )
     elif found["least"] is not None:
         part.least = int(found["least"] or 0)
         open_end = _REPEATS_MAX if "," in found[0] else part.least
