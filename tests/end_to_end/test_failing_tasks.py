@@ -34,7 +34,7 @@ url = "http://127.0.0.1:9"
 path = "{path}"
 flags = {{ parallel = 1 }}
 """
-FAILING = [
+TASKS = [
     (AdmissionController, "_reconcile"),
     (ReloadTriggers, "_run"),
     (NodeMonitor, "_poll"),
@@ -42,18 +42,20 @@ FAILING = [
     (HealthMonitor, "_sample"),
     (MemoryUsage, "free"),
     (psutil.Process, "memory_info"),
-    (psutil.Process, "cpu_times"),
-    (psutil, "virtual_memory"),
 ]
+MACHINE = [(psutil, "virtual_memory")]
 
 
-def failing(times: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that fails so often before it does what it should."""
-    left = [times]
+def fails_thrice(
+    name: str, hit: dict[str, asyncio.Event], real: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function that fails three times before it does what it should."""
+    left = [3]
 
     def call(*given: Any, **named: Any) -> Any:
         if left[0]:
             left[0] -= 1
+            hit[name].set()
             raise OSError(24, "Too many open files")
         return real(*given, **named)
 
@@ -67,6 +69,13 @@ def get(url: str, **body: Any) -> Any:
         return response.read().decode()
 
 
+def leave_a_stream(url: str, **body: Any) -> None:
+    data = json.dumps({**body, "max_tokens": 1000, "stream": True}).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert response.readline()
+
+
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     """Put back how this process takes signals, which a daemon ignores in the end."""
@@ -77,9 +86,12 @@ def _signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("owner", "name"), FAILING, ids=lambda one: getattr(one, "__name__", one))
-async def test_a_task_that_fails_ends_nothing(
-    owner: Any, name: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failing", [TASKS, MACHINE], ids=["tasks", "machine"])
+async def test_failures_end_nothing(
+    failing: list[tuple[Any, str]],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for kind in ("config", "log", "runtime", "data"):
         monkeypatch.setenv(f"CORRAL_{kind.upper()}_DIR", str(tmp_path / kind))
@@ -91,16 +103,21 @@ async def test_a_task_that_fails_ends_nothing(
 
     daemon = Daemon(read(), read, directories(), EventStream(events.append))
     ready = asyncio.Event()
-    monkeypatch.setattr(owner, name, failing(3, getattr(owner, name)))
+    hit = {name: asyncio.Event() for _, name in failing}
+    for owner, name in failing:
+        monkeypatch.setattr(owner, name, fails_thrice(name, hit, getattr(owner, name)))
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        life = group.create_task(daemon.run(["tiny"], ready.set))
+        running = group.create_task(daemon.run(["tiny"], ready.set))
         await ready.wait()
         url = daemon.status()["url"]
         body = {"prompt": "hello", "max_tokens": 2, "model": "tiny"}
         assert "choices" in await asyncio.to_thread(get, f"{url}/v1/completions", **body)
+        await asyncio.to_thread(leave_a_stream, f"{url}/v1/completions", **body)
         daemon._triggers.tell()
         await daemon.refresh()
         assert "corral_" in await asyncio.to_thread(get, f"{url}/metrics")
-        assert not life.done()
+        for event in hit.values():
+            await event.wait()
+        assert not running.done()
         daemon.shutdown("the test is over")
     assert all(one.fields["task"] in FAILURES.counts for one in events if one.name == "task.failed")
