@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import tiny_gguf
 from corral_cli import CorralCli
@@ -16,6 +17,9 @@ from supervisor.host.paths import directories
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they
 # start. Source: POSIX shell, "Asynchronous Lists".
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# More examples for the properties: pytest --hypothesis-profile thorough
+hypothesis.settings.register_profile("thorough", max_examples=1000)
 
 
 @pytest.fixture(scope="session")

@@ -238,7 +238,7 @@ def unfussy(schedule: list[tuple[str, object]]) -> list[tuple[str, object]]:
 
 
 @given(schedules)
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nobody_is_lost_and_no_slot_is_held_twice(schedule: list[tuple[str, object]]) -> None:
     world = world_with("least-busy")
     world.is_strict = True
@@ -246,14 +246,14 @@ def test_nobody_is_lost_and_no_slot_is_held_twice(schedule: list[tuple[str, obje
 
 
 @given(schedules)
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nobody_is_lost_on_the_way_home_either(schedule: list[tuple[str, object]]) -> None:
     world = world_with("affinity")
     leap(live(world, schedule))
 
 
 @given(schedules)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_slot_is_not_given_away_while_the_engine_still_uses_it(
     schedule: list[tuple[str, object]],
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_slot_is_not_given_away_while_the_engine_still_uses_it(
 
 
 @given(schedules)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_clients_requests_keep_their_order(schedule: list[tuple[str, object]]) -> None:
     # One slot, so that most of them wait; being put back by a withdrawal may change the order.
     world = world_with("least-busy")

@@ -1,4 +1,8 @@
-"""A proxy with fake instances behind it, on both event loops that production may have."""
+"""A proxy with fake instances behind it.
+
+Tests of connections run on both event loops that production may have (asyncio's where there is no
+uvloop); the others, whose code sees no difference, on uvloop alone.
+"""
 
 import asyncio
 import tempfile
@@ -10,10 +14,17 @@ import pytest
 import uvloop
 from fakes.proxy_harness import ProxyHarness
 
+_BOTH_LOOPS = {
+    *("test_cancel.py", "test_client.py", "test_connection.py", "test_connections.py"),
+    *("test_forward.py", "test_relay.py", "test_keep_alive.py", "test_server.py"),
+}
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every asynchronous test of this directory on both."""
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    return loops | {"asyncio": asyncio.new_event_loop} if item.path.name in _BOTH_LOOPS else loops
 
 
 @pytest.fixture

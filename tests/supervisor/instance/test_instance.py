@@ -467,13 +467,13 @@ async def test_the_wait_for_another_try_is_told(runtime: Path) -> None:
         assert 0 <= facts.retry_in_s <= 1000
 
 
-async def test_a_hundred_restarts_leave_no_zombie_and_no_open_file(runtime: Path) -> None:
+async def test_forty_restarts_leave_no_zombie_and_no_open_file(runtime: Path) -> None:
     harness = InstanceHarness(launch_of("/bin/false", runtime=runtime), policy=EAGER)
     async with asyncio.timeout(30), harness.served() as instance:
         instance.start()
         await run_of(instance, 5)
         before = descriptors()
-        await run_of(instance, 105)
+        await run_of(instance, 45)
         assert descriptors() <= before + 4  # those of the run under way
     assert zombies() == 0
 
