@@ -132,10 +132,12 @@ def _free_soon(free: Bytes, models: Iterable[ModelState]) -> Bytes:
 
 def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
     """Return whether a model can go at all: now, or once it is idle or resident long enough."""
+    if model.residency.pinned:
+        return False
     if model.phase is Phase.LOADING:
         is_unneeded = not model.waiting and not model.is_commanded
         return is_unneeded and model.progress < rules.abandon_load_below
-    return model.phase is Phase.LOADED and not model.residency.pinned
+    return model.phase is Phase.LOADED
 
 
 def _graces_s(idle: Iterable[ModelState], models: Iterable[ModelState]) -> dict[str, float]:

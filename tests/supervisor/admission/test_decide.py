@@ -167,6 +167,17 @@ def test_an_unneeded_load_is_abandoned_only_early_and_only_for_another_model() -
     assert not moves(replace(coming, waiting=1), requested("b")).unload
 
 
+def test_a_pinned_model_is_not_abandoned_while_it_loads() -> None:
+    loading = ModelState(
+        "a",
+        Phase.LOADING,
+        residency=ResidencyPolicy(pinned=True),
+        required={"host": 6},
+        progress=0.1,
+    )
+    assert not moves(loading, requested("b", waited_s=60.0, required={"host": 6})).unload
+
+
 MODELS = st.lists(
     st.builds(
         ModelState,
