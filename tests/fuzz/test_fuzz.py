@@ -28,14 +28,14 @@ def test_the_same_seed_gives_the_same_files(part: str) -> None:
 @pytest.mark.parametrize("part", ["settings", "keys", "profiles", "gguf"])
 def test_nothing_is_found_in_some_files(part: str, tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
-    report = parts.run(part, 1, 150, 12, 0, findings)
+    report = parts.run(part, 1, 150, 6, 0, findings)
     assert not findings.told
-    assert report.inputs == 12
+    assert report.inputs == 6
 
 
 def test_nothing_is_found_by_some_requests(tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
-    report = parts.run("http", 1, 8, 200, 0, findings)
+    report = parts.run("http", 1, 3, 200, 0, findings)
     assert not findings.told
     assert report.inputs > 8
     assert report.figures["deaths of the daemon"] == "0"
