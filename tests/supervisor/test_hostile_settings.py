@@ -1,4 +1,4 @@
-"""Whatever a settings, keys or profile file says, or a variable: a sentence, never a traceback."""
+"""Hostile settings, key files, profiles and variables get a message, never a traceback."""
 
 import os
 import time
@@ -111,16 +111,16 @@ def write(directory: Path, text: str, model: Path) -> Path:
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("name", TEXTS)
-def test_settings_are_refused_with_a_sentence(
+def test_hostile_settings_get_a_message(
     name: str, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, TEXTS[name], tiny_model)
     began = time.process_time()
     code = run_command("config check", lambda: config.check(path), as_json=False)
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert time.process_time() - began < HANG_S
     assert code == SettingsInvalid.exit_code
-    assert len(said) < 10_000
+    assert len(message) < 10_000
 
 
 VALUES = st.one_of(
@@ -171,7 +171,7 @@ KEYS = st.sampled_from(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
-def test_settings_of_any_values_are_read_or_refused(
+def test_settings_of_any_values_are_read_or_rejected(
     tmp_path: Path, tiny_model: Path, changed: dict[str, str]
 ) -> None:
     base = {"models.m.path": f'"{tiny_model}"'}
@@ -183,7 +183,7 @@ def test_settings_of_any_values_are_read_or_refused(
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
-def test_bytes_are_settings_or_refused(content: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(content: bytes) -> None:
     for prefix in (b"", b"[keys.a]\n", b"[models.m]\n", b"a = "):
         with suppress(ConfigError):
             parse_keys(prefix + content, Path("keys.toml"))
@@ -208,7 +208,7 @@ VARIABLES: Final = {
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("name", VARIABLES)
-def test_variables_are_refused_with_a_sentence(
+def test_hostile_variables_get_a_message(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for variable, value in VARIABLES[name].items():
@@ -217,19 +217,19 @@ def test_variables_are_refused_with_a_sentence(
     assert "error:" in capsys.readouterr().err
 
 
-def test_a_path_of_settings_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_settings_path_that_is_not_a_file_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, said in {
+    for path, message in {
         tmp_path / "pipe": "it is a pipe",
         tmp_path: "it is a directory",
         Path("/dev/zero"): "it is a device",
         Path("a\0b"): "there is no settings file",
     }.items():
-        with pytest.raises(SettingsInvalid, match=said):
+        with pytest.raises(SettingsInvalid, match=message):
             load(path, config_dir=tmp_path, environ={})
 
 
-def test_a_pipe_for_a_warm_prompt_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_as_warm_prompt_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SettingsInvalid, match="is a pipe"):
         prompts.read(tmp_path / "pipe")
@@ -246,13 +246,13 @@ PROFILES: Final = {
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+def test_hostile_profiles_get_a_message(name: str, tmp_path: Path) -> None:
     write(tmp_path, PROFILES[name], tmp_path)
     with pytest.raises(SettingsInvalid):
         profile.load("mine", [tmp_path])
 
 
-def test_a_long_chain_of_profiles_is_refused(tmp_path: Path) -> None:
+def test_a_long_chain_of_profiles_is_rejected(tmp_path: Path) -> None:
     for number in range(2000):
         (tmp_path / f"p{number}.toml").write_text(f'extends = "p{number + 1}"', "utf-8")
     with pytest.raises(SettingsInvalid, match="more than 32 profiles"):
@@ -270,7 +270,7 @@ KEY_FILES: Final = {
 
 
 @pytest.mark.parametrize("name", KEY_FILES)
-def test_a_file_of_keys_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+def test_hostile_key_files_get_a_message(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, KEY_FILES[name], tmp_path)
     with pytest.raises(ConfigError):
         read_keys(path)

@@ -26,14 +26,14 @@ def refusal(text: str) -> str:
     return caught.value.message
 
 
-def test_without_a_file_the_defaults_stand() -> None:
+def test_without_a_file_the_defaults_apply() -> None:
     loaded = load(config_dir=Path("nowhere"), environ={})
     assert loaded.path is None
     assert loaded.settings.proxy.listen == "127.0.0.1:8080"
     assert loaded.settings.models == {}
 
 
-def test_the_file_is_found_here_before_the_config_directory(tmp_path: Path) -> None:
+def test_the_current_directory_is_searched_before_the_config_directory(tmp_path: Path) -> None:
     config_dir = tmp_path / "config"
     config_dir.mkdir()
     (config_dir / "corral.toml").write_text(CHAT, "utf-8")
@@ -74,7 +74,7 @@ def test_the_environment_wins_over_the_file_and_the_command_line_over_both(
     assert over.origins["proxy.listen"] == "command line"
 
 
-def test_paths_count_from_the_file_that_names_them(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_settings_file(tmp_path: Path) -> None:
     assert read(CHAT).settings.models["chat"].path == tmp_path / "chat.gguf"
 
 
@@ -91,7 +91,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
     assert "proxy.lissten is unknown; did you mean listen?" in refusal("[proxy]\nlissten = 1\n")
 
 
-def test_every_fault_is_named_at_once_with_the_file() -> None:
+def test_all_errors_are_reported_at_once_with_the_file() -> None:
     message = refusal('[models.chat]\nreplicas = 0\n[proxy]\nlisten = "8080"\n')
     assert "models.chat.path is missing" in message
     assert "models.chat.replicas" in message
@@ -100,21 +100,21 @@ def test_every_fault_is_named_at_once_with_the_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["../up", "-rf", ".hidden", "a/b", "a b", "", "x" * 65, "é"])
-def test_a_model_name_that_could_be_a_path_or_an_option_is_refused(name: str) -> None:
+def test_a_model_name_that_could_be_a_path_or_an_option_is_rejected(name: str) -> None:
     assert "not a model name" in refusal(f'[models."{name}"]\npath = "x"\n')
 
 
-def test_text_that_is_no_toml_says_where() -> None:
+def test_a_toml_error_has_its_position() -> None:
     assert "line 1" in refusal("models = = 1")
 
 
-def test_a_model_has_the_restart_policy_that_it_does_not_set_itself() -> None:
+def test_a_model_inherits_the_restart_policy() -> None:
     text = CHAT + "restart = { max_failures = 9 }\n[supervisor.restart]\nbackoff_initial_s = 2\n"
     restart = read(text).settings.models["chat"].restart
     assert (restart.max_failures, restart.backoff_initial_s, restart.backoff_max_s) == (9, 2, 60)
 
 
-def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
+def test_unknown_keys_of_nested_tables_get_suggestions_from_their_table() -> None:
     assert "supervisor.restart.backoff_max is unknown; did you mean backoff_max_s?" in refusal(
         "[supervisor.restart]\nbackoff_max = 1\n"
     )
@@ -137,27 +137,27 @@ def test_unknown_keys_of_nested_tables_are_told_from_their_own() -> None:
         ("models.chat.restart", "failure_half_life_s = 1e9"),
     ],
 )
-def test_what_makes_no_sense_is_refused(table: str, line: str) -> None:
+def test_out_of_range_values_are_rejected(table: str, line: str) -> None:
     key, _, _ = line.partition(" ")
     assert f"{table}.{key}" in refusal(f"{CHAT}[{table}]\n{line}\n")
 
 
 @pytest.mark.parametrize(
-    ("said", "bytes_"),
+    ("value", "bytes_"),
     [("12 GiB", 12 << 30), ("1.5GiB", 3 << 29), (1048576, 1 << 20), ("1048576", 1 << 20)],
 )
-def test_a_budget_of_memory_is_bytes_or_a_text(said: object, bytes_: int) -> None:
-    found = read(CHAT, supervisor={"memory_budget": said}).settings
+def test_a_memory_budget_is_bytes_or_a_text(value: object, bytes_: int) -> None:
+    found = read(CHAT, supervisor={"memory_budget": value}).settings
     assert found.supervisor.memory_budget == bytes_
 
 
-@pytest.mark.parametrize("said", ["12 GB", "much", 0, -1, "1 KiB"])
-def test_a_budget_that_is_none_is_refused(said: object) -> None:
+@pytest.mark.parametrize("value", ["12 GB", "much", 0, -1, "1 KiB"])
+def test_an_invalid_memory_budget_is_rejected(value: object) -> None:
     with pytest.raises(SettingsInvalid, match="memory_budget"):
-        read(CHAT, supervisor={"memory_budget": said})
+        read(CHAT, supervisor={"memory_budget": value})
 
 
-def test_a_draft_and_replicas_may_be_left_to_us(tmp_path: Path) -> None:
+def test_draft_and_replicas_can_be_auto(tmp_path: Path) -> None:
     found = read(
         '[models.a]\npath = "a.gguf"\ndraft = "auto"\nreplicas = "auto"\n'
         '[models.b]\npath = "a.gguf"\ndraft = "auto.gguf"\n'
@@ -169,7 +169,7 @@ def test_a_draft_and_replicas_may_be_left_to_us(tmp_path: Path) -> None:
 # Variants and nodes.
 
 
-def test_a_variant_says_defaults_and_what_is_forced_and_taken_out() -> None:
+def test_a_variant_has_defaults_and_forced_and_stripped_members() -> None:
     high = "[models.chat.variants.high]\ntemperature = 1\nstrip = ['stop']\nset = { seed = 7 }\n"
     variant = read(CHAT + high).settings.models["chat"].variants["high"]
     assert variant.defaults == {"temperature": 1}
@@ -177,11 +177,11 @@ def test_a_variant_says_defaults_and_what_is_forced_and_taken_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("value", "reason"),
     [("", "changes nothing"), ("id_slot = 1", "id_slot is not"), ("set.model = 'x'", "model is")],
 )
-def test_a_variant_that_makes_no_sense_is_refused(said: str, reason: str) -> None:
-    assert reason in refusal(f"{CHAT}[models.chat.variants.high]\n{said}\n")
+def test_an_invalid_variant_is_rejected(value: str, reason: str) -> None:
+    assert reason in refusal(f"{CHAT}[models.chat.variants.high]\n{value}\n")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_variant_that_makes_no_sense_is_refused(said: str, reason: str) -> Non
         '[models."talk:high"]\npath = "b.gguf"\n',
     ],
 )
-def test_no_name_means_two_models(other: str) -> None:
+def test_no_two_models_share_a_name(other: str) -> None:
     chat = CHAT + 'aliases = ["talk"]\n[models.chat.variants.high]\ntemperature = 1\n'
     assert read(chat).settings.models["chat"].aliases == ("talk",)
     assert re.search(r"models\.\w+: the name \S+ belongs to the model \S+$", refusal(chat + other))
@@ -208,7 +208,7 @@ def test_no_name_means_two_models(other: str) -> None:
         ("http://[::1]:80/llm/v1", "http://[::1]:80/llm"),
     ],
 )
-def test_a_node_is_named_by_its_address(url: str, address: str, tmp_path: Path) -> None:
+def test_the_url_of_a_node_is_normalised(url: str, address: str, tmp_path: Path) -> None:
     node = read(f'[nodes.gpu]\nurl = "{url}"\nkey_file = "gpu.key"\n').settings.nodes["gpu"]
     assert node.url == address
     assert node.key_file == tmp_path / "gpu.key"
@@ -229,11 +229,11 @@ def test_a_node_is_named_by_its_address(url: str, address: str, tmp_path: Path) 
         "http://gpu/a\\nb",
     ],
 )
-def test_a_url_that_is_more_or_less_than_an_address_is_refused(url: str) -> None:
+def test_a_url_with_less_or_more_than_an_address_is_rejected(url: str) -> None:
     assert "nodes.gpu.url" in refusal(f'[nodes.gpu]\nurl = "{url}"\n')
 
 
-def test_a_key_of_a_node_that_is_misspelled_is_met_with_the_nearest() -> None:
+def test_a_misspelled_key_of_a_node_gets_a_suggestion() -> None:
     assert "did you mean key_file?" in refusal('[nodes.gpu]\nurl = "http://gpu"\nkeyfile = "x"\n')
 
 

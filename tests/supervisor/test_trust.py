@@ -1,4 +1,4 @@
-"""A settings file names programs that are run: whose may be read where it merely lies around."""
+"""Which settings files are trusted."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def access(uid: int = 1000, mode: int = 0o644, gid: int = 1000) -> Access:
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "reason"),
     [
         (access(), None),
         (access(uid=0), None),
@@ -29,13 +29,13 @@ def access(uid: int = 1000, mode: int = 0o644, gid: int = 1000) -> Access:
         (access(mode=0o664, gid=100), "a group can write it"),
     ],
 )
-def test_a_place_is_doubted_where_others_can_write(place: Access, said: str | None) -> None:
+def test_a_file_that_others_can_write_is_not_trusted(place: Access, reason: str | None) -> None:
     found = doubts((access(), place), ME)
-    assert (found is None) == (said is None)
-    assert (said or "") in (found or "")
+    assert (found is None) == (reason is None)
+    assert (reason or "") in (found or "")
 
 
-def test_root_has_no_group_of_its_own_and_trusts_only_itself() -> None:
+def test_root_has_no_private_group_and_trusts_only_itself() -> None:
     assert doubts((Access("it", 0, 0, 0o664),), User(0))
     assert doubts((Access("it", 1000, 1000, 0o644),), User(0))
 
@@ -54,23 +54,23 @@ def found(tmp_path: Path) -> Path | None:
     return load(config_dir=tmp_path / "config", environ={}).path
 
 
-def test_a_file_of_ours_in_a_directory_of_ours_counts(here: Path, tmp_path: Path) -> None:
+def test_a_file_of_ours_in_a_directory_of_ours_is_read(here: Path, tmp_path: Path) -> None:
     assert found(tmp_path) == here / "corral.toml"
 
 
 @pytest.mark.parametrize("name", ["corral.toml", "."])
-def test_what_others_can_write_is_left_aside_and_named(
+def test_a_file_that_others_can_write_is_ignored_with_a_warning(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (here / name).chmod(0o777)
     assert found(tmp_path) is None
-    said = capsys.readouterr().err
-    assert str(here / "corral.toml") in said
-    assert "everybody can write" in said
-    assert "--config" in said
+    reason = capsys.readouterr().err
+    assert str(here / "corral.toml") in reason
+    assert "everybody can write" in reason
+    assert "--config" in reason
 
 
-def test_the_file_behind_a_link_is_looked_at_where_it_is(here: Path, tmp_path: Path) -> None:
+def test_a_symlink_is_judged_by_its_target(here: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "shared"
     elsewhere.mkdir()
     (here / "corral.toml").replace(elsewhere / "theirs.toml")
@@ -80,7 +80,7 @@ def test_the_file_behind_a_link_is_looked_at_where_it_is(here: Path, tmp_path: P
     assert found(tmp_path) is None
 
 
-def test_a_named_file_counts_with_a_warning(
+def test_a_named_file_is_read_with_a_warning(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = here / "corral.toml"
@@ -92,7 +92,7 @@ def test_a_named_file_counts_with_a_warning(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("name", ["corral.toml", "."])
-def test_a_file_of_another_user_is_left_aside(
+def test_a_file_of_another_user_is_ignored(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     os.chown(here / name, 65534, 65534)
@@ -100,5 +100,5 @@ def test_a_file_of_another_user_is_left_aside(
     assert "belongs to another user (uid 65534)" in capsys.readouterr().err
 
 
-def test_this_user_can_be_told() -> None:
+def test_this_user_is_the_effective_user() -> None:
     assert trust.this_user().uid == os.geteuid()

@@ -1,4 +1,4 @@
-"""Who waits for a model that new settings take away is told so."""
+"""Waiting for a model that a reload removes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FakeAdmission:
         yield
 
 
-async def test_a_model_that_is_removed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_ends_when_its_model_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_loader, "availability", lambda _: ("loading", None))
     events, model = EventStream(), Model()
     proxy = cast("Any", FakeAdmission(model))

@@ -1,4 +1,4 @@
-"""Reasons for clients name files, and not where they are."""
+"""Directories are removed from reasons for clients."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from supervisor.proxy_adapter.redact import without_directories
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("text", "shown"),
     [
         ("no file /home/me/models/a.gguf; see doctor", "no file a.gguf; see doctor"),
         ("failed to open '/home/me/my models/a.gguf'", "failed to open 'a.gguf'"),
@@ -23,8 +23,8 @@ from supervisor.proxy_adapter.redact import without_directories
         ),
     ],
 )
-def test_only_the_last_part_of_a_path_is_left(told: str, shown: str) -> None:
-    assert without_directories(told, [Path("/srv/a b/m.gguf")]) == shown
+def test_only_the_last_part_of_a_path_is_left(text: str, shown: str) -> None:
+    assert without_directories(text, [Path("/srv/a b/m.gguf")]) == shown
 
 
 def test_a_long_line_costs_no_more_than_its_length() -> None:

@@ -1,4 +1,4 @@
-"""On the real engine: what is saved of a conversation is known to the next proxy, and is proved."""
+"""Restored slots on the real engine: the next router knows them, and verifies them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Verifications(NoListener):
 
 
 class Proxy:
-    """A proxy to which the one instance of a barn is admitted.
+    """A router to which the one instance of a fleet is admitted.
 
     Args:
         harness: With its instance up.
@@ -52,8 +52,8 @@ class Proxy:
             said, figures = await self._harness.ask(asked.json["messages"], slot)
             cost = Timings.read(figures)
             assert cost
-            told = cost if lie is None else _without_cache(cost, lie)
-            self.router.finish(lease, Completion(told, {"content": said}))
+            reported = cost if lie is None else _without_cache(cost, lie)
+            self.router.finish(lease, Completion(reported, {"content": said}))
         return said, slot, cost
 
 
@@ -72,7 +72,7 @@ async def saved(harness: FleetHarness) -> tuple[str, str, str]:
     return f"hello {LONG}", said, "and then?"
 
 
-async def test_the_next_turn_names_the_slot_that_its_conversation_is_back_in(
+async def test_the_next_turn_names_the_slot_that_its_conversation_was_restored_to(
     tiny_model: Path, runtime: Path
 ) -> None:
     turn = await saved(FleetHarness(runtime, tiny_model))
@@ -84,7 +84,7 @@ async def test_the_next_turn_names_the_slot_that_its_conversation_is_back_in(
     assert not harness.told("slots.restore_unused")
 
 
-async def test_an_engine_that_says_it_had_none_of_it_is_given_nothing_any_more(
+async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
     tiny_model: Path, runtime: Path
 ) -> None:
     turn = await saved(FleetHarness(runtime, tiny_model))

@@ -1,4 +1,4 @@
-"""What new settings change: every replica in one list, and only what runs counts."""
+"""What new settings change in the replicas."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ settings = st.dictionaries(places, fingerprints)
 
 
 @given(running=settings, wanted=settings)
-def test_every_replica_stands_in_exactly_one_list(
+def test_every_replica_is_in_exactly_one_list(
     running: dict[ReplicaId, LaunchFingerprint], wanted: dict[ReplicaId, LaunchFingerprint]
 ) -> None:
     found = compare(running, wanted)
@@ -41,7 +41,7 @@ def test_every_replica_stands_in_exactly_one_list(
 
 
 @given(running=settings, wanted=settings)
-def test_following_a_difference_leads_to_what_is_wanted(
+def test_applying_a_difference_gives_the_wanted_replicas(
     running: dict[ReplicaId, LaunchFingerprint], wanted: dict[ReplicaId, LaunchFingerprint]
 ) -> None:
     found = compare(running, wanted)
@@ -52,7 +52,7 @@ def test_following_a_difference_leads_to_what_is_wanted(
 
 
 @given(running=settings, wanted=settings)
-def test_the_way_back_adds_what_the_way_there_removes(
+def test_the_reverse_difference_adds_what_was_removed(
     running: dict[ReplicaId, LaunchFingerprint], wanted: dict[ReplicaId, LaunchFingerprint]
 ) -> None:
     there, back = compare(running, wanted), compare(wanted, running)
@@ -62,7 +62,7 @@ def test_the_way_back_adds_what_the_way_there_removes(
 
 
 @given(now=settings)
-def test_the_same_again_keeps_everything(now: dict[ReplicaId, LaunchFingerprint]) -> None:
+def test_equal_settings_keep_every_replica(now: dict[ReplicaId, LaunchFingerprint]) -> None:
     found = compare(now, now)
     assert found.kept == tuple(now)
     assert not found.models_to_plan
@@ -80,49 +80,49 @@ def test_the_same_again_keeps_everything(now: dict[ReplicaId, LaunchFingerprint]
     ],
     ids=["engine", "libraries", "model file", "draft", "flags", "args"],
 )
-def test_whatever_shapes_the_command_line_replaces(other: LaunchFingerprint) -> None:
+def test_a_changed_launch_fingerprint_replaces_the_replica(other: LaunchFingerprint) -> None:
     found = compare({A: RECIPE, B: RECIPE}, {A: other, B: RECIPE})
     assert (found.changed, found.kept) == ((A,), (B,))
     assert found.models_to_plan == {"chat"}
 
 
-def test_a_replica_of_which_nothing_is_known_is_changed() -> None:
+def test_a_replica_without_a_fingerprint_is_changed() -> None:
     assert compare({A: None}, {A: RECIPE}).changed == (A,)
 
 
-def test_a_place_reads_as_its_instance_does() -> None:
+def test_a_replica_id_reads_as_its_instance() -> None:
     assert str(ReplicaId("chat", 1)) == "chat.1"
 
 
-def told(before: Settings, after: Settings, began_with: Settings | None = None) -> list[str]:
+def notes(before: Settings, after: Settings, began_with: Settings | None = None) -> list[str]:
     return list(reload_notes(began_with or before, before, after))
 
 
-def test_what_the_proxy_cannot_take_in_is_said_until_it_is_as_it_began() -> None:
+def test_notes_name_proxy_settings_that_need_a_restart() -> None:
     began = Settings(proxy=ProxySettings(listen="127.0.0.1:8080"))
     moved = Settings(proxy=ProxySettings(listen="127.0.0.1:9090"))
-    said = ["proxy.listen stays 127.0.0.1:8080 until the daemon is restarted"]
-    assert told(began, moved) == said
-    assert told(moved, moved, began_with=began) == said
-    assert told(moved, began, began_with=began) == []
+    expected = ["proxy.listen stays 127.0.0.1:8080 until the daemon is restarted"]
+    assert notes(began, moved) == expected
+    assert notes(moved, moved, began_with=began) == expected
+    assert notes(moved, began, began_with=began) == []
 
 
-def test_limits_are_said_to_count_from_the_next_state_on() -> None:
-    (said,) = told(Settings(), Settings(supervisor=SupervisorSettings(warm_timeout_s=1)))
-    assert "next state" in said
+def test_notes_say_when_new_limits_apply() -> None:
+    (expected,) = notes(Settings(), Settings(supervisor=SupervisorSettings(warm_timeout_s=1)))
+    assert "next state" in expected
 
 
-def test_new_aliases_are_named() -> None:
+def test_notes_name_new_aliases() -> None:
     def aliased(*aliases: str) -> Settings:
         return Settings(models={"chat": ModelSettings(path=Path("chat.gguf"), aliases=aliases)})
 
-    assert told(aliased(), aliased("gpt-4o", "x")) == ["chat: its aliases are now gpt-4o, x"]
-    assert told(aliased("x"), aliased()) == ["chat: its aliases are now none"]
-    assert told(aliased("x"), aliased("x")) == []
-    assert told(Settings(), aliased("x")) == []
+    assert notes(aliased(), aliased("gpt-4o", "x")) == ["chat: its aliases are now gpt-4o, x"]
+    assert notes(aliased("x"), aliased()) == ["chat: its aliases are now none"]
+    assert notes(aliased("x"), aliased("x")) == []
+    assert notes(Settings(), aliased("x")) == []
 
 
-def test_new_variants_and_nodes_are_named() -> None:
+def test_notes_name_new_variants_and_nodes() -> None:
     high = Variant.model_validate({"temperature": 1})
     chat = ModelSettings(path=Path("chat.gguf"))
     after = Settings(
@@ -133,7 +133,7 @@ def test_new_variants_and_nodes_are_named() -> None:
         models={"chat": chat},
         nodes={name: NodeSettings(url="http://old") for name in ("both", "old")},
     )
-    assert told(before, after) == [
+    assert notes(before, after) == [
         "new nodes: new",
         "removed nodes: old",
         "changed nodes: both",

@@ -1,4 +1,4 @@
-"""Changes on a fleet of fake engines: what the real one cannot be brought to show at will."""
+"""Reloads on a fleet of fake engines, with failures that a real engine does not show at will."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GREEDY = (
 )
 
 
-class FakeWorkshop(LaunchPlanner):
+class FakePlanner(LaunchPlanner):
     """Takes a model's `args` for the program to run."""
 
     def __init__(self, settings: Settings, runtime: Path) -> None:
@@ -118,7 +118,7 @@ class FakeTraffic:
         return {}
 
 
-class Yard:
+class ReloadHarness:
     """A fleet of the model `chat`, ready, and what reloads it."""
 
     def __init__(self, runtime: Path) -> None:
@@ -129,13 +129,13 @@ class Yard:
         self.settings = settings(GOOD)
         self.nodes: list[list[str]] = []
         loaded = self._read()
-        planner = FakeWorkshop(loaded.settings, runtime)
+        planner = FakePlanner(loaded.settings, runtime)
         self.fleet = Fleet(planner, self.traffic, self.stream.emit)
         reload = Reload(
             self.fleet,
             loaded,
             read=self._read,
-            make_planner=lambda found: FakeWorkshop(found.settings, runtime),
+            make_planner=lambda found: FakePlanner(found.settings, runtime),
             prepare_nodes=self._prepare_nodes,
             emit=self.stream.emit,
             read_machine=lambda: machine(memory_available_bytes=self.available_bytes),
@@ -197,136 +197,140 @@ def settings(argv: tuple[str, ...], replicas: int = 1) -> Settings:
 
 
 @pytest.fixture
-async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
-    yard = Yard(tmp_path)
-    async with yard.open():
-        yield yard
+async def harness(tmp_path: Path) -> AsyncIterator[ReloadHarness]:
+    harness = ReloadHarness(tmp_path)
+    async with harness.open():
+        yield harness
 
 
-async def test_with_room_the_new_one_serves_before_the_old_one_drains(yard: Yard) -> None:
-    yard.traffic.may_drain.clear()
-    done = await yard.reload(*BETTER)
+async def test_with_room_the_successor_serves_before_the_old_instance_drains(
+    harness: ReloadHarness,
+) -> None:
+    harness.traffic.may_drain.clear()
+    done = await harness.reload(*BETTER)
     assert not done.failures
-    assert yard.names() == ["chat.0~2", "chat.0"]
-    assert yard.traffic.admitted == {"chat.0~2"}
+    assert harness.names() == ["chat.0~2", "chat.0"]
+    assert harness.traffic.admitted == {"chat.0~2"}
     changes = [
         (fields["instance"], fields["after"])
-        for name, fields in yard.events
+        for name, fields in harness.events
         if name == "instance.state_changed"
     ]
     assert changes.index(("chat.0~2", "ready")) < changes.index(("chat.0", "draining"))
-    old = yard.fleet.replica("chat.0")
-    yard.traffic.may_drain.set()
+    old = harness.fleet.replica("chat.0")
+    harness.traffic.may_drain.set()
     assert old.life
     await asyncio.wait([old.life])
     assert old.instance.snapshot().state is State.STOPPED
 
 
-async def test_without_room_the_old_one_drains_first_and_starts_again(yard: Yard) -> None:
-    yard.available_bytes = 0
-    done = await yard.reload(*BETTER)
+async def test_without_room_the_instance_drains_and_starts_again(harness: ReloadHarness) -> None:
+    harness.available_bytes = 0
+    done = await harness.reload(*BETTER)
     assert not done.failures
-    assert yard.names() == ["chat.0"]
-    after_ready = yard.story("chat.0")[3:]
+    assert harness.names() == ["chat.0"]
+    after_ready = harness.story("chat.0")[3:]
     assert after_ready == ["draining", "stopping", "starting", "warming", "ready"]
-    replica = yard.fleet.replica("chat.0")
+    replica = harness.fleet.replica("chat.0")
     assert replica.fingerprint
     assert replica.fingerprint.args == BETTER
 
 
-async def test_one_that_fails_in_the_place_of_another_gives_it_back(yard: Yard) -> None:
-    yard.available_bytes = 0
-    done = await yard.reload(*BROKEN)
+async def test_a_failed_restart_returns_to_the_old_settings(harness: ReloadHarness) -> None:
+    harness.available_bytes = 0
+    done = await harness.reload(*BROKEN)
     (failure,) = done.failures
     assert failure.stays
-    await yard.until_ready("chat.0")
-    replica = yard.fleet.replica("chat.0")
+    await harness.until_ready("chat.0")
+    replica = harness.fleet.replica("chat.0")
     assert replica.fingerprint
     assert replica.fingerprint.args == GOOD
-    assert yard.fleet.models["chat"].entry.args == GOOD
+    assert harness.fleet.models["chat"].entry.args == GOOD
 
 
-async def test_one_that_finds_no_memory_beside_the_old_one_takes_its_place(yard: Yard) -> None:
-    done = await yard.reload(*GREEDY)
+async def test_a_successor_without_memory_is_started_in_place(harness: ReloadHarness) -> None:
+    done = await harness.reload(*GREEDY)
     assert not done.failures
-    assert yard.story("chat.0~2") == ["starting", "backoff", "stopped"]
-    assert yard.names() == ["chat.0"]
-    assert yard.traffic.admitted == {"chat.0"}
+    assert harness.story("chat.0~2") == ["starting", "backoff", "stopped"]
+    assert harness.names() == ["chat.0"]
+    assert harness.traffic.admitted == {"chat.0"}
 
 
-async def test_the_first_failure_ends_the_changes_of_a_model(yard: Yard) -> None:
-    yard.settings = settings(GOOD, replicas=2)
-    await yard.watch.ask(dry_run=False)
-    yard.settings = settings(BROKEN, replicas=2)
-    done = await yard.watch.ask(dry_run=False)
+async def test_the_first_failure_ends_the_changes_of_a_model(harness: ReloadHarness) -> None:
+    harness.settings = settings(GOOD, replicas=2)
+    await harness.watch.ask(dry_run=False)
+    harness.settings = settings(BROKEN, replicas=2)
+    done = await harness.watch.ask(dry_run=False)
     assert isinstance(done, ReloadResult)
     assert [str(failure.place) for failure in done.failures] == ["chat.0"]
-    assert yard.story("chat.1~2") == []
-    assert yard.traffic.admitted == {"chat.0", "chat.1"}
+    assert harness.story("chat.1~2") == []
+    assert harness.traffic.admitted == {"chat.0", "chat.1"}
 
 
-async def test_a_model_stopped_while_its_successor_loads_stays_down(yard: Yard) -> None:
-    reloading = await yard.begin_endless_reload()
-    is_over = yard.fleet.command("stop")
+async def test_a_model_stopped_while_its_successor_loads_stays_down(harness: ReloadHarness) -> None:
+    reloading = await harness.begin_endless_reload()
+    is_over = harness.fleet.command("stop")
     done = await reloading
     assert isinstance(done, ReloadResult)
     assert not done.failures
-    await yard.fleet.all_down()
+    await harness.fleet.all_down()
     assert is_over()
-    assert yard.traffic.admitted == set()
+    assert harness.traffic.admitted == set()
 
 
-async def test_a_second_command_is_refused_and_signals_wait_as_one(yard: Yard) -> None:
-    yard.available_bytes = 0
-    yard.traffic.may_drain.clear()
-    yard.settings = settings(BETTER)
-    reloading = yard.watch.ask(dry_run=False)
-    await yard.traffic.drains.wait()
+async def test_a_second_command_is_rejected_and_signals_are_merged(harness: ReloadHarness) -> None:
+    harness.available_bytes = 0
+    harness.traffic.may_drain.clear()
+    harness.settings = settings(BETTER)
+    reloading = harness.watch.ask(dry_run=False)
+    await harness.traffic.drains.wait()
     with pytest.raises(DaemonBusy, match="already running"):
-        yard.watch.ask(dry_run=True)
+        harness.watch.ask(dry_run=True)
     for _ in range(3):
-        yard.watch.tell()
-    told: list[object] = []
-    with yard.stream.listen() as listener:
-        yard.traffic.may_drain.set()
-        while len(told) < 2:
+        harness.watch.tell()
+    changed: list[object] = []
+    with harness.stream.listen() as listener:
+        harness.traffic.may_drain.set()
+        while len(changed) < 2:
             event = await listener.next()
-            told += [event.fields["changed"]] if event.name == "settings.reloaded" else []
-    assert told == [["chat.0"], []]
+            changed += [event.fields["changed"]] if event.name == "settings.reloaded" else []
+    assert changed == [["chat.0"], []]
     assert reloading.done()
-    assert isinstance(await yard.watch.ask(dry_run=True), ReloadResult)
-    assert sum(name == "settings.reloaded" for name, _ in yard.events) == 2
+    assert isinstance(await harness.watch.ask(dry_run=True), ReloadResult)
+    assert sum(name == "settings.reloaded" for name, _ in harness.events) == 2
 
 
-async def test_the_end_of_the_daemon_ends_a_reload(yard: Yard) -> None:
-    reloading = await yard.begin_endless_reload()
-    yard.reloads.cancel()
+async def test_a_reload_stops_with_the_daemon(harness: ReloadHarness) -> None:
+    reloading = await harness.begin_endless_reload()
+    harness.reloads.cancel()
     await asyncio.wait([reloading])
     assert reloading.cancelled()
     with pytest.raises(DaemonBusy, match="is stopping"):
-        yard.watch.ask(dry_run=False)
-    yard.fleet.command("stop")
-    await yard.fleet.all_down()
-    assert all(replica.instance.snapshot().pid is None for replica in yard.fleet.all_replicas())
+        harness.watch.ask(dry_run=False)
+    harness.fleet.command("stop")
+    await harness.fleet.all_down()
+    assert all(replica.instance.snapshot().pid is None for replica in harness.fleet.all_replicas())
 
 
-async def test_what_cannot_be_planned_is_refused_before_anything_is_touched(yard: Yard) -> None:
-    yard.settings = settings(())
-    told_before = len(yard.events)
-    refusal = await yard.watch.ask(dry_run=False)
+async def test_a_planning_error_changes_nothing(harness: ReloadHarness) -> None:
+    harness.settings = settings(())
+    events_before = len(harness.events)
+    refusal = await harness.watch.ask(dry_run=False)
     assert isinstance(refusal, CorralError)
-    assert yard.events[told_before:] == [("settings.rejected", {"reason": "it has no program"})]
+    assert harness.events[events_before:] == [
+        ("settings.rejected", {"reason": "it has no program"})
+    ]
 
 
-async def test_nodes_are_taken_in_with_the_models_or_refuse_them_all(yard: Yard) -> None:
+async def test_an_error_of_a_node_rejects_the_whole_reload(harness: ReloadHarness) -> None:
     def with_node(name: str) -> Settings:
-        return yard.settings.model_copy(update={"nodes": {name: NodeSettings(url="http://far")}})
+        return harness.settings.model_copy(update={"nodes": {name: NodeSettings(url="http://far")}})
 
-    yard.settings = with_node("wrong")
-    outcome = await yard.watch.ask(dry_run=False)
+    harness.settings = with_node("wrong")
+    outcome = await harness.watch.ask(dry_run=False)
     assert isinstance(outcome, SettingsInvalid)
-    assert yard.nodes == []
-    yard.settings = with_node("far")
+    assert harness.nodes == []
+    harness.settings = with_node("far")
     for dry_run in (True, False):
-        assert isinstance(await yard.watch.ask(dry_run=dry_run), ReloadResult)
-    assert yard.nodes == [["far"]]
+        assert isinstance(await harness.watch.ask(dry_run=dry_run), ReloadResult)
+    assert harness.nodes == [["far"]]

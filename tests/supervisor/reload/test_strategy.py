@@ -1,4 +1,4 @@
-"""How an instance is replaced: new first where it serves and memory allows, else in place."""
+"""How an instance is replaced."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def facts(state: State, *, wanted: bool = True) -> InstanceSnapshot:
 
 
 @pytest.mark.parametrize("state", State)
-def test_what_serves_nobody_is_replaced_in_its_place(state: State) -> None:
+def test_an_instance_that_does_not_serve_is_restarted(state: State) -> None:
     serving = state in {State.READY, State.UNHEALTHY}
     assert serves(facts(state)) == serving
     assert strategy_for(facts(state), has_room=True) is (
@@ -66,12 +66,12 @@ def test_what_serves_nobody_is_replaced_in_its_place(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_what_nobody_wants_up_is_left_alone(state: State) -> None:
+def test_an_instance_that_is_not_wanted_is_left_alone(state: State) -> None:
     assert strategy_for(facts(state, wanted=False), has_room=True) is ReplaceStrategy.ON_NEXT_START
     assert not serves(facts(state, wanted=False))
 
 
-def test_weights_of_the_same_file_are_in_memory_once() -> None:
+def test_weights_of_one_file_are_in_memory_once() -> None:
     assert need_bytes(OWN, PLAN, PLAN) == OWN
 
 
@@ -87,11 +87,11 @@ def test_a_longer_context_needs_more_and_a_shorter_one_less() -> None:
     assert need_bytes(OWN, PLAN, planned(None, **{"ctx-size": 8192})) < OWN
 
 
-def test_a_prompt_cache_that_has_filled_is_not_the_successors() -> None:
+def test_the_successor_starts_with_an_empty_prompt_cache() -> None:
     assert need_bytes(PLAN.estimate.own_bytes, PLAN, PLAN) == OWN
 
 
-def test_what_the_estimate_did_not_foresee_its_successor_takes_too() -> None:
+def test_memory_beyond_the_estimate_is_expected_of_the_successor() -> None:
     assert need_bytes(PLAN.estimate.own_bytes + 7, PLAN, PLAN) == OWN + 7
 
 
