@@ -1,14 +1,14 @@
-"""A fake engine that costs almost nothing: canned answers in OpenAI's words, as fast as they go.
+"""A fake engine that costs almost nothing: prepared OpenAI responses, sent as fast as possible.
 
     python -m scripts.bench.overhead_engine --socket PATH.sock --kept-socket PATH.sock --port 0
 
-It prints its TCP port once it listens, and runs until it is killed. What it answers is in the
-request, in members that every proxy passes on: `max_tokens` is the number of chunks of a stream,
-`seed` the microseconds between two of them, 0 for all at once.
+It prints its TCP port once it listens, and runs until it is killed. Members that every proxy passes
+on control the response: `max_tokens` is the number of chunks of a stream, `seed` the microseconds
+between two of them, 0 for all at once.
 
-On its first socket it does as llama-server: a connection is kept after a whole answer and closed
-after a stream, without a word in the header. On the other, and on TCP, it is kept always: asking
-there is the least that anything can cost.
+Its first socket behaves as llama-server: the connection is kept after a JSON response and closed
+after a stream, without a `Connection: close`. On the other socket and on TCP it is always kept:
+direct requests to these cost the least possible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAST: Final = (
     b'"completion_tokens":1,"total_tokens":2},"timings":{"cache_n":0,"prompt_n":1,'
     b'"prompt_ms":1.0,"predicted_n":1,"predicted_ms":1.0}}\n\ndata: [DONE]\n\n'
 )
-_ANSWER: Final = (
+_JSON_BODY: Final = (
     b'{"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant",'
     b'"content":" word"}}],"object":"chat.completion",' + _BASE + b',"usage":{"prompt_tokens":1,'
     b'"completion_tokens":1,"total_tokens":2}}'
@@ -46,9 +46,9 @@ _ANSWER: Final = (
 _STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
-_WHOLE: Final = (
+_JSON_RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    % (len(_ANSWER), _ANSWER)
+    % (len(_JSON_BODY), _JSON_BODY)
 )
 
 
@@ -61,8 +61,6 @@ _END: Final = _chunk(_LAST) + b"0\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
-    """One connection."""
-
     def __init__(self, *, is_kept: bool) -> None:
         self._is_kept = is_kept
         self._buffer = b""
@@ -71,29 +69,26 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Be left."""
         del exc
         if self._timer:
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Take a piece of a request; answer once it is whole."""
         self._buffer += data
-        head, mark, body = self._buffer.partition(b"\r\n\r\n")
-        if not mark or not _is_whole(head, body):
+        head, blank, body = self._buffer.partition(b"\r\n\r\n")
+        if not blank or not _is_complete(head, body):
             return
         self._buffer = b""
         if _IS_STREAM.search(body):
-            self._begin(body)
+            self._start_stream(body)
         else:
-            self._transport.write(_WHOLE)
+            self._transport.write(_JSON_RESPONSE)
 
-    def _begin(self, body: bytes) -> None:
+    def _start_stream(self, body: bytes) -> None:
         tokens, pause = _TOKENS.search(body), _PAUSE.search(body)
         self._left = int(tokens[1]) if tokens else 1
         self._pause_s = int(pause[1]) / 1e6 if pause else 0
@@ -106,11 +101,11 @@ class Connection(asyncio.Protocol):
             self._end(_STREAM_HEAD + _EVENT_CHUNK * self._left + _END)
 
     def _wait(self) -> None:
-        # From when it was due and not from when it was sent: the pace is the same for all.
+        # Relative to when the last chunk was due, not sent: all fronts get the same pace.
         self._due_at_s += self._pause_s
-        self._timer = self._loop.call_at(self._due_at_s, self._speak)
+        self._timer = self._loop.call_at(self._due_at_s, self._send_chunk)
 
-    def _speak(self) -> None:
+    def _send_chunk(self) -> None:
         if self._left:
             self._left -= 1
             self._transport.write(_EVENT_CHUNK)
@@ -124,7 +119,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def _is_whole(head: bytes, body: bytes) -> bool:
+def _is_complete(head: bytes, body: bytes) -> bool:
     if _CHUNKED.search(head):
         return body.endswith(b"0\r\n\r\n")
     length = _LENGTH.search(head)
@@ -132,7 +127,6 @@ def _is_whole(head: bytes, body: bytes) -> bool:
 
 
 async def serve(socket: str, kept_socket: str, port: int) -> None:
-    """Listen until the end of the process."""
     loop = asyncio.get_running_loop()
     left, kept = partial(Connection, is_kept=False), partial(Connection, is_kept=True)
     async with (
@@ -145,7 +139,6 @@ async def serve(socket: str, kept_socket: str, port: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--kept-socket", required=True)

@@ -1,8 +1,9 @@
-"""The proxy of this project in front of one engine, as the daemon runs it, and nothing else.
+"""The proxy in front of one engine, as the daemon runs it, without a supervisor.
 
     python -m scripts.bench.overhead_front --socket PATH.sock --port 8080
 
-It prints a line once it serves, and runs until it is killed.
+It prints its URL once it serves, and runs until it is killed. `overhead --against` runs this file
+of other commits too, so its options must not change.
 """
 
 from __future__ import annotations
@@ -22,28 +23,26 @@ from proxy.server import Server
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
-# More than any measurement asks for at once: what is measured is the way, not the line.
+# More than any measurement needs at once: no request waits in the queue.
 _SLOTS = 2048
 
 
 class OneModel:
-    """A loader that has its only model ready (proxy.models.ModelLoader)."""
+    """A `proxy.models.ModelLoader` whose only model is loaded."""
 
     _names = ModelNames([ModelInfo("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)])
 
     def models(self) -> Sequence[ModelInfo]:
-        """Return the model."""
         return self._names.model_infos
 
     def names(self) -> ModelNames:
         return self._names
 
     async def ensure_ready(self, model: str) -> None:
-        """Do nothing: it is."""
+        """It is always loaded."""
 
 
 async def serve(socket: str, port: int) -> None:
-    """Serve until the end of the process."""
     settings = ProxySettings(listen=f"127.0.0.1:{port}")
     router = Router(settings)
     router.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
@@ -54,7 +53,6 @@ async def serve(socket: str, port: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -1,7 +1,7 @@
-"""What the figures of several repeats say: a table, and which targets are met.
+"""Results of several repeats: a table, and which targets are met.
 
-A ratio is made within a repeat, where what else the machine does falls on all alike; what is shown
-is the median over the repeats, with the least and the greatest in brackets.
+Ratios are computed within a repeat, where other load on the machine affects all fronts alike. Shown
+is the median over the repeats, with the minimum and the maximum in brackets.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Figures:
-    """What one repeat saw of one front.
+    """Results of one front in one repeat.
 
     Attributes:
-        byte_p50: Milliseconds to the first byte at one connection; so is `byte_p99`.
-        per_core_s: Whole answers for each second of its processor time; 0 where it has none.
-        per_s: Whole answers a second.
-        token_p50: Milliseconds to the first token among many streams; so is `token_p99`.
+        byte_p50: Milliseconds to the first byte at one connection.
+        json_per_core_s: JSON responses per CPU second of the front; 0 if it has no process.
+        streams_per_core_s: The same of short streams.
+        per_s: JSON responses per second.
+        token_p50: Milliseconds to the first token of many concurrent streams.
         gap_p99: Milliseconds between two tokens of a stream.
-        tokens_per_s: Tokens a second over all streams.
-        core: Share of one core that it used meanwhile.
+        tokens_per_s: Of all streams.
+        core: Share of one core that the front used for them.
     """
 
     byte_p50: float
     byte_p99: float
-    per_core_s: float
+    json_per_core_s: float
+    streams_per_core_s: float
     per_s: float
     token_p50: float
     token_p99: float
@@ -38,32 +40,35 @@ class Figures:
 
 
 Run = Mapping[str, Figures]
-"""One repeat: the figures by the name of the front."""
+"""One repeat: figures by front."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that has to hold of every run.
+    """A limit for the median of `values`, one for each repeat.
 
     Attributes:
-        what: In words.
-        most: The greatest value that is fine.
-        values: One for each repeat.
+        is_minimum: Whether the limit is the lowest allowed value, not the highest.
     """
 
     what: str
-    most: float
+    limit: float
     values: Sequence[float]
+    is_minimum: bool = False
 
     @property
     def is_met(self) -> bool:
-        """Return whether the median is within the limit."""
-        return statistics.median(self.values) <= self.most
+        median = statistics.median(self.values)
+        return median >= self.limit if self.is_minimum else median <= self.limit
+
+    def __str__(self) -> str:
+        bound = "at least" if self.is_minimum else "at most"
+        verdict = "ok" if self.is_met else "MISSED"
+        return f"{self.what}: {spread(self.values)}, {bound} {self.limit:g}: {verdict}"
 
 
 def targets_of(runs: Sequence[Run]) -> list[Target]:
-    """Return what has to hold of the proxy beside whom was there to compare."""
-    targets = []
+    targets = _targets_against_before(runs) if "before" in runs[0] else []
     if "nginx" in runs[0]:
         targets += [
             Target("added first byte p50, against nginx", 2.5, _ratios(runs, _added, "nginx")),
@@ -81,12 +86,17 @@ def targets_of(runs: Sequence[Run]) -> list[Target]:
     return targets
 
 
-def _ratios(
-    runs: Sequence[Run],
-    figure: Callable[[Run, str], float],
-    rival: str,
-) -> list[float]:
-    return [figure(run, "corral") / figure(run, rival) for run in runs]
+def _targets_against_before(runs: Sequence[Run]) -> list[Target]:
+    json = _ratios(runs, lambda run, name: run[name].json_per_core_s, "before")
+    streams = _ratios(runs, lambda run, name: run[name].streams_per_core_s, "before")
+    return [
+        Target("JSON responses per core-second, against before", 1.25, json, is_minimum=True),
+        Target("streams per core-second, against before", 1.25, streams, is_minimum=True),
+    ]
+
+
+def _ratios(runs: Sequence[Run], figure: Callable[[Run, str], float], other: str) -> list[float]:
+    return [figure(run, "corral") / figure(run, other) for run in runs]
 
 
 def _added(run: Run, name: str) -> float:
@@ -102,7 +112,8 @@ _COLUMNS: Final[Mapping[str, Callable[[Run, str], float]]] = {
     "added p50 ms": _added,
     "added p99 ms": _added_p99,
     "req/s at 32": lambda run, name: run[name].per_s,
-    "req/core-s at 32": lambda run, name: run[name].per_core_s,
+    "req/core-s at 32": lambda run, name: run[name].json_per_core_s,
+    "streams/core-s at 32": lambda run, name: run[name].streams_per_core_s,
     "first token p50 ms at 64": lambda run, name: run[name].token_p50,
     "first token p99 ms at 64": lambda run, name: run[name].token_p99,
     "gap p99 ms at 64": lambda run, name: run[name].gap_p99,
@@ -112,7 +123,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Run, str], float]]] = {
 
 
 def table(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Return the lines of the table: a row for each figure, a column for each front."""
+    """A row for each figure, a column for each front."""
     rows = [["", *names]]
     for title, figure in _COLUMNS.items():
         cells = [spread([figure(run, name) for run in runs]) for name in names]
@@ -122,7 +133,7 @@ def table(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the median of some values and how far they lie apart."""
+    """The median, with minimum and maximum."""
     middle = statistics.median(values)
     if len(values) == 1:
         return f"{middle:.3g}"
@@ -134,5 +145,5 @@ def _short(value: float) -> str:
 
 
 def percentile_ms(values: Sequence[float], percent: int) -> float:
-    """Return a percentile, 1 to 99, of at least two times in seconds, in milliseconds."""
+    """A percentile, 1 to 99, of at least two times in seconds."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000

@@ -1,9 +1,9 @@
-"""What is measured: nothing, this proxy, nginx, haproxy, LiteLLM; each in front of one engine.
+"""Starts the fronts that are measured, each in front of the same engine.
 
-Each proxy is one worker on one core, told to pass a stream on at once. nginx and haproxy open a
-connection for each request, which is what all come to in front of llama-server: it closes one after
-a stream. For comparison there is `nginx kept`, in front of an engine that never closes one. What is
-not installed is left out.
+They are: none (`direct`), this proxy, another commit of it (`before`), nginx, haproxy, LiteLLM.
+Each is one worker on one core that forwards streams without buffering. nginx and haproxy open an
+upstream connection for each request, as llama-server closes them after a stream; `nginx kept`
+reuses those of an engine that never closes one. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 import psutil
 
 _READY_TIMEOUT_S: Final = 180
-# Started by root, nginx would ask as nobody, whom the engine's directory keeps out.
+# By default nginx's workers run as nobody, which cannot reach the engine's socket.
 _NGINX: Final = """
 user root;
 daemon off; worker_processes 1; worker_rlimit_nofile 8192;
@@ -70,47 +70,42 @@ litellm_settings: {{telemetry: false}}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where things are, for all that is started.
+class Setup:
+    """Paths and ports of all processes.
 
     Attributes:
-        home: A directory of the run's own.
+        directory: Temporary, for configuration and logs.
         socket: The engine's unix socket.
-        kept_socket: Another, on which it never closes a connection.
-        engine_port: The engine's TCP port.
-        litellm: The program of LiteLLM, or None.
-        core: The core that every proxy is pinned to.
+        kept_socket: Its other one, on which it never closes a connection.
+        engine_port: Its TCP port.
+        litellm: LiteLLM's program, or None.
+        against: Checkout of another commit of this project, or None.
+        core: The core that every front is pinned to.
     """
 
-    home: Path
+    directory: Path
     socket: Path
     kept_socket: Path
     engine_port: int
     litellm: str | None
+    against: Path | None
     core: int
 
 
 @dataclass(frozen=True)
 class Front:
-    """One thing that a client can ask.
-
-    Attributes:
-        name: Its name.
-        port: Its TCP port on loopback.
-        process: Its first process, or None where the client asks the engine itself.
-    """
+    """`process` is None for the engine itself."""
 
     name: str
     port: int
     process: psutil.Popen | None
 
     def cpu_s(self) -> float:
-        """Return the processor seconds that it and its children have used."""
+        """CPU seconds of its processes."""
         times = [process.cpu_times() for process in self._processes()]
         return sum(one.user + one.system for one in times)
 
     def rss_mb(self) -> float:
-        """Return its resident memory, its children's included, in millions of bytes."""
         return sum(process.memory_info().rss for process in self._processes()) / 1e6
 
     def _processes(self) -> list[psutil.Process]:
@@ -119,37 +114,35 @@ class Front:
         return [self.process, *self.process.children(recursive=True)]
 
 
-def fronts(place: Place, started: list[psutil.Popen]) -> list[Front]:
-    """Start everything there is, the direct way first; say what there is not.
+def start_fronts(setup: Setup, started: list[psutil.Popen]) -> list[Front]:
+    """Start all fronts that are installed; the direct one comes first.
 
     Args:
-        place: Where things are.
-        started: Every process that was started is added, whatever happens.
+        started: Every started process is appended, also if a later one fails.
     """
-    found = [Front("direct", place.engine_port, None)]
+    fronts = [Front("direct", setup.engine_port, None)]
     for name, command in _COMMANDS.items():
         port = free_port()
-        argv = command(place, port)
+        argv = command(setup, port)
         if argv is None:
-            print(f"{name} is not installed: left out", file=sys.stderr)
             continue
-        process = _start(argv, place.home / f"{name}.log", {place.core}, _ENVIRONMENT)
+        log = setup.directory / f"{name}.log"
+        process = _start(argv, log, {setup.core}, setup.against if name == "before" else None)
         started.append(process)
-        found.append(Front(name, port, process))
-    for front in found:
-        _await_port(front, place.home / f"{front.name}.log")
-    return found
+        fronts.append(Front(name, port, process))
+    for front in fronts:
+        _await_port(front, setup.directory / f"{front.name}.log")
+    return fronts
 
 
-def engine(place: Place, cores: set[int]) -> psutil.Popen:
-    """Start the engine."""
-    argv = [sys.executable, "-m", "scripts.bench.overhead_engine", "--port", str(place.engine_port)]
-    sockets = ["--socket", str(place.socket), "--kept-socket", str(place.kept_socket)]
-    return _start([*argv, *sockets], place.home / "engine.log", cores)
+def start_engine(setup: Setup, cores: set[int]) -> psutil.Popen:
+    argv = [sys.executable, "-m", "scripts.bench.overhead_engine", "--port", str(setup.engine_port)]
+    sockets = ["--socket", str(setup.socket), "--kept-socket", str(setup.kept_socket)]
+    return _start([*argv, *sockets], setup.directory / "engine.log", cores)
 
 
 def _start(
-    argv: Sequence[str], log: Path, cores: set[int], environment: Mapping[str, str] | None = None
+    argv: Sequence[str], log: Path, cores: set[int], directory: Path | None = None
 ) -> psutil.Popen:
     with log.open("wb") as output:
         process = psutil.Popen(
@@ -157,14 +150,14 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **_ENVIRONMENT},
+            cwd=directory,
         )
     process.cpu_affinity(sorted(cores))
     return process
 
 
 def stop(started: Sequence[psutil.Popen]) -> None:
-    """End what was started."""
     for process in started:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -172,53 +165,56 @@ def stop(started: Sequence[psutil.Popen]) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody has at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _corral(place: Place, port: int) -> list[str]:
+def _before(setup: Setup, port: int) -> list[str] | None:
+    return _corral(setup, port) if setup.against else None
+
+
+def _corral(setup: Setup, port: int) -> list[str]:
     module = "scripts.bench.overhead_front"
-    return [sys.executable, "-m", module, "--socket", str(place.socket), "--port", str(port)]
+    return [sys.executable, "-m", module, "--socket", str(setup.socket), "--port", str(port)]
 
 
-def _nginx(place: Place, port: int) -> list[str] | None:
-    return _nginx_with(place, port, "nginx", place.socket, connection="close", keep="")
+def _nginx(setup: Setup, port: int) -> list[str] | None:
+    return _nginx_with(setup, port, "nginx", setup.socket, connection="close", keep="")
 
 
-def _nginx_kept(place: Place, port: int) -> list[str] | None:
+def _nginx_kept(setup: Setup, port: int) -> list[str] | None:
     keep = "keepalive 128; keepalive_requests 1000000;"
-    return _nginx_with(place, port, "kept", place.kept_socket, connection="", keep=keep)
+    return _nginx_with(setup, port, "kept", setup.kept_socket, connection="", keep=keep)
 
 
-def _nginx_with(place: Place, port: int, name: str, engine: Path, **words: str) -> list[str] | None:
+def _nginx_with(setup: Setup, port: int, name: str, engine: Path, **words: str) -> list[str] | None:
     program = shutil.which("nginx", path=_WITH_SBIN)
-    home = place.home / name
+    home = setup.directory / name
     home.mkdir()
     file = home / "nginx.conf"
     file.write_text(_NGINX.format(home=home, socket=engine, port=port, **words))
     return [program, "-c", str(file), "-p", str(home)] if program else None
 
 
-def _haproxy(place: Place, port: int) -> list[str] | None:
+def _haproxy(setup: Setup, port: int) -> list[str] | None:
     program = shutil.which("haproxy", path=_WITH_SBIN)
-    file = place.home / "haproxy.cfg"
-    file.write_text(_HAPROXY.format(socket=place.socket, port=port))
+    file = setup.directory / "haproxy.cfg"
+    file.write_text(_HAPROXY.format(socket=setup.socket, port=port))
     return [program, "-db", "-f", str(file)] if program else None
 
 
-def _litellm(place: Place, port: int) -> list[str] | None:
-    if place.litellm is None:
+def _litellm(setup: Setup, port: int) -> list[str] | None:
+    if setup.litellm is None:
         return None
-    file = place.home / "litellm.yaml"
-    file.write_text(_LITELLM.format(url=f"http://127.0.0.1:{place.engine_port}"))
+    file = setup.directory / "litellm.yaml"
+    file.write_text(_LITELLM.format(url=f"http://127.0.0.1:{setup.engine_port}"))
     where = ["--host", "127.0.0.1", "--port", str(port)]
-    return [place.litellm, "--config", str(file), *where, "--telemetry", "False"]
+    return [setup.litellm, "--config", str(file), *where, "--telemetry", "False"]
 
 
 def _await_port(front: Front, log: Path) -> None:
-    """Wait until it accepts connections; the wall clock is what there is to go by."""
+    """Wait until it accepts connections."""
     until_s = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < until_s:
         with socket.socket() as probe:
@@ -230,8 +226,9 @@ def _await_port(front: Front, log: Path) -> None:
     raise SystemExit(f"{front.name} did not start:\n{log.read_text()[-2000:]}")
 
 
-_COMMANDS: Final[Mapping[str, Callable[[Place, int], list[str] | None]]] = {
+_COMMANDS: Final[Mapping[str, Callable[[Setup, int], list[str] | None]]] = {
     "corral": _corral,
+    "before": _before,
     "nginx": _nginx,
     "nginx kept": _nginx_kept,
     "haproxy": _haproxy,
@@ -239,11 +236,11 @@ _COMMANDS: Final[Mapping[str, Callable[[Place, int], list[str] | None]]] = {
 }
 _WITH_SBIN: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _ENVIRONMENT: Final = {
-    # LiteLLM would ask the network for its list of prices, and tell it of itself.
+    # Keep LiteLLM from downloading its price list and from sending telemetry.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
     "LITELLM_LOG": "ERROR",
-    # On loopback, for a minute; keys would only cost it time.
+    # It listens on loopback; a key check would only cost it time.
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     "NO_PROXY": "127.0.0.1",
 }
