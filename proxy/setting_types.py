@@ -29,7 +29,7 @@ def text(value: str) -> str:
         ValueError: It has one.
     """
     if _CONTROL.search(value):
-        raise ValueError("it has a control character in it")
+        raise ValueError("it has a control character")
     return value
 
 

@@ -26,14 +26,14 @@ def _json_value(value: Any) -> Any:
     elif isinstance(value, bool | int | float):
         number(value)
     elif not (value is None or isinstance(value, str)):
-        raise ValueError(f"a {type(value).__name__} cannot be said in JSON")
+        raise ValueError(f"a {type(value).__name__} cannot be written as JSON")
     return value
 
 
 class Variant(BaseModel):
     """`[models.NAME.variants.VARIANT]`: request members that count where a client gives none.
 
-    Two names are not members but say more: `set` and `strip`.
+    The names `set` and `strip` are not members.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -48,9 +48,9 @@ class Variant(BaseModel):
         _json_value(dict(self.defaults))
         members = {*self.defaults, *self.set}
         if not (members or self.strip):
-            raise ValueError("a variant that changes nothing; give it request members")
+            raise ValueError("it changes nothing; give it request members")
         if ours := sorted(members & {"id_slot", "model"}):
-            raise ValueError(f"{ours[0]} is not a variant's to say")
+            raise ValueError(f"{ours[0]} cannot be set by a variant")
         return self
 
     @property

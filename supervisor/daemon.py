@@ -233,7 +233,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
-        loop.add_signal_handler(signal.SIGHUP, self._triggers.tell)
+        loop.add_signal_handler(signal.SIGHUP, self._triggers.schedule)
         try:
             yield
         finally:
@@ -245,7 +245,7 @@ class Daemon:
         return self._admission.command(verb, models)
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
-        return self._triggers.ask(dry_run=dry_run)
+        return self._triggers.start(dry_run=dry_run)
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]

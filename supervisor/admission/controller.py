@@ -22,7 +22,7 @@ from supervisor.fleet.availability import Phase, facts_of, phase_of
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model
 
-# About what a disk reads; tells how long a model loads that was never loaded.
+# About what a disk reads; estimates the load time of a model that was never loaded.
 _BYTES_PER_SECOND: Final = 1e9
 
 
@@ -88,7 +88,7 @@ class AdmissionController:
             self.wake()
 
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
-        """Begin a command; return a function that tells whether it is over.
+        """Begin a command; return a test for its end.
 
         Args:
             verb: `start` and `load` load models, making room if need be; `unload` unloads them

@@ -57,7 +57,9 @@ def decide(
             break
         load.append(wanted.name)
         free = {name: size - wanted.required.get(name, 0) for name, size in free.items()}
-    expired = {model.name: "nobody asked for it" for model in models if _ttl_left_s(model) <= 0}
+    expired = {
+        model.name: "no request came within ttl_s" for model in models if _ttl_left_s(model) <= 0
+    }
     soonest_s = min([room.look_again_s or math.inf, *map(_ttl_left_s, models)])
     return replace(
         room,
@@ -90,7 +92,7 @@ def _make_room(
     rules: EvictionSettings,
 ) -> Actions | None:
     """Return what makes room for a model, or None where it is to be loaded now."""
-    # 1. There is room; or there never will be: then its start fails and says what would fit.
+    # 1. There is room; or there never will be: then its start fails and reports what would fit.
     if fits(wanted.required, free) or not fits(wanted.required, capacity):
         return None
     free_soon = _free_soon(free, models)

@@ -67,7 +67,7 @@ class MemoryUsage:
         """Return what models may take of each memory when none is loaded."""
         try:
             found = self._fleet.planner.capacity(self._fleet.planner.engine())
-        except CorralError:  # without an engine nothing is loaded, and its start says why
+        except CorralError:  # without an engine nothing is loaded, and its start reports why
             return {}
         return {HOST: found.host, **found.devices}
 
@@ -125,7 +125,7 @@ class MemoryUsage:
         if name not in self._estimates:
             try:
                 self._estimates[name] = planner.plan(name).estimate
-            except CorralError:  # its start says why
+            except CorralError:  # its start reports why
                 self._estimates[name] = None
         return self._estimates[name]
 

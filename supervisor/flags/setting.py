@@ -21,14 +21,14 @@ _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 def argument(text: str) -> str:
     """Check a word of a command line: a ValueError for control characters."""
     if _CONTROL_IN_LINES.search(text):
-        raise ValueError("it has a control character in it")
+        raise ValueError("it has a control character")
     return text
 
 
 def flag_name(name: str) -> str:
     """Check the name of a flag: a ValueError for one that no build could have."""
     if not _FLAG.fullmatch(name):
-        raise ValueError("not the name of an option of llama-server")
+        raise ValueError("not an option of llama-server")
     return name
 
 

@@ -30,7 +30,7 @@ class ReplaceStrategy(Enum):
 
 
 def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
-    """Choose; `has_room` tells whether memory allows a second instance beside it."""
+    """Choose; `has_room` is whether memory allows a second instance beside it."""
     if not snapshot.wanted:
         return ReplaceStrategy.ON_NEXT_START
     if snapshot.state in _SERVING and has_room:

@@ -26,11 +26,11 @@ class ReloadTriggers:
         self._reload = reload
         self._check_every_s = check_every_s
         self._file_version = self._current_version()
-        self._is_signalled = False
+        self._is_scheduled = False
         self._woken = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
-    def ask(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
+    def start(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
         """Begin a reload, or a dry run of one; it is cancelled when serving ends.
 
         Raises:
@@ -42,9 +42,9 @@ class ReloadTriggers:
             raise DaemonBusy("a reload is already running", hint="retry when it is over")
         return self._group.create_task(self._run_for_command(dry_run=dry_run), name="reload")
 
-    def tell(self) -> None:
+    def schedule(self) -> None:
         """Reload as soon as no other reload runs."""
-        self._is_signalled = True
+        self._is_scheduled = True
         self._woken.set()
 
     async def serve(self) -> None:
@@ -70,8 +70,8 @@ class ReloadTriggers:
                     await self._woken.wait()
             self._woken.clear()
             is_changed = self._watches_file and self._current_version() != self._file_version
-            if self._is_signalled or is_changed:
-                self._is_signalled = False
+            if self._is_scheduled or is_changed:
+                self._is_scheduled = False
                 await self._run(dry_run=False)
 
     async def _run(self, *, dry_run: bool) -> ReloadResult | CorralError:

@@ -144,7 +144,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the one source: load() merges the others itself, to tell their origins."""
+        """Return one source: load() merges the others itself, to know their origins."""
         return (init_settings,)
 
     def restart_policy(self, model: str) -> RestartPolicy:

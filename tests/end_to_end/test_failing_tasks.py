@@ -113,7 +113,7 @@ async def test_failures_end_nothing(
         body = {"prompt": "hello", "max_tokens": 2, "model": "tiny"}
         assert "choices" in await asyncio.to_thread(get, f"{url}/v1/completions", **body)
         await asyncio.to_thread(leave_a_stream, f"{url}/v1/completions", **body)
-        daemon._triggers.tell()
+        daemon._triggers.schedule()
         await daemon.refresh()
         assert "corral_" in await asyncio.to_thread(get, f"{url}/metrics")
         for event in hit.values():

@@ -152,7 +152,7 @@ def test_a_model_is_unloaded_when_its_ttl_is_over() -> None:
     residency = ResidencyPolicy(ttl_s=60.0)
     assert moves(loaded("a", residency=residency, idle_s=59.0)) == Actions(look_again_s=1.0)
     assert moves(loaded("a", residency=residency, idle_s=60.0)).unload == {
-        "a": "nobody asked for it"
+        "a": "no request came within ttl_s"
     }
     assert moves(loaded("a", residency=residency, idle_s=60.0, working=1)) == Actions()
 

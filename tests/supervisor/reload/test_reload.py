@@ -140,7 +140,7 @@ class ReloadHarness:
             emit=self.stream.emit,
             read_machine=lambda: machine(memory_available_bytes=self.available_bytes),
         )
-        self.watch = ReloadTriggers(reload)
+        self.triggers = ReloadTriggers(reload)
 
     def _read(self) -> Loaded:
         return Loaded(self.settings, Path("corral.toml"), {})
@@ -154,7 +154,7 @@ class ReloadHarness:
     async def open(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
             lives = group.create_task(self.fleet.serve())
-            self.reloads = group.create_task(self.watch.serve())
+            self.reloads = group.create_task(self.triggers.serve())
             self.fleet.command("start")
             await self.until_ready("chat.0")
             yield
@@ -166,7 +166,7 @@ class ReloadHarness:
 
     async def reload(self, *argv: str) -> ReloadResult:
         self.settings = settings(argv)
-        done = await self.watch.ask(dry_run=False)
+        done = await self.triggers.start(dry_run=False)
         assert isinstance(done, ReloadResult)
         return done
 
@@ -174,7 +174,7 @@ class ReloadHarness:
         """Begin a reload whose new instance loads for ever; return once that has begun."""
         self.settings = settings((*GOOD, "--fault", "silent-load"))
         with self.stream.listen() as listener:
-            reloading = self.watch.ask(dry_run=False)
+            reloading = self.triggers.start(dry_run=False)
             while (await listener.next()).fields.get("instance") != "chat.0~2":
                 pass
         return reloading
@@ -258,9 +258,9 @@ async def test_a_successor_without_memory_is_started_in_place(harness: ReloadHar
 
 async def test_the_first_failure_ends_the_changes_of_a_model(harness: ReloadHarness) -> None:
     harness.settings = settings(GOOD, replicas=2)
-    await harness.watch.ask(dry_run=False)
+    await harness.triggers.start(dry_run=False)
     harness.settings = settings(BROKEN, replicas=2)
-    done = await harness.watch.ask(dry_run=False)
+    done = await harness.triggers.start(dry_run=False)
     assert isinstance(done, ReloadResult)
     assert [str(failure.place) for failure in done.failures] == ["chat.0"]
     assert harness.story("chat.1~2") == []
@@ -282,12 +282,12 @@ async def test_a_second_command_is_rejected_and_signals_are_merged(harness: Relo
     harness.available_bytes = 0
     harness.traffic.may_drain.clear()
     harness.settings = settings(BETTER)
-    reloading = harness.watch.ask(dry_run=False)
+    reloading = harness.triggers.start(dry_run=False)
     await harness.traffic.drains.wait()
     with pytest.raises(DaemonBusy, match="already running"):
-        harness.watch.ask(dry_run=True)
+        harness.triggers.start(dry_run=True)
     for _ in range(3):
-        harness.watch.tell()
+        harness.triggers.schedule()
     changed: list[object] = []
     with harness.stream.listen() as listener:
         harness.traffic.may_drain.set()
@@ -296,7 +296,7 @@ async def test_a_second_command_is_rejected_and_signals_are_merged(harness: Relo
             changed += [event.fields["changed"]] if event.name == "settings.reloaded" else []
     assert changed == [["chat.0"], []]
     assert reloading.done()
-    assert isinstance(await harness.watch.ask(dry_run=True), ReloadResult)
+    assert isinstance(await harness.triggers.start(dry_run=True), ReloadResult)
     assert sum(name == "settings.reloaded" for name, _ in harness.events) == 2
 
 
@@ -306,7 +306,7 @@ async def test_a_reload_stops_with_the_daemon(harness: ReloadHarness) -> None:
     await asyncio.wait([reloading])
     assert reloading.cancelled()
     with pytest.raises(DaemonBusy, match="is stopping"):
-        harness.watch.ask(dry_run=False)
+        harness.triggers.start(dry_run=False)
     harness.fleet.command("stop")
     await harness.fleet.all_down()
     assert all(replica.instance.snapshot().pid is None for replica in harness.fleet.all_replicas())
@@ -315,7 +315,7 @@ async def test_a_reload_stops_with_the_daemon(harness: ReloadHarness) -> None:
 async def test_a_planning_error_changes_nothing(harness: ReloadHarness) -> None:
     harness.settings = settings(())
     events_before = len(harness.events)
-    refusal = await harness.watch.ask(dry_run=False)
+    refusal = await harness.triggers.start(dry_run=False)
     assert isinstance(refusal, CorralError)
     assert harness.events[events_before:] == [
         ("settings.rejected", {"reason": "it has no program"})
@@ -327,10 +327,10 @@ async def test_an_error_of_a_node_rejects_the_whole_reload(harness: ReloadHarnes
         return harness.settings.model_copy(update={"nodes": {name: NodeSettings(url="http://far")}})
 
     harness.settings = with_node("wrong")
-    outcome = await harness.watch.ask(dry_run=False)
+    outcome = await harness.triggers.start(dry_run=False)
     assert isinstance(outcome, SettingsInvalid)
     assert harness.nodes == []
     harness.settings = with_node("far")
     for dry_run in (True, False):
-        assert isinstance(await harness.watch.ask(dry_run=dry_run), ReloadResult)
+        assert isinstance(await harness.triggers.start(dry_run=dry_run), ReloadResult)
     assert harness.nodes == [["far"]]
