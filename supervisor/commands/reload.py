@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.commands.stream import last_message
+from supervisor.commands.running import last_message
 from supervisor.control.client import Client
 from supervisor.control.messages import ErrorFields, ReloadReport
 from supervisor.host.paths import directories

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from supervisor.commands.running import last_message, resolve_running
 from supervisor.commands.status import not_persisted_reasons
-from supervisor.commands.stream import last_message
-from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
 from supervisor.control.messages import SavedSlot
 from supervisor.control.status import saved_slot

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from supervisor.commands.running import last_message, resolve_running
 from supervisor.commands.stop import stop_daemon
-from supervisor.commands.stream import last_message
-from supervisor.commands.targets import resolve_running
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
 from supervisor.errors import (

@@ -7,8 +7,7 @@ from typing import Final
 
 import filelock
 
-from supervisor.commands.stream import last_message
-from supervisor.commands.targets import resolve_running
+from supervisor.commands.running import last_message, resolve_running
 from supervisor.control.client import Client
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.host.lock import read_owner

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supervisor.control.messages import DaemonStatus
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host import download
 from supervisor.host.files import expanded
@@ -72,20 +71,6 @@ def settings_reader(
         return choose(targets.added, targets.loaded.path, where, listen).loaded
 
     return read
-
-
-def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
-    """Return the models of a running daemon that the words name, by name or by the file's path."""
-    by_path = {model["path"]: model["name"] for model in status["models"]}
-    names = [model["name"] for model in status["models"]]
-    found = [word if word in names else by_path.get(str(Path(word).absolute())) for word in words]
-    for word, name in zip(words, found, strict=True):
-        if name is None:
-            raise NoSuchModel(
-                f"the running daemon has no model {word!r}",
-                hint=f"available: {', '.join(names)}; to serve others, run corral stop, then start",
-            )
-    return tuple(name for name in found if name)
 
 
 def _file(word: str, where: Directories, known: Mapping[str, object]) -> tuple[str, Path]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.commands.stream import last_message
-from supervisor.commands.targets import resolve_running
+from supervisor.commands.running import last_message, resolve_running
 from supervisor.control.client import Client
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.commands.targets import choose, name_of, resolve_running
+from supervisor.commands.running import resolve_running
+from supervisor.commands.targets import choose, name_of
 from supervisor.control.messages import DaemonStatus
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host.paths import Directories
