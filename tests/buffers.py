@@ -1,4 +1,4 @@
-"""What the real engine says it has allocated, and what was estimated that it would."""
+"""Compares the real engine's logged allocations with the estimate."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ class Comparison:
     """One case.
 
     Attributes:
-        flags: What the engine was started with.
-        told: What it says it allocated, in bytes, by part.
-        estimated: What was foreseen; all of a draft model as one part.
+        flags: Options of the engine.
+        logged: Bytes by part.
+        estimated: Bytes by part; all of a draft model as one part.
     """
 
     flags: Mapping[str, FlagValue]
-    told: Mapping[str, float]
+    logged: Mapping[str, float]
     estimated: Mapping[str, float]
 
     @property
     def error(self) -> float:
-        """Return by what share of the whole the estimate is too high; below 0, too low."""
-        return sum(self.estimated.values()) / sum(self.told.values()) - 1
+        """Relative error of the estimated total; below 0, too low."""
+        return sum(self.estimated.values()) / sum(self.logged.values()) - 1
 
     def part_error(self, part: str) -> float:
-        """Return the same for one part; its log has two decimals of a MiB."""
-        return self.estimated[part] / self.told[part] - 1
+        """The same for one part; the log has two decimals of a MiB."""
+        return self.estimated[part] / self.logged[part] - 1
 
 
 def compare(
     engine: Engine, model: Path, flags: Mapping[str, FlagValue], *, draft: Path | None = None
 ) -> Comparison:
-    """Start an engine on a model until it serves, and compare.
+    """Start an engine on a model until it serves, and compare its log.
 
     Args:
         engine: The engine.
@@ -71,7 +71,7 @@ def compare(
         facts = metadata.read(model, cache_dir=Path(cache))
         drafts = metadata.read(draft, cache_dir=Path(cache)) if draft else None
     host = estimate(MemoryInputs(facts, flags, engine, machine.cpu_flags(), drafts)).host
-    return Comparison(flags, _told(engine, model, flags), _by_part(host))
+    return Comparison(flags, _logged(engine, model, flags), _by_part(host))
 
 
 def _by_part(take: MemoryBreakdown) -> dict[str, float]:
@@ -79,7 +79,7 @@ def _by_part(take: MemoryBreakdown) -> dict[str, float]:
     return found | {"weights": float(take.weights + take.copies)}
 
 
-def _told(engine: Engine, model: Path, flags: Mapping[str, FlagValue]) -> dict[str, float]:
+def _logged(engine: Engine, model: Path, flags: Mapping[str, FlagValue]) -> dict[str, float]:
     rendered = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
     words = [word for one in rendered.lines for word in (one.flag, one.value) if word]
     argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]

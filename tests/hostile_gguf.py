@@ -1,4 +1,4 @@
-"""Model files that lie: each is small to write, and asks for much."""
+"""Model files with false headers: each is small, and claims much."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def file(pairs: list[bytes], tensors: list[bytes] = []) -> bytes:  # noqa: B006 
 
 
 def client(*more: bytes) -> list[bytes]:
-    """Return what a small model says of itself, and more; the last of one key counts."""
+    """The metadata of a small model, and more; the last value of a key counts."""
     return [
         pair("general.architecture", STRING, text("llama")),
         u32("llama.block_count", 2),

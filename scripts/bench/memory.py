@@ -85,7 +85,7 @@ def judge(engine: Engine, path: Path, *, is_verbose: bool) -> int:
 def row(one: Comparison) -> str:
     """Return a line: the error, and logged/estimated MiB of each part."""
     sizes = "  ".join(
-        f"{part} {one.told[part] / MIB:.2f}/{one.estimated[part] / MIB:.2f}" for part in PARTS
+        f"{part} {one.logged[part] / MIB:.2f}/{one.estimated[part] / MIB:.2f}" for part in PARTS
     )
     flags = " ".join(f"{key}={value}" for key, value in one.flags.items())
     return f"{one.error:+.2%}  {sizes}  {flags}"

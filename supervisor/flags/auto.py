@@ -105,80 +105,80 @@ def positive(key: str, value: FlagValue) -> int:
     return number
 
 
-def _parallel(_case: PlanInputs, _chosen: Chosen) -> Setting:
+def _parallel(_inputs: PlanInputs, _chosen: Chosen) -> Setting:
     return Setting(_SLOTS, CORRAL, "enough for a few conversations at once")
 
 
-def _threads(case: PlanInputs, _chosen: Chosen) -> Setting:
+def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
     """Threads that decode: all cores but one.
 
     They synchronise after every operation, so one that is descheduled delays all. On 2 cores with
     one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone they made 139
     and 91 (build 10434).
     """
-    cores, instances = case.machine.physical_cores, case.instances
+    cores, instances = inputs.machine.physical_cores, inputs.instances
     shared = f"{_counted(cores, 'physical core')} for {_counted(instances, 'instance')}"
     reason = f"{shared}, one core kept free"
     return Setting(max(1, (cores - 1) // instances), "machine", reason)
 
 
-def _threads_batch(case: PlanInputs, _chosen: Chosen) -> Setting:
+def _threads_batch(inputs: PlanInputs, _chosen: Chosen) -> Setting:
     """Threads that read prompts: all cores, because they synchronise far less often then."""
-    cores, instances = case.machine.physical_cores, case.instances
+    cores, instances = inputs.machine.physical_cores, inputs.instances
     reason = f"{_counted(cores, 'physical core')} for {_counted(instances, 'instance')}"
     return Setting(max(1, cores // instances), "machine", reason)
 
 
-def _batch_size(case: PlanInputs, chosen: Chosen) -> Setting:
-    if case.device_bytes:
+def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    if inputs.device_bytes:
         return Setting(
             _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"
         )
-    rate = _prompt_rate(case, chosen)
+    rate = _prompt_rate(inputs, chosen)
     size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
     reason = f"about half a second of prefill at {rate:.0f} tokens/s on this CPU"
     return Setting(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
 
 
-def _prompt_rate(case: PlanInputs, chosen: Chosen) -> float:
+def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
     """Prompt tokens per second on the CPU: two operations per weight and token."""
     threads = chosen.get("threads-batch")
-    cores = threads if isinstance(threads, int) and threads > 0 else case.machine.physical_cores
-    return cores * _CORE_FLOPS / (2 * max(1, case.gguf.parameters))
+    cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.physical_cores
+    return cores * _CORE_FLOPS / (2 * max(1, inputs.gguf.parameters))
 
 
-def _ubatch_size(_case: PlanInputs, chosen: Chosen) -> Setting:
+def _ubatch_size(_inputs: PlanInputs, chosen: Chosen) -> Setting:
     batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
     return Setting(min(_UBATCH_MAX, batch), CORRAL, "at most the batch size and 512")
 
 
-def _cache_type(case: PlanInputs, chosen: Chosen) -> Setting:
-    gguf = case.gguf
+def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    gguf = inputs.gguf
     if not kv_cache.can_quantise(gguf):
         sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
-        return Setting("f16", "gguf", f"{sizes} do not consist of whole blocks of {kv_cache.BLOCK}")
-    if case.device_bytes:
+        return Setting("f16", "gguf", f"{sizes} are not multiples of {kv_cache.BLOCK}")
+    if inputs.device_bytes:
         return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
     ctx = ctx_slot(chosen) or _wanted_ctx(gguf, cache_count(chosen))
     wanted = kv_cache.cache_bytes(gguf, _cache(chosen, ctx, "f16", "f16"))
-    if wanted > case.kv_budget_bytes:
+    if wanted > inputs.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
         return Setting("q8_0", "machine", reason)
     return Setting("f16", "machine", "on a CPU q8_0 slows prefill, and memory suffices")
 
 
-def _ctx_size(case: PlanInputs, chosen: Chosen) -> Setting:
+def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     count = cache_count(chosen)
     types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
-    wanted = fitting = _wanted_ctx(case.gguf, count)
+    wanted = fitting = _wanted_ctx(inputs.gguf, count)
     while (
         fitting > _CTX_SLOT_MIN
-        and _taken(case.gguf, chosen, _cache(chosen, fitting, *types)) > case.kv_budget_bytes
+        and _taken(inputs.gguf, chosen, _cache(chosen, fitting, *types)) > inputs.kv_budget_bytes
     ):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
     if fitting < wanted:
         reason, origin = f"{fitting} tokens per slot fit into memory", "machine"
-    elif wanted == case.gguf.ctx_train:
+    elif wanted == inputs.gguf.ctx_train:
         reason, origin = f"{wanted} tokens per slot, the model's training context", "gguf"
     else:
         reason, origin = f"{wanted} tokens per slot", CORRAL
@@ -219,22 +219,22 @@ def _wanted_ctx(gguf: Gguf, count: int) -> int:
     return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
 
 
-def _cache_ram(case: PlanInputs, _chosen: Chosen) -> Setting:
-    memory = case.machine.memory_bytes
-    share = max(memory * 3 // 4 - case.gguf.tensor_bytes, memory // 8) // case.instances // 4
+def _cache_ram(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+    memory = inputs.machine.memory_bytes
+    share = max(memory * 3 // 4 - inputs.gguf.tensor_bytes, memory // 8) // inputs.instances // 4
     reason = f"a quarter of one instance's share of {memory // _MIB} MiB memory"
     return Setting(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", reason)
 
 
-def _fit(case: PlanInputs, _chosen: Chosen) -> Setting:
-    if case.device_bytes:
+def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+    if inputs.device_bytes:
         return Setting("on", "machine", "the engine fits the model to its devices")
     return Setting(
         "off", "machine", "without a device there is nothing to fit; the start is faster"
     )
 
 
-def _spec_type(_case: PlanInputs, chosen: Chosen) -> Setting:
+def _spec_type(_inputs: PlanInputs, chosen: Chosen) -> Setting:
     if "spec-draft-model" in chosen:
         return Setting("draft-simple", CORRAL, "a draft model is set")
     reason = "without a draft model, repeated text can be predicted"

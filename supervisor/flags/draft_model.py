@@ -22,7 +22,7 @@ _SMALLER: Final = 4
 # Files examined, by name; a directory may hold all models of a machine.
 _FILES_MAX: Final = 64
 
-Wanted = Path | Literal["auto"] | None
+DraftSetting = Path | Literal["auto"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class Draft:
     skipped: tuple[str, ...] = ()
 
 
-def choose(wanted: Wanted, model: Gguf, *, cache_dir: Path) -> Draft:
+def choose(setting: DraftSetting, model: Gguf, *, cache_dir: Path) -> Draft:
     """Choose the draft model. Reads files, or their cached metadata.
 
     Raises:
         ModelInvalid: The configured file cannot be read.
         SettingsInvalid: Its vocabulary differs, so that the engine would not draft with it.
     """
-    if wanted is None:
+    if setting is None:
         return Draft()
-    if not isinstance(wanted, Path):
+    if not isinstance(setting, Path):
         return _beside(model, cache_dir)
-    found = metadata.read(wanted, cache_dir=cache_dir)
+    found = metadata.read(setting, cache_dir=cache_dir)
     reason = _misfit(found, model, cache_dir)
     if reason:
         raise SettingsInvalid(
-            f"{wanted} cannot draft for {model.path}: {reason}",
+            f"{setting} cannot draft for {model.path}: {reason}",
             hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
         )
     return Draft(found)

@@ -121,14 +121,14 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     Raises:
         SettingsInvalid: A flag that no build has, or a value that this build would reject.
     """
-    case = PlanInputs(
+    inputs = PlanInputs(
         gguf=gguf,
         machine=machine,
         device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
         instances=max(1, instances),
     )
-    settings = resolve(entry, profile, engine.flags, case, draft)
-    kept, barred = without_conflicts(settings, case)
+    settings = resolve(entry, profile, engine.flags, inputs, draft)
+    kept, barred = without_conflicts(settings, inputs)
     chosen = values(kept)
     rendered = render(chosen, engine.flags)
     if draft.reason and not draft.gguf:
@@ -139,7 +139,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         gguf=gguf,
         lines=_lines(entry, gguf, rendered, kept),
         omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
-        warnings=(*_warnings(case, engine, chosen), *draft.skipped),
+        warnings=(*_warnings(inputs, engine, chosen), *draft.skipped),
         slots=slots(chosen),
         ctx_size=ctx_slot(chosen) * cache_count(chosen),
         memory_inputs=MemoryInputs(
@@ -165,9 +165,9 @@ def unix_sockets(engine: Engine) -> bool:
     return host is not None and ".sock" in host.help
 
 
-def without_conflicts(settings: Settings, case: PlanInputs) -> tuple[Settings, list[OmittedFlag]]:
+def without_conflicts(settings: Settings, inputs: PlanInputs) -> tuple[Settings, list[OmittedFlag]]:
     chosen = values(settings)
-    reasons = {key: reason_against(key, case, chosen) for key in settings}
+    reasons = {key: reason_against(key, inputs, chosen) for key in settings}
     kept = {key: one for key, one in settings.items() if not reasons[key]}
     return kept, [
         OmittedFlag(key, chosen[key], reason) for key, reason in reasons.items() if reason
@@ -211,9 +211,9 @@ def _omissions(
     )
 
 
-def _warnings(case: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue]) -> Iterator[str]:
+def _warnings(inputs: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue]) -> Iterator[str]:
     if engine.warning:
         yield engine.warning
-    trained = case.gguf.ctx_train
+    trained = inputs.gguf.ctx_train
     if trained and ctx_slot(chosen) > trained:
         yield f"{ctx_slot(chosen)} tokens per slot exceed the model's training context of {trained}"

@@ -22,7 +22,7 @@ from supervisor.flags.auto import (
     positive,
     slots,
 )
-from supervisor.flags.draft_model import Draft, Wanted
+from supervisor.flags.draft_model import Draft, DraftSetting
 from supervisor.flags.embedding_settings import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import canonical
@@ -41,7 +41,7 @@ CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
         "log-colors": ("off", "the log goes to a file"),
         # An engine with an open stream notices SIGTERM at its next ping; at the default of 30 s it
         # hangs for as long. During a long prefill pings also show that it works.
-        "sse-ping-interval": (1, "an engine asked to stop notices at its next ping"),
+        "sse-ping-interval": (1, "an engine notices SIGTERM at its next ping"),
     }
 )
 
@@ -61,17 +61,17 @@ class ModelEntry:
     replicas: int | Literal["auto"] = 1
     flags: Mapping[str, FlagValue] = field(default_factory=dict)
     args: tuple[str, ...] = ()
-    draft: Wanted = None
+    draft: DraftSetting = None
     aliases: tuple[str, ...] = ()
 
 
 def resolve(
-    entry: ModelEntry, profile: Profile, flags: Flags, case: PlanInputs, draft: Draft
+    entry: ModelEntry, profile: Profile, flags: Flags, inputs: PlanInputs, draft: Draft
 ) -> Settings:
     """All settings of a model by today's name, with nothing left to derive."""
-    gguf = case.gguf
+    gguf = inputs.gguf
     merged = explicit_purpose(_merge(entry, profile, flags, draft), entry.args, entry.name, gguf)
-    derived = _cap_context(_derived(embedding_slots(merged, gguf), case), case)
+    derived = _cap_context(_derived(embedding_slots(merged, gguf), inputs), inputs)
     return _raise_batch(embedding_batches(derived, gguf))
 
 
@@ -106,19 +106,19 @@ def _canonical(
     return {key: Setting(value, origin(name)) for name, (key, value) in found}
 
 
-def _derived(settings: Settings, case: PlanInputs) -> Settings:
+def _derived(settings: Settings, inputs: PlanInputs) -> Settings:
     chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
     found: dict[str, Setting] = {}
     for key, decide in AUTO_VALUES.items():
         if key in settings and key not in chosen:
-            found[key] = decide(case, chosen)
+            found[key] = decide(inputs, chosen)
             chosen[key] = found[key].value
     return {**settings, **found}
 
 
-def _cap_context(settings: Settings, case: PlanInputs) -> Settings:
+def _cap_context(settings: Settings, inputs: PlanInputs) -> Settings:
     """Limit a profile's context to the length the model was trained for."""
-    ctx, trained = settings.get("ctx-size"), case.gguf.ctx_train
+    ctx, trained = settings.get("ctx-size"), inputs.gguf.ctx_train
     chosen = values(settings)
     if (
         not ctx

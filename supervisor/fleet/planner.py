@@ -154,12 +154,12 @@ class LaunchPlanner:
             engine=file_version(engine.path),
             library_dirs=engine.library_dirs,
             model=file_version(entry.path),
-            draft=self._draft_stamp(entry),
+            draft=self._draft_version(entry),
             flags={**under.flags, **entry.flags},
             args=entry.args,
         )
 
-    def _draft_stamp(self, entry: ModelEntry) -> FileVersion | None:
+    def _draft_version(self, entry: ModelEntry) -> FileVersion | None:
         if entry.draft != draft_model.AUTO:
             return file_version(entry.draft) if entry.draft else None
         cache = self._directories.cache
@@ -226,7 +226,7 @@ class LaunchPlanner:
             api_key=api_key,
             log_path=make_private(where.log) / f"{instance}.log",
             prompts=self._prompts(plan.model),
-            has_ram=plan.has_prompt_cache,
+            has_prompt_cache=plan.has_prompt_cache,
         )
 
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:

@@ -343,7 +343,7 @@ class Instance:
             self._limits,
             self._emit,
             self._persister,
-            PrefillQueue(launch.prompts, on_prefill, has_ram=launch.has_ram),
+            PrefillQueue(launch.prompts, on_prefill, has_prompt_cache=launch.has_prompt_cache),
         )
         return self._context.run
 

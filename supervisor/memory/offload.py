@@ -27,8 +27,12 @@ _DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
 
 def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
     """The usable devices with memory of their own."""
-    asked = memory_inputs.chosen.get("device")
-    names = str(asked).split(",") if asked else [one.name for one in memory_inputs.engine.devices]
+    requested = memory_inputs.chosen.get("device")
+    names = (
+        str(requested).split(",")
+        if requested
+        else [one.name for one in memory_inputs.engine.devices]
+    )
     return tuple(one for one in memory_inputs.engine.devices if one.total_mib and one.name in names)
 
 
@@ -40,12 +44,12 @@ def count_offloaded(
 ) -> int:
     """The number of layers on devices; the output counts as one."""
     most = memory_inputs.gguf.layers + 1
-    asked = str(memory_inputs.chosen.get("gpu-layers", "auto"))
+    requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
     if not devices:
         return 0
-    if asked.isdecimal():
-        return min(most, int(asked))
-    if asked == "all" or memory_inputs.chosen.get("fit") == "off":
+    if requested.isdecimal():
+        return min(most, int(requested))
+    if requested == "all" or memory_inputs.chosen.get("fit") == "off":
         return most
     room = sum(max(0, one.total_mib * _MIB - _DEVICE_MARGIN_BYTES) for one in devices)
     # Their memory grows with each layer.

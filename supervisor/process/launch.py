@@ -67,7 +67,7 @@ class Launch:
         api_key: What it wants to be shown with each request.
         log_path: Where its output goes.
         prompts: What it reads ahead, in this order.
-        has_ram: Whether what a slot held is still known when it is taken for something else.
+        has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
     """
 
     argv: tuple[str, ...]
@@ -77,7 +77,7 @@ class Launch:
     api_key: str = field(repr=False)
     log_path: Path
     prompts: tuple[WarmPrompt, ...] = ()
-    has_ram: bool = False
+    has_prompt_cache: bool = False
 
 
 def clean_environment(

@@ -52,13 +52,13 @@ class BackgroundLeases(Protocol):
 class PrefillQueue:
     """The prompts that one run of an engine has to prefill, in order; `on_result` gets each result.
 
-    With `has_ram` the engine keeps the content of a slot that a prompt replaces.
+    With `has_prompt_cache` the engine keeps the content of a slot that a prompt replaces.
     """
 
     def __init__(
-        self, prompts: Sequence[WarmPrompt], on_result: OnResult, *, has_ram: bool = False
+        self, prompts: Sequence[WarmPrompt], on_result: OnResult, *, has_prompt_cache: bool = False
     ) -> None:
-        self._has_ram = has_ram
+        self._has_prompt_cache = has_prompt_cache
         self._pending = deque(prompts)
         self._on_result = on_result
         self._tries = 0
@@ -107,7 +107,7 @@ class PrefillQueue:
             self._pending.clear()
             return
         self._is_bounded = True
-        taken = 0 if self._has_ram else restored
+        taken = 0 if self._has_prompt_cache else restored
         free = 1 if isinstance(found, ErrorResponse) else len(found) - taken
         while len(self._pending) > max(0, free):
             self._pending.pop()

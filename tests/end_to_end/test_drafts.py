@@ -35,7 +35,7 @@ def answer(url: str, model: str) -> Any:
 
 
 def drafts(corral: CorralCli) -> list[Any]:
-    """Return the draft status of each model's first instance."""
+    """The draft status of each model's first instance."""
     return [model["instances"][0]["draft"] for model in corral.status()["models"]]
 
 

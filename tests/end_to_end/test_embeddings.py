@@ -1,4 +1,4 @@
-"""Embeddings and ranks: the same alone, in a list and beside other clients, of any length."""
+"""Embeddings and ranks are the same alone, in a list and beside other clients."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_rank_is_the_same_alone_and_in_a_list(url: str) -> None:
     assert difference([scores(texts)], [[scores([text])[0] for text in texts]]) < SAME
 
 
-def test_inputs_up_to_the_context_are_answered_and_longer_ones_refused(url: str) -> None:
+def test_inputs_longer_than_the_context_are_rejected(url: str) -> None:
     for model, tokens in (("mean", 2048), ("cls", 512)):
         assert len(vectors(url, model, [[10] * tokens])[0]) == 64  # type: ignore[list-item]
         with pytest.raises(urllib.error.HTTPError) as refused:

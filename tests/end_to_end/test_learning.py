@@ -1,4 +1,4 @@
-"""What conversations begin with is learned of clients, and there after a restart."""
+"""Shared prefixes of conversations are learned, and prefilled after a restart."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PAGES = {
 
 
 def cached_share(url: str, page: str, asked: str) -> float:
-    """Begin a conversation; return the share of its prompt that was known."""
+    """Start a conversation; return the cached share of its prompt."""
     body = {"model": "chat", **PAGES[page](asked)}
     request = urllib.request.Request(
         f"{url}{page}", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -69,9 +69,7 @@ def cached_share(url: str, page: str, asked: str) -> float:
             return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
 
 
-def test_a_new_conversation_finds_what_others_began_with_before_a_restart(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_shared_prefixes_are_prefilled_after_a_restart(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(SETTINGS.format(model=tiny_model, template=TEMPLATE))
     corral.ok("start")
     url = corral.url

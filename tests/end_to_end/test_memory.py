@@ -1,4 +1,4 @@
-"""What a model takes is shown, and what can never work is refused before anything is spawned."""
+"""The memory of a model is shown, and a model that cannot fit is rejected before a start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tiny_gguf
 from corral_cli import CorralCli
 
 
-def test_a_plan_says_what_memory_an_instance_takes(corral: CorralCli, tiny_model: Path) -> None:
+def test_a_plan_shows_the_memory_of_an_instance(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
     memory = corral.data("plan", "tiny")["memory"]
     parts = {
@@ -24,7 +24,7 @@ def test_a_plan_says_what_memory_an_instance_takes(corral: CorralCli, tiny_model
     assert "of main memory are free" in text
 
 
-def test_a_model_that_can_never_fit_is_refused_with_what_would(
+def test_a_model_that_cannot_fit_is_rejected_with_suggestions(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(
@@ -44,9 +44,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_would(
     assert corral.data("plan", "huge")["memory"]["would_fit"][-1]["ctx-size"] < 2_000_000_000
 
 
-def test_all_models_together_may_be_given_less_than_the_machine(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_a_memory_budget_limits_all_models_together(corral: CorralCli, tiny_model: Path) -> None:
     budget = '[supervisor]\nmemory_budget = "16 MiB"\n'
     corral.configure(f'{budget}[models.tiny]\npath = "{tiny_model}"\n')
     failed = corral("start")
@@ -56,12 +54,12 @@ def test_all_models_together_may_be_given_less_than_the_machine(
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Return a model several times as large as the tiny one, alone in a directory."""
+    """A model several times as large as the tiny one, alone in a directory."""
     (tmp_path / "models").mkdir()
     return tiny_gguf.make(tmp_path / "models" / "large.gguf", embd=256, heads=8, layers=4, ff=512)
 
 
-def test_a_draft_of_another_vocabulary_is_refused_before_a_start(
+def test_a_draft_with_another_vocabulary_is_rejected_before_a_start(
     corral: CorralCli, large: Path, tmp_path: Path
 ) -> None:
     other = tiny_gguf.make(tmp_path / "other.gguf", extra_tokens=200)
@@ -86,7 +84,7 @@ def test_a_draft_beside_the_model_is_found_and_used(corral: CorralCli, large: Pa
     assert "slots" in corral.ok("plan", "chat")
 
 
-def test_how_many_replicas_there_are_may_be_left_open(corral: CorralCli, tiny_model: Path) -> None:
+def test_the_number_of_replicas_can_be_automatic(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nreplicas = "auto"\n')
     found = corral.data("plan", "tiny")["replicas"]
     assert "physical cores" in found["reason"]

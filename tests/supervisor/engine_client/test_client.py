@@ -18,7 +18,7 @@ from supervisor.warmup.prefill import Warmup, warm
 
 @asynccontextmanager
 async def engine(runtime: Path, *failures: str, api_key: str = "k") -> AsyncIterator[EngineClient]:
-    """Run a fake engine and give a client of it."""
+    """Run a fake engine, and connect a client."""
     harness = InstanceHarness(fake_launch(runtime, *failures))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -27,7 +27,7 @@ async def engine(runtime: Path, *failures: str, api_key: str = "k") -> AsyncIter
             yield client
 
 
-async def test_what_an_engine_says_of_itself_is_typed(runtime: Path) -> None:
+async def test_health_identity_and_metrics_are_parsed(runtime: Path) -> None:
     async with engine(runtime) as client:
         assert await client.is_healthy()
         assert await client.is_ours()
@@ -41,7 +41,7 @@ async def test_an_engine_with_another_key_is_not_ours(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint(Path("/nowhere/a.sock")), Endpoint(port=1)])
-async def test_an_engine_that_is_not_there_is_silent(endpoint: Endpoint) -> None:
+async def test_an_unreachable_engine_is_unhealthy(endpoint: Endpoint) -> None:
     async with EngineClient(endpoint, "k") as client:
         assert not await client.is_healthy()
         assert not await client.is_ours()
@@ -54,7 +54,7 @@ async def test_an_engine_that_is_not_there_is_silent(endpoint: Endpoint) -> None
     ("failures", "warmth"),
     [((), Warmup.WARM), (("no-completion",), Warmup.NOTHING_TO_WARM), (("sick",), Warmup.FAILED)],
 )
-async def test_a_warm_up_ends_in_one_of_three_ways(
+async def test_a_warm_up_has_three_results(
     runtime: Path, failures: tuple[str, ...], warmth: Warmup
 ) -> None:
     async with engine(runtime, *failures) as client:
@@ -62,8 +62,8 @@ async def test_a_warm_up_ends_in_one_of_three_ways(
 
 
 @asynccontextmanager
-async def saying(runtime: Path, answer: bytes) -> AsyncIterator[EngineClient]:
-    """Give a client of somebody who says the same to everything."""
+async def answering(runtime: Path, answer: bytes) -> AsyncIterator[EngineClient]:
+    """Connect a client to a server that gives one answer to everything."""
 
     async def say(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = f"HTTP/1.1 500 No\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n"
@@ -79,8 +79,8 @@ async def saying(runtime: Path, answer: bytes) -> AsyncIterator[EngineClient]:
 
 
 @pytest.mark.parametrize(("answer", "message"), [(b"<html>", "<html>"), (b'{"error":1}', "")])
-async def test_a_refusal_in_a_strange_shape_is_a_refusal(
+async def test_an_error_of_another_shape_is_an_error(
     runtime: Path, answer: bytes, message: str
 ) -> None:
-    async with saying(runtime, answer) as client:
+    async with answering(runtime, answer) as client:
         assert await client.metrics() == ErrorResponse(500, message)

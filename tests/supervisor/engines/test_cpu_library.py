@@ -46,18 +46,18 @@ def at(path: Path | None) -> FindInside:
     return lambda *_: path
 
 
-def test_a_processor_that_has_all_needs_nothing(
+def test_a_processor_with_all_features_needs_no_override(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
     found = cpu_library_for(pin, OLD_CPU | {"avx_vnni"}, tmp_path, at(library))
     assert (found.library_dirs, found.note, found.warning) == ((), None, None)
 
 
-def test_a_processor_that_is_not_known_is_left_alone(pin: EnginePin, tmp_path: Path) -> None:
+def test_an_unknown_processor_needs_no_override(pin: EnginePin, tmp_path: Path) -> None:
     assert cpu_library_for(pin, frozenset(), tmp_path, at(None)).warning is None
 
 
-def test_an_older_processor_gets_the_one_library_and_no_other(
+def test_an_older_processor_gets_the_portable_library_only(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
     found = cpu_library_for(pin, OLD_CPU, tmp_path / "cache", at(library))
@@ -68,9 +68,7 @@ def test_an_older_processor_gets_the_one_library_and_no_other(
     assert not found.warning
 
 
-def test_a_copy_that_was_cut_short_is_made_anew(
-    pin: EnginePin, library: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_copy_is_replaced(pin: EnginePin, library: Path, tmp_path: Path) -> None:
     (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
     (directory / library.name).write_bytes(b"a l")
     cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
@@ -78,7 +76,7 @@ def test_a_copy_that_was_cut_short_is_made_anew(
     assert len(list(directory.parent.iterdir())) == 1
 
 
-def test_a_copy_of_the_right_size_and_another_content_is_made_anew(
+def test_a_copy_with_other_content_is_replaced(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
     (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
@@ -87,7 +85,7 @@ def test_a_copy_of_the_right_size_and_another_content_is_made_anew(
     assert (directory / library.name).read_bytes() == b"a library"
 
 
-def test_a_link_to_a_library_is_made_a_copy(pin: EnginePin, library: Path, tmp_path: Path) -> None:
+def test_a_link_is_replaced_by_a_copy(pin: EnginePin, library: Path, tmp_path: Path) -> None:
     (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
     (directory / library.name).unlink()
     (directory / library.name).symlink_to(library)
@@ -95,7 +93,7 @@ def test_a_link_to_a_library_is_made_a_copy(pin: EnginePin, library: Path, tmp_p
     assert not (directory / library.name).is_symlink()
 
 
-def test_a_missing_library_says_what_to_install(pin: EnginePin, tmp_path: Path) -> None:
+def test_a_missing_library_names_the_package_to_install(pin: EnginePin, tmp_path: Path) -> None:
     found = cpu_library_for(pin, OLD_CPU, tmp_path, at(None))
     assert not found.library_dirs
     assert found.warning
@@ -110,7 +108,7 @@ def test_another_library_of_that_name_is_not_used(
     assert not cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
 
 
-def test_a_processor_too_old_for_both_is_told_so(
+def test_a_processor_too_old_for_both_gets_a_warning(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
     found = cpu_library_for(pin, frozenset({"sse2"}), tmp_path, at(library))
@@ -119,9 +117,7 @@ def test_a_processor_too_old_for_both_is_told_so(
     assert cpu_library_for(replace(pin, portable=None), OLD_CPU, tmp_path, at(library)).warning
 
 
-def test_a_cache_that_cannot_be_written_is_said(
-    pin: EnginePin, library: Path, tmp_path: Path
-) -> None:
+def test_an_unwritable_cache_gives_a_warning(pin: EnginePin, library: Path, tmp_path: Path) -> None:
     found = cpu_library_for(pin, OLD_CPU, library, at(library))
     assert found.warning
     assert "cannot copy the portable library" in found.warning

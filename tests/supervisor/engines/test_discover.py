@@ -17,7 +17,7 @@ DEVICES = "Available devices:\n  Vulkan0: a GPU (two) (24576 MiB, 20000 MiB free
 
 
 def fake(path: Path, *, version: str = VERSION, devices: str = DEVICES) -> Path:
-    """Write a program that answers as a llama-server does, and counts how often it ran."""
+    """Write a program that prints what llama-server prints, and counts its runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         "#!/bin/sh\n"
@@ -63,7 +63,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_engines_are_looked_for_in_order(tmp_path: Path, places: SearchPaths) -> None:
+def test_engines_are_found_in_order(tmp_path: Path, places: SearchPaths) -> None:
     setting, package = fake(tmp_path / "set" / "mine"), fake(tmp_path / "wheel" / "llama-server")
     vendored = fake(places.vendor / "engines" / "pinned")
     on_path = fake(tmp_path / "bin" / "llama-server")
@@ -77,7 +77,9 @@ def test_engines_are_looked_for_in_order(tmp_path: Path, places: SearchPaths) ->
     ]
 
 
-def test_an_engine_says_what_it_is(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
+def test_an_engine_is_described_by_its_output(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
     found = load(fake(tmp_path / "engine"), cache_dir=cache, places=places)
     assert (found.version, found.build) == ("0.1.0-dev (build 10999, commit abc1234)", 10999)
     assert [(one.name, one.description, one.total_mib) for one in found.devices] == [
@@ -101,14 +103,14 @@ def test_an_engine_says_what_it_is(tmp_path: Path, places: SearchPaths, cache: P
         ("version: 0 (unknown)", None),
     ],
 )
-def test_a_build_number_is_trusted_only_when_it_can_be(
+def test_unreliable_build_numbers_are_dropped(
     tmp_path: Path, places: SearchPaths, cache: Path, printed: str, build: int | None
 ) -> None:
     engine = fake(tmp_path / "engine", version=printed)
     assert load(engine, cache_dir=cache, places=places).build == build
 
 
-def test_an_engine_is_asked_once_until_its_file_changes(
+def test_an_engine_is_probed_once_until_its_file_changes(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     engine = fake(tmp_path / "engine")
@@ -120,7 +122,7 @@ def test_an_engine_is_asked_once_until_its_file_changes(
     assert load(engine, cache_dir=cache, places=places).devices == ()
 
 
-def test_kept_answers_that_make_no_sense_are_asked_for_again(
+def test_an_invalid_cached_probe_is_repeated(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     engine = fake(tmp_path / "engine")
@@ -130,7 +132,7 @@ def test_kept_answers_that_make_no_sense_are_asked_for_again(
     assert load(engine, cache_dir=cache, places=places) == first
 
 
-def test_our_own_variables_of_client_cpp_do_not_reach_it(
+def test_variables_of_llama_cpp_are_removed_from_its_environment(
     tmp_path: Path, places: SearchPaths, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1")
@@ -138,13 +140,15 @@ def test_our_own_variables_of_client_cpp_do_not_reach_it(
     assert load(engine, cache_dir=cache, places=places).flags.entries
 
 
-def test_no_engine_at_all_says_how_to_get_one(places: SearchPaths, cache: Path) -> None:
+def test_without_an_engine_the_error_says_how_to_install_one(
+    places: SearchPaths, cache: Path
+) -> None:
     with pytest.raises(EngineMissing, match="no llama-server found") as caught:
         load(None, cache_dir=cache, places=replace(places, path="/nonexistent"))
     assert "llama-corral[engine]" in (caught.value.hint or "")
 
 
-def test_an_engine_that_is_not_where_the_setting_says(
+def test_an_engine_missing_at_the_configured_path(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     fake(tmp_path / "bin" / "llama-server")
@@ -154,7 +158,7 @@ def test_an_engine_that_is_not_where_the_setting_says(
         load(tmp_path, cache_dir=cache, places=places)
 
 
-def test_an_engine_that_may_not_be_executed(
+def test_an_engine_without_permission_to_execute(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     engine = fake(tmp_path / "engine")
@@ -178,7 +182,7 @@ def test_an_engine_that_may_not_be_executed(
         ("echo hello", "not that of llama-server", "not of another tool"),
     ],
 )
-def test_an_engine_that_does_not_run_says_reason(
+def test_an_engine_that_does_not_run_is_reported_with_its_output(
     tmp_path: Path, places: SearchPaths, cache: Path, script: str, said: str, hint: str
 ) -> None:
     engine = program(tmp_path / "engine", script)
@@ -187,7 +191,7 @@ def test_an_engine_that_does_not_run_says_reason(
     assert hint in (caught.value.hint or "")
 
 
-def test_a_file_that_is_no_program(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
+def test_a_file_that_is_not_a_program(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
     engine = tmp_path / "engine"
     engine.write_bytes(b"\x7fELF" + b"\0" * 60)
     engine.chmod(0o755)
@@ -195,7 +199,7 @@ def test_a_file_that_is_no_program(tmp_path: Path, places: SearchPaths, cache: P
         load(engine, cache_dir=cache, places=places)
 
 
-def test_a_pinned_binary_is_known_by_its_hash(
+def test_a_pinned_binary_is_recognised_by_its_hash(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     engine = fake(tmp_path / "engine", version="version: 1 (x)")
@@ -214,9 +218,7 @@ def test_a_vendored_binary_must_be_the_pinned_one(
         load(None, cache_dir=cache, places=places)
 
 
-def test_a_list_shows_the_broken_beside_the_sound(
-    tmp_path: Path, places: SearchPaths, cache: Path
-) -> None:
+def test_a_list_includes_broken_engines(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
     fake(tmp_path / "bin" / "llama-server")
     broken, sound = list_engines(tmp_path / "none", cache_dir=cache, places=places)
     assert broken.error

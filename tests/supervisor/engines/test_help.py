@@ -9,7 +9,7 @@ BUILDS = list(recorded_builds())
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_every_name_in_a_recorded_text_is_found_again(build: str) -> None:
+def test_every_name_in_a_recorded_text_is_found(build: str) -> None:
     text = recorded_builds()[build].read_text("utf-8")
     heads = [line for line in text.splitlines() if line.startswith("-") and "---" not in line]
     found = flags(build)
@@ -20,7 +20,7 @@ def test_every_name_in_a_recorded_text_is_found_again(build: str) -> None:
 
 
 @pytest.mark.parametrize(("build", "names"), [("b10434", 405), ("b11434", 413)])
-def test_the_printed_texts_have_as_many_spellings_as_was_counted(build: str, names: int) -> None:
+def test_the_recorded_texts_have_the_counted_number_of_spellings(build: str, names: int) -> None:
     assert sum(len(entry.names) for entry in flags(build).entries) == names
 
 
@@ -64,7 +64,7 @@ def test_default_and_environment_are_read() -> None:
     assert (flag.default, flag.env) == ("8192", "LLAMA_ARG_CACHE_RAM")
 
 
-def test_the_deprecated_and_the_removed_are_told_from_the_rest() -> None:
+def test_deprecated_and_removed_options_are_recognised() -> None:
     found = flags("b10434")
     mlock, draft_max, ctx = found.find("mlock"), found.find("draft-max"), found.find("ctx-size")
     assert mlock
@@ -82,7 +82,7 @@ def test_an_option_is_found_by_any_spelling(spelling: str) -> None:
     assert flag.key == "ctx-size"
 
 
-def test_a_derived_list_does_not_pretend_to_know_whether_a_value_is_taken() -> None:
+def test_in_a_derived_list_the_kind_of_a_value_is_unknown() -> None:
     model, threads = flags("b6324").find("model"), flags("b6324").find("threads")
     assert model
     assert threads
@@ -90,14 +90,14 @@ def test_a_derived_list_does_not_pretend_to_know_whether_a_value_is_taken() -> N
     assert (threads.kind, threads.hint) == ("number", "N")
 
 
-def test_the_nearest_name_is_offered() -> None:
+def test_the_nearest_name_is_suggested() -> None:
     assert flags("b10434").nearest("ctxsize") == "ctx-size"
     assert flags("b10434").nearest("qqqqqqqq") is None
 
 
-def test_names_of_old_builds_are_remembered() -> None:
+def test_names_of_old_builds_are_recorded() -> None:
     assert {"dump-kv-cache", "grp-attn-n", "mlock", "log-jsonl"} <= recorded_names()
 
 
-def test_text_that_is_no_help_has_no_options() -> None:
+def test_other_text_has_no_options() -> None:
     assert parse("hello\n  there\n").entries == ()

@@ -16,11 +16,11 @@ def test_libraries_go_before_those_of_the_environment() -> None:
     }
 
 
-def test_without_libraries_the_path_is_left_alone() -> None:
+def test_without_libraries_the_path_is_unchanged() -> None:
     assert environment({"HOME": "/h"}, []) == {"HOME": "/h"}
 
 
-def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_a_probe_has_a_time_limit(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     engine.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     engine.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which draft model is taken, and that it speaks the model's vocabulary."""
+"""The choice of the draft model, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def vocabulary(*, extra: int, directory: Path) -> Vocabulary:
     return read(path, cache_dir=directory / "cache")
 
 
-def test_a_vocabulary_is_read_once_and_then_kept(tiny_model: Path, cache: Path) -> None:
+def test_a_vocabulary_is_read_once_and_cached(tiny_model: Path, cache: Path) -> None:
     first = read(tiny_model, cache_dir=cache)
     assert (first.kind, first.begin, first.end) == ("llama", 1, None)
     assert len(first.digests) == 129
@@ -54,7 +54,7 @@ def test_a_vocabulary_is_read_once_and_then_kept(tiny_model: Path, cache: Path) 
 
 
 @pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, True), (128, True), (129, False)])
-def test_as_many_tokens_more_may_be_there_as_the_engine_allows(
+def test_sizes_may_differ_as_far_as_the_engine_allows(
     tmp_path: Path, extra: int, *, fits: bool
 ) -> None:
     model, draft = (vocabulary(extra=count, directory=tmp_path) for count in (0, extra))
@@ -71,14 +71,14 @@ def test_tokens_from_the_sixth_on_must_be_the_same(tmp_path: Path, tiny_model: P
         assert (misfit(ours, read(path, cache_dir=tmp_path / "cache")) is None) == fits
 
 
-def test_what_begins_and_ends_a_text_must_be_the_same(tiny_model: Path, cache: Path) -> None:
+def test_bos_and_eos_must_be_the_same(tiny_model: Path, cache: Path) -> None:
     ours = read(tiny_model, cache_dir=cache)
     assert misfit(ours, replace(ours, begin=None))
     assert misfit(ours, replace(ours, end=4))
     assert misfit(ours, replace(ours, kind="gpt2")) == "it has a gpt2 tokenizer, the model llama"
 
 
-def test_a_file_that_is_no_model_has_no_vocabulary(tmp_path: Path, cache: Path) -> None:
+def test_an_invalid_file_has_no_vocabulary(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ModelInvalid, match="cannot be read"):
         read(tmp_path / "none.gguf", cache_dir=cache)
 
@@ -86,13 +86,15 @@ def test_a_file_that_is_no_model_has_no_vocabulary(tmp_path: Path, cache: Path) 
 # Drafts
 
 
-def test_a_draft_that_was_named_is_taken(chat: Gguf, tiny_model: Path, cache: Path) -> None:
+def test_the_configured_draft_is_used(chat: Gguf, tiny_model: Path, cache: Path) -> None:
     found = choose(tiny_model, chat, cache_dir=cache)
     assert found == Draft(metadata.read(tiny_model, cache_dir=cache))
     assert choose(None, chat, cache_dir=cache) == Draft()
 
 
-def test_a_draft_of_another_vocabulary_is_refused(chat: Gguf, tmp_path: Path, cache: Path) -> None:
+def test_a_draft_with_another_vocabulary_is_rejected(
+    chat: Gguf, tmp_path: Path, cache: Path
+) -> None:
     other = tiny_gguf.make(tmp_path / "other.gguf", extra_tokens=200)
     with pytest.raises(SettingsInvalid, match=r"cannot draft for .*chat.gguf: it has 604 tokens"):
         choose(other, chat, cache_dir=cache)
@@ -110,7 +112,7 @@ def test_auto_takes_the_smallest_beside_the_model(chat: Gguf, models: Path, cach
     assert "of 3 candidates" in found.reason
 
 
-def test_auto_takes_nothing_that_is_nearly_as_large(chat: Gguf, models: Path, cache: Path) -> None:
+def test_auto_skips_models_of_similar_size(chat: Gguf, models: Path, cache: Path) -> None:
     shutil.copy(models / "chat.gguf", models / "copy.gguf")
     found = choose(AUTO, chat, cache_dir=cache)
     assert found.gguf is None

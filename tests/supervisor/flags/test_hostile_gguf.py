@@ -1,4 +1,4 @@
-"""A model file is written by strangers: whatever it says costs little."""
+"""Model files are untrusted: whatever they contain, reading one is cheap."""
 
 import os
 import resource
@@ -46,7 +46,7 @@ print(worst, int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 
 
 @pytest.mark.parametrize("name", hostile_gguf.REFUSED)
-def test_a_header_that_lies_is_refused_with_what_is_wrong(name: str, tmp_path: Path) -> None:
+def test_a_false_header_is_rejected_with_the_reason(name: str, tmp_path: Path) -> None:
     content, said = hostile_gguf.REFUSED[name]
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
@@ -83,7 +83,7 @@ def test_a_sparse_file_of_a_terabyte_costs_no_more(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - began < CPU_S
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_other_than_regular_files_are_rejected_at_once(tmp_path: Path) -> None:
     fifo, loop, door = tmp_path / "pipe", tmp_path / "loop", tmp_path / "door"
     os.mkfifo(fifo)
     loop.symlink_to(loop)
@@ -105,7 +105,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             metadata.read(path, cache_dir=tmp_path / "cache")
 
 
-def test_a_wrong_file_beside_a_model_is_no_draft_and_no_obstacle(tmp_path: Path) -> None:
+def test_an_invalid_file_beside_a_model_is_skipped(tmp_path: Path) -> None:
     big = tiny_gguf.make(tmp_path / "big.gguf", layers=24, embd=256)
     small = tiny_gguf.make(tmp_path / "small.gguf")
     (tmp_path / "evil.gguf").write_bytes(hostile_gguf.REFUSED["10^8 layers"][0])
@@ -121,7 +121,7 @@ def test_a_wrong_file_beside_a_model_is_no_draft_and_no_obstacle(tmp_path: Path)
     assert "loop.gguf" in said
 
 
-def test_more_slots_and_layers_than_any_model_are_planned_at_once() -> None:
+def test_extreme_slots_and_layers_are_planned_quickly() -> None:
     heads = (2**14,) * 1024
     found = samples.model(layers=1024, kv_heads=heads, key_length=2**16, value_length=2**16)
     chosen: dict[str, int | str] = {"parallel": 1024, "ctx-size": 2**31 - 1, "gpu-layers": "auto"}

@@ -1,4 +1,4 @@
-"""The estimate against what the real engine says it allocates; scripts/bench/memory does it all."""
+"""The estimate against the allocations that the real engine logs; see scripts/bench/memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CASES: Final[tuple[dict[str, FlagValue], ...]] = (
 
 
 @pytest.mark.parametrize("flags", CASES, ids=str)
-def test_the_engine_allocates_what_was_foreseen(
+def test_the_engine_allocates_the_estimated_memory(
     engine: Engine, smollm2: Path, flags: dict[str, FlagValue]
 ) -> None:
     found = compare(engine, smollm2, {"spec-type": "none", **flags})
     assert abs(found.error) < WORST, found
 
 
-def test_a_draft_takes_what_was_foreseen(engine: Engine, smollm2: Path) -> None:
+def test_a_draft_takes_the_estimated_memory(engine: Engine, smollm2: Path) -> None:
     found = compare(engine, smollm2, {"ctx-size": 2048, "parallel": 2}, draft=smollm2)
     assert abs(found.error) < WORST, found

@@ -1,4 +1,4 @@
-"""Plans: what is derived, what is left out, who wins; and the laws that hold for every build."""
+"""Plans: derived values, omissions, precedence; and laws that hold for every build."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def omitted(plan: Plan) -> dict[str, str]:
 @pytest.mark.parametrize("profile", names([SHIPPED]))
 @pytest.mark.parametrize("draft", [None, DRAFT], ids=["alone", "draft"])
 @pytest.mark.parametrize("devices", [(), (GPU,)], ids=["cpu", "gpu"])
-def test_every_flag_of_a_plan_is_one_that_the_build_has(
+def test_every_planned_flag_exists_in_the_build(
     build: str, profile: str, draft: Gguf | None, devices: tuple[Any, ...]
 ) -> None:
     plan = planned(profile, on=engine(build, *devices), draft=draft)
@@ -96,10 +96,10 @@ def test_every_profile_passes_its_check_on_every_build(build: str) -> None:
         assert check(load(name, [SHIPPED]), flags(build)).lines
 
 
-# Who wins
+# Precedence
 
 
-def test_a_model_wins_over_its_profile_and_the_profile_over_the_proxy() -> None:
+def test_a_model_overrides_its_profile_and_the_profile_our_defaults() -> None:
     plan = planned("low-latency", {"np": 3, "sse-ping-interval": 9})
     assert line(plan, "--parallel") == PlanLine("--parallel", "3", "model chat", "")
     assert line(plan, "--prio").origin == "profile low-latency"
@@ -107,7 +107,7 @@ def test_a_model_wins_over_its_profile_and_the_profile_over_the_proxy() -> None:
     assert line(plan, "--sse-ping-interval").value == "9"
 
 
-def test_the_command_line_begins_with_the_engine_and_where_to_listen() -> None:
+def test_the_command_line_starts_with_the_engine_and_its_address() -> None:
     plan = planned(args=("--verbose",))
     assert plan.argv(host="/run/chat.sock", port=None)[:3] == (
         "/opt/llama-server",
@@ -122,25 +122,25 @@ def test_the_command_line_begins_with_the_engine_and_where_to_listen() -> None:
     assert words[-1] == "--verbose"
 
 
-def test_what_an_engine_is_always_told() -> None:
+def test_every_engine_gets_our_defaults() -> None:
     words = " ".join(planned().argv(host="127.0.0.1", port=0))
     for wanted in ("--alias chat", "--metrics", "--no-ui", "--cors-origins localhost", "--offline"):
         assert wanted in words
 
 
-def test_our_own_wishes_are_silent_where_a_build_does_not_know_them() -> None:
+def test_unsupported_defaults_are_omitted_silently() -> None:
     plan = planned(on=engine("b6324"))
     assert "--cors-origins" not in omitted(plan)
     assert "--no-webui" in [one.flag for one in plan.lines]
 
 
-# What is derived
+# Derived values
 
 
 @pytest.mark.parametrize(
     ("instances", "threads", "reading"), [(1, "7", "8"), (3, "2", "2"), (20, "1", "1")]
 )
-def test_physical_cores_are_shared_out_and_decoding_leaves_one(
+def test_physical_cores_are_divided_and_decoding_leaves_one(
     instances: int, threads: str, reading: str
 ) -> None:
     plan = planned(instances=instances)
@@ -148,20 +148,20 @@ def test_physical_cores_are_shared_out_and_decoding_leaves_one(
     assert value(plan, "--threads-batch") == reading
 
 
-def test_every_slot_gets_the_context_that_the_model_was_trained_for() -> None:
+def test_every_slot_gets_the_training_context() -> None:
     plan = planned(of=model(ctx_train=2048))
     assert (plan.slots, plan.ctx_size, value(plan, "--ctx-size")) == (4, 8192, "8192")
     assert line(plan, "--ctx-size").origin == "gguf"
 
 
-def test_the_context_shrinks_to_what_memory_has_room_for() -> None:
+def test_the_context_shrinks_to_fit_into_memory() -> None:
     plan = planned(of=model(kv_heads=(32,) * 80, key_length=128, value_length=128))
-    # 0.66 MiB a token in q8_0: half of 24 GiB holds 4 times 4096, and not 4 times 8192.
+    # 0.66 MiB per token in q8_0: half of 24 GiB holds 4 x 4096 tokens, but not 4 x 8192.
     assert plan.ctx_size == 4 * 4096
     assert line(plan, "--ctx-size").origin == "machine"
 
 
-def test_a_profile_never_asks_more_than_the_model_was_trained_for_but_a_model_may() -> None:
+def test_a_profiles_context_is_limited_to_the_training_context_a_models_is_not() -> None:
     short = model(ctx_train=1024)
     assert planned("low-memory", of=short).ctx_size == 1024
     asked = planned("low-memory", {"ctx-size": 4096}, of=short)
@@ -174,7 +174,7 @@ def test_many_slots_get_a_smaller_context_each() -> None:
     assert (plan.slots, plan.ctx_size) == (16, 16 * 4096)
 
 
-def test_what_a_profile_asks_is_counted_by_the_slot(tmp_path: Path) -> None:
+def test_a_profiles_context_is_limited_per_slot(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(
         'extends = "base"\n[flags]\nparallel = 3\nctx-size = 65536\n'
     )
@@ -210,11 +210,12 @@ def test_a_quantised_v_cache_without_flash_attention_is_left_out() -> None:
 
 def test_heads_that_cannot_be_quantised_are_not() -> None:
     assert (
-        "blocks of 32" in omitted(planned("low-memory", of=model(key_length=80)))["--cache-type-k"]
+        "multiples of 32"
+        in omitted(planned("low-memory", of=model(key_length=80)))["--cache-type-k"]
     )
 
 
-def test_histories_get_a_share_of_memory_with_a_bound() -> None:
+def test_the_prompt_cache_gets_a_limited_share_of_memory() -> None:
     assert value(planned(at=machine(memory_bytes=512 * GIB)), "--cache-ram") == "8192"
     small = planned(at=machine(memory_bytes=2 * GIB), instances=2)
     assert 0 < int(value(small, "--cache-ram") or 0) < 200
@@ -241,10 +242,10 @@ def test_without_a_device_there_is_nothing_to_offload_or_fit() -> None:
     assert value(plan, "--fit") == "off"
 
 
-# What is not permitted
+# Permissions
 
 
-def test_memory_is_locked_only_where_that_is_permitted_and_wise() -> None:
+def test_memory_is_locked_only_if_permitted_and_sensible() -> None:
     assert value(planned(), "--load-mode") == "mmap+mlock"
     barred = planned(at=machine(memlock_bytes=8 * 1024**2))
     assert "cannot be locked: the limit is 8 MiB" in omitted(barred)["--load-mode"]
@@ -252,7 +253,7 @@ def test_memory_is_locked_only_where_that_is_permitted_and_wise() -> None:
     assert "the device" in omitted(planned(on=engine("b10434", GPU)))["--load-mode"]
 
 
-def test_priority_is_raised_only_where_that_is_permitted() -> None:
+def test_priority_is_raised_only_if_permitted() -> None:
     assert value(planned("low-latency"), "--prio") == "2"
     barred = planned("low-latency", at=machine(may_renice=False))
     assert "not permitted" in omitted(barred)["--prio"]
@@ -262,12 +263,12 @@ def test_priority_is_raised_only_where_that_is_permitted() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"parallel": 0}, {"parallel": "many"}, {"ctx-size": -5}, {"batch-size": "big"}]
 )
-def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, FlagValue]) -> None:
+def test_invalid_numbers_are_rejected(wrong: dict[str, FlagValue]) -> None:
     with pytest.raises(SettingsInvalid):
         planned(set_flags=wrong)
 
 
-# Guessing ahead
+# Speculative decoding
 
 
 def test_a_draft_turns_drafting_on() -> None:
@@ -278,13 +279,13 @@ def test_a_draft_turns_drafting_on() -> None:
     assert planned("speculative", draft=DRAFT).slots == 2
 
 
-def test_a_draft_given_as_a_flag_is_as_good() -> None:
+def test_a_draft_can_be_set_as_a_flag() -> None:
     plan = planned(set_flags={"model-draft": "/d.gguf", "draft-max": 4})
     assert value(plan, "--spec-type") == "draft-simple"
     assert value(plan, "--spec-draft-n-max") == "4"
 
 
-def test_without_a_draft_repetition_is_foreseen() -> None:
+def test_without_a_draft_ngrams_are_used() -> None:
     assert value(planned("speculative"), "--spec-type") == "ngram-mod"
     assert not [one for one in planned().lines if "spec" in one.flag]
 
@@ -308,29 +309,29 @@ def test_a_batch_holds_what_all_slots_draft_at_once(
     assert value(plan, "--batch-size") == batch
 
 
-def test_a_batch_for_a_draft_that_is_no_number_is_refused() -> None:
+def test_an_invalid_draft_limit_is_rejected() -> None:
     with pytest.raises(SettingsInvalid, match="spec-draft-n-max = x is invalid"):
         planned(set_flags={"spec-draft-n-max": "x"}, draft=DRAFT)
 
 
-def test_a_draft_that_was_found_says_reason_it_is_this_one() -> None:
+def test_an_automatic_draft_has_a_reason() -> None:
     plan = planned(draft=DRAFT, draft_reason="the smallest beside it")
     assert line(plan, "--spec-draft-model").reason == "the smallest beside it"
 
 
-def test_that_no_draft_was_found_is_said() -> None:
+def test_a_missing_draft_is_omitted_with_a_reason() -> None:
     plan = planned(draft_reason="nothing smaller lies there")
     assert omitted(plan)["--spec-draft-model"] == "nothing smaller lies there"
     assert not [one for one in plan.lines if "spec" in one.flag]
 
 
-# What else a plan says
+# Warnings and sockets
 
 
-def test_an_engines_warning_is_the_plans() -> None:
+def test_the_plan_includes_the_engines_warning() -> None:
     assert planned(on=engine(warning="it would die")).warnings == ("it would die",)
 
 
-def test_unix_sockets_are_known_from_the_help() -> None:
+def test_unix_sockets_are_detected_from_the_help() -> None:
     assert unix_sockets(engine("b10434"))
     assert not unix_sockets(engine("b6324"))

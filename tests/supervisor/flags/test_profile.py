@@ -21,7 +21,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path / "own"
 
 
-def test_the_shipped_profiles_are_these() -> None:
+def test_the_shipped_profiles_are_listed() -> None:
     assert names([SHIPPED]) == (
         "base",
         "high-throughput",
@@ -32,7 +32,7 @@ def test_the_shipped_profiles_are_these() -> None:
 
 
 @pytest.mark.parametrize("name", names([SHIPPED]))
-def test_every_shipped_profile_says_what_it_is_for(name: str) -> None:
+def test_every_shipped_profile_has_a_description(name: str) -> None:
     found = load(name, [SHIPPED])
     assert found.description
     assert found.flags.keys() == found.origins.keys()
@@ -45,14 +45,14 @@ def test_a_profile_inherits_and_overrides(own: Path) -> None:
     assert (found.flags["flash-attn"], found.origins["flash-attn"]) == ("on", "base")
 
 
-def test_the_users_own_profile_takes_the_place_of_ours_and_may_extend_it(own: Path) -> None:
+def test_a_users_profile_replaces_ours_and_may_extend_it(own: Path) -> None:
     write(own, "base", 'extends = "base"\n[flags]\nparallel = 9\n')
     found = load("base", [own, SHIPPED])
     assert found.path.parent == own
     assert (found.flags["parallel"], found.flags["flash-attn"]) == (9, "on")
 
 
-def test_a_circle_is_refused(own: Path) -> None:
+def test_a_circular_chain_is_rejected(own: Path) -> None:
     write(own, "a", 'extends = "b"')
     write(own, "b", 'extends = "a"')
     with pytest.raises(SettingsInvalid, match="a extends b extends a"):
@@ -60,13 +60,13 @@ def test_a_circle_is_refused(own: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["low-latencyy", "../profiles/base", "/etc/passwd", ""])
-def test_a_profile_that_is_not_there_is_named_with_those_that_are(name: str) -> None:
+def test_a_missing_profile_is_rejected_with_the_available_ones(name: str) -> None:
     with pytest.raises(SettingsInvalid, match="not found") as caught:
         load(name, [SHIPPED])
     assert "speculative" in (caught.value.hint or "")
 
 
-def test_the_nearest_profile_is_offered() -> None:
+def test_the_nearest_profile_is_suggested() -> None:
     with pytest.raises(SettingsInvalid, match="did you mean low-latency"):
         load("low-latencyy", [SHIPPED])
 
@@ -81,14 +81,14 @@ def test_the_nearest_profile_is_offered() -> None:
         ("[flags]\nx = [1]", r"flags\.x is not a string"),
     ],
 )
-def test_a_wrong_file_says_where_it_is_wrong(own: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_rejected_with_the_key(own: Path, text: str, said: str) -> None:
     write(own, "wrong", text)
     with pytest.raises(SettingsInvalid, match=said) as caught:
         load("wrong", [own])
     assert "wrong.toml" in caught.value.message
 
 
-def test_an_unknown_key_is_told_the_nearest(own: Path) -> None:
+def test_the_nearest_key_is_suggested(own: Path) -> None:
     write(own, "wrong", "[flag]")
     with pytest.raises(SettingsInvalid) as caught:
         load("wrong", [own])

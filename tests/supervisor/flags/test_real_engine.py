@@ -1,4 +1,4 @@
-"""Plans against the engine that is installed: it is found, and it takes what a plan says."""
+"""Plans against the installed engine, which must accept them."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def plan_of(
     draft: metadata.Gguf | None = None,
 ) -> Plan:
     entry = ModelEntry("tiny", model.path, profile=profile, flags=flags or {})
-    # A higher priority would be felt by what else runs here. A refused lock is only muttered about.
+    # A higher priority would slow other programs. A refused lock is only a warning.
     here = replace(machine.read(), memlock_bytes=None, may_renice=False)
     made = load_profile(profile, [PROFILES])
     return make_plan(entry, made, engine, model, here, instances=1, draft=Draft(draft))
 
 
 def listens(plan: Plan) -> bool:
-    """Return whether the engine takes the command line, loads the model and listens."""
+    """Whether the engine accepts the command line, loads the model and listens."""
     process = subprocess.Popen(
         plan.argv(host="127.0.0.1", port=0),
         env=environment({}, plan.engine.library_dirs),
@@ -85,7 +85,7 @@ def listens(plan: Plan) -> bool:
             process.kill()
 
 
-def test_the_installed_engine_is_found_and_known(engine: Engine) -> None:
+def test_the_installed_engine_is_found_and_pinned(engine: Engine) -> None:
     assert (engine.source, engine.build) == ("package", 10434)
     assert engine.warning is None
     assert unix_sockets(engine)

@@ -9,7 +9,7 @@ from supervisor.flags.render import canonical, render
 
 
 def rendered(build: str, **settings: FlagValue) -> str:
-    """Return the words a build is given for settings, and what is left out behind a bar."""
+    """The words of a build for settings, and the omitted ones behind a bar."""
     known = flags(build)
     found = render(dict(canonical(name, value, known) for name, value in settings.items()), known)
     words = [word for line in found.lines for word in (line.flag, line.value) if word is not None]
@@ -57,13 +57,13 @@ def rendered(build: str, **settings: FlagValue) -> str:
         ("b10434", {"threads": "4"}, "--threads 4"),
     ],
 )
-def test_a_setting_is_said_in_the_words_of_the_build(
+def test_a_setting_is_rendered_in_the_builds_words(
     build: str, settings: dict[str, FlagValue], words: str
 ) -> None:
     assert rendered(build, **settings) == words
 
 
-def test_what_was_translated_is_noted() -> None:
+def test_translations_are_noted() -> None:
     (line,) = render({"spec-draft-n-max": 8}, flags("b8954")).lines
     assert line.note == "this build names --spec-draft-n-max --draft-max"
 
@@ -78,20 +78,20 @@ def test_what_was_translated_is_noted() -> None:
         ("b6324", {"kv-unified": False}, "no form of --kv-unified"),
     ],
 )
-def test_what_is_left_out_has_a_reason(
+def test_omitted_flags_have_a_reason(
     build: str, settings: dict[str, FlagValue], reason: str
 ) -> None:
     (left_out,) = render(settings, flags(build)).omitted
     assert reason in left_out.reason
 
 
-def test_a_word_that_only_newer_builds_know_is_left_out() -> None:
+def test_a_word_of_newer_builds_is_omitted() -> None:
     text = "--load-mode MODE   how\n" + " " * 40 + "- mmap: map\n" + " " * 40 + "- dio: direct\n"
     (left_out,) = render({"load-mode": "mlock"}, parse(text)).omitted
     assert "does not accept mlock" in left_out.reason
 
 
-def test_a_flag_that_no_build_knows_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_flag_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(
         SettingsInvalid, match="no llama-server build has the flag ctx-sise"
     ) as caught:
@@ -112,7 +112,7 @@ def test_a_flag_that_no_build_knows_is_refused_with_the_nearest_name() -> None:
         ({"metrics": "yes"}, "metrics = true"),
     ],
 )
-def test_a_value_the_build_would_refuse_is_refused_with_those_it_takes(
+def test_an_invalid_value_is_rejected_with_the_valid_ones(
     settings: dict[str, FlagValue], hint: str
 ) -> None:
     with pytest.raises(SettingsInvalid) as caught:
@@ -144,7 +144,7 @@ def test_a_nul_character_never_reaches_a_command_line() -> None:
         "gpt-oss-20b-default",
     ],
 )
-def test_what_client_corral_sets_itself_cannot_be_set(name: str) -> None:
+def test_reserved_options_cannot_be_set(name: str) -> None:
     with pytest.raises(SettingsInvalid, match="cannot be set"):
         canonical(name, True, flags("b10434"))  # noqa: FBT003 (a setting's value)
 

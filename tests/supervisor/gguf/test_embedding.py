@@ -1,4 +1,4 @@
-"""The shape of models that make embeddings: recognised, one text at a time, in one piece."""
+"""Embedding models are recognised, and compute one text at a time in one piece."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_text_at_a_time_in_one_piece(
     assert not any(key.startswith("spec-") for key in plan.memory_inputs.chosen)
 
 
-def test_what_the_file_says_is_switched_on() -> None:
+def test_the_purpose_in_the_file_sets_the_flag() -> None:
     assert chosen(planned(of=BERT), "embedding", "rerank") == (True, None)
     assert chosen(planned(of=model(pooling="rank")), "embedding", "rerank") == (None, True)
     assert planned({"embedding": False}, of=BERT).embedding is None
@@ -93,25 +93,25 @@ def test_a_batch_that_the_model_sets_stays() -> None:
     assert chosen(planned({**MEAN, "ubatch-size": 256}), "ubatch-size") == (256,)
 
 
-def test_the_context_is_as_long_as_memory_has_room_to_compute_it_in_one_piece() -> None:
+def test_the_context_is_limited_by_the_memory_for_one_micro_batch() -> None:
     small = planned(MEAN, memory_bytes=2 * GIB)
     assert small.ctx_size < planned(MEAN).ctx_size == 8192
     assert small.estimate.host.compute < GIB
 
 
-def test_every_token_of_an_input_has_room_for_its_logits() -> None:
+def test_every_input_token_has_a_row_of_logits() -> None:
     """SmolLM2-135M, 2048 tokens, pooling mean: 401 MiB by the log of build 10434."""
     plan = planned({**MEAN, "ctx-size": 2048})
     assert plan.estimate.host.compute / 2**20 == pytest.approx(401, rel=0.01)
 
 
-def test_a_model_that_generates_nothing_keeps_nothing() -> None:
+def test_a_model_that_generates_no_text_has_no_kv_cache() -> None:
     plan = planned(of=BERT)
     assert (plan.estimate.host.kv, plan.memory_inputs.chosen["cache-ram"]) == (0, 0)
     assert not plan.has_own_slots
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "rank"])
-def test_a_file_says_what_it_is_for(tmp_path: Path, pooling: Any) -> None:
+def test_embedding_models_are_recognised(tmp_path: Path, pooling: Any) -> None:
     found = metadata.read(tiny_bert.make(tmp_path / "m.gguf", pooling), cache_dir=tmp_path)
     assert (found.is_causal, found.pooling) == (False, pooling)

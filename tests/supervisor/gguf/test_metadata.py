@@ -27,7 +27,7 @@ def broken(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_a_model_says_what_it_is(tiny: Path, cache: Path) -> None:
+def test_metadata_of_a_model_is_read(tiny: Path, cache: Path) -> None:
     found = read(tiny, cache_dir=cache)
     assert (found.architecture, found.name, found.quantisation) == ("llama", "tiny random", "F16")
     assert (found.layers, found.heads, found.kv_heads) == (2, 2, (2, 2))
@@ -50,12 +50,12 @@ def test_a_model_without_a_template_has_none(tmp_path: Path, cache: Path) -> Non
     assert read(path, cache_dir=cache).chat_template is None
 
 
-def test_fewer_key_heads_than_query_heads_are_seen(tmp_path: Path, cache: Path) -> None:
+def test_grouped_query_attention_is_read(tmp_path: Path, cache: Path) -> None:
     path = tiny_gguf.make(tmp_path / "grouped.gguf", heads=4, kv_heads=2, layers=3)
     assert read(path, cache_dir=cache).kv_heads == (2, 2, 2)
 
 
-def test_facts_are_kept_until_the_file_changes(tmp_path: Path, cache: Path) -> None:
+def test_metadata_is_cached_until_the_file_changes(tmp_path: Path, cache: Path) -> None:
     path = tiny_gguf.make(tmp_path / "model.gguf")
     first = read(path, cache_dir=cache)
     assert read(path, cache_dir=cache) == first
@@ -63,7 +63,7 @@ def test_facts_are_kept_until_the_file_changes(tmp_path: Path, cache: Path) -> N
     assert read(path, cache_dir=cache).layers == 3
 
 
-def test_kept_facts_that_make_no_sense_are_read_anew(tiny: Path, cache: Path) -> None:
+def test_an_invalid_cache_entry_is_replaced(tiny: Path, cache: Path) -> None:
     first = read(tiny, cache_dir=cache)
     for file in (cache / "models").iterdir():
         assert file.stat().st_mode & 0o777 == 0o600
@@ -71,7 +71,7 @@ def test_kept_facts_that_make_no_sense_are_read_anew(tiny: Path, cache: Path) ->
     assert read(tiny, cache_dir=cache) == first
 
 
-def test_an_unwritable_cache_is_no_obstacle(tiny: Path, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_ignored(tiny: Path, tmp_path: Path) -> None:
     blocked = broken(tmp_path / "file", b"")
     assert read(tiny, cache_dir=blocked).layers == 2
 
@@ -97,7 +97,7 @@ def test_two_models_of_one_shape_have_two_fingerprints(tmp_path: Path, cache: Pa
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "unknown type 77"),
     ],
 )
-def test_a_file_that_is_no_model_says_so_in_one_line(
+def test_an_invalid_file_is_rejected_in_one_line(
     tmp_path: Path, cache: Path, content: bytes, said: str
 ) -> None:
     path = broken(tmp_path / "broken.gguf", content)
@@ -107,9 +107,7 @@ def test_a_file_that_is_no_model_says_so_in_one_line(
     assert str(path) in caught.value.message
 
 
-def test_a_file_cut_anywhere_is_told_from_a_whole_one(
-    tiny: Path, tmp_path: Path, cache: Path
-) -> None:
+def test_a_file_truncated_anywhere_is_rejected(tiny: Path, tmp_path: Path, cache: Path) -> None:
     whole = tiny.read_bytes()
     path = tmp_path / "cut.gguf"
     for size in [*range(1, 400, 13), *range(400, len(whole), 9973), len(whole) - 1]:
@@ -117,13 +115,15 @@ def test_a_file_cut_anywhere_is_told_from_a_whole_one(
             read(broken(path, whole[:size]), cache_dir=cache)
 
 
-def test_weights_cut_short_are_counted(tiny: Path, tmp_path: Path, cache: Path) -> None:
+def test_truncated_weights_are_reported_with_their_size(
+    tiny: Path, tmp_path: Path, cache: Path
+) -> None:
     path = broken(tmp_path / "cut.gguf", tiny.read_bytes()[:-1000])
     with pytest.raises(ModelInvalid, match=r"is truncated: it has [\d,]+ of at least [\d,]+ bytes"):
         read(path, cache_dir=cache)
 
 
-def test_a_missing_file_and_a_directory_say_so(tmp_path: Path, cache: Path) -> None:
+def test_missing_files_and_directories_are_rejected(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ModelInvalid, match=r"model file .* not found"):
         read(tmp_path / "none.gguf", cache_dir=cache)
     with pytest.raises(ModelInvalid, match="is a directory"):
@@ -158,7 +158,7 @@ def test_a_missing_shard_is_named(tiny: Path, tmp_path: Path, cache: Path) -> No
 
 
 @pytest.mark.parametrize(("number", "said"), [(1, "is a later shard"), (0, "is one of 3 shards")])
-def test_a_renamed_shard_is_known_by_what_it_holds(
+def test_a_renamed_shard_is_recognised_by_its_metadata(
     tmp_path: Path, cache: Path, number: int, said: str
 ) -> None:
     writer = package.GGUFWriter(tmp_path / "renamed.gguf", "llama")
@@ -171,7 +171,7 @@ def test_a_renamed_shard_is_known_by_what_it_holds(
         read(tmp_path / "renamed.gguf", cache_dir=cache)
 
 
-def test_state_and_windows_are_seen(tmp_path: Path, cache: Path) -> None:
+def test_recurrent_state_and_sliding_windows_are_read(tmp_path: Path, cache: Path) -> None:
     writer = package.GGUFWriter(tmp_path / "hybrid.gguf", "hybrid")
     writer.add_uint32("hybrid.block_count", 3)
     writer.add_uint32("hybrid.attention.head_count", 4)

@@ -1,4 +1,4 @@
-"""What one instance takes: figures of real logs, and what follows from the options."""
+"""The estimate against figures of real logs, and its dependence on options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def taken(of: Any = None, on: Any = None, **flags: Any) -> Estimate:
     return estimate(MemoryInputs(of or model(), chosen, on or engine(), frozenset({"avx2"})))
 
 
-# Gemma-3-270M Q4_K_M, build 10434, --flash-attn on: what its log says, in MiB.
+# Gemma-3-270M Q4_K_M, build 10434, --flash-attn on: figures of its log, in MiB.
 @pytest.mark.parametrize(
     ("ctx", "slots", "unified", "ubatch", "kv", "compute"),
     [
@@ -51,7 +51,7 @@ def taken(of: Any = None, on: Any = None, **flags: Any) -> Estimate:
         (16384, 4, False, 512, 108.0, 22.77),
     ],
 )
-def test_a_model_with_a_sliding_window_takes_what_its_log_says(
+def test_a_sliding_window_takes_the_logged_memory(
     ctx: int, slots: int, *, unified: bool, ubatch: int, kv: float, compute: float
 ) -> None:
     found = taken(
@@ -68,12 +68,12 @@ def test_a_model_with_a_sliding_window_takes_what_its_log_says(
     assert found.copies / MIB == pytest.approx(12.66, abs=0.01)
 
 
-def test_with_its_whole_window_it_takes_more() -> None:
+def test_swa_full_takes_more_memory() -> None:
     few, whole = (taken(GEMMA, ctx_size=4096, parallel=1, swa_full=full) for full in (False, True))
     assert (few.host.kv / MIB, whole.host.kv / MIB) == (27.0, 72.0)
 
 
-def test_checkpoints_are_of_models_that_cannot_be_cut_short() -> None:
+def test_only_caches_that_cannot_be_truncated_have_checkpoints() -> None:
     flags = {"ctx_size": 8192 * 2, "parallel": 2}
     assert taken(**flags).host.checkpoints == 0
     # One every 8192 tokens and two at the end of a prompt, of 7.5 MiB, in each slot.
@@ -89,7 +89,7 @@ def test_recurrent_layers_keep_a_state_for_each_slot() -> None:
     assert found.checkpoints == 2 * 2 * 4000
 
 
-def test_what_grows_with_use_is_not_taken_at_the_start() -> None:
+def test_the_prompt_cache_and_checkpoints_are_not_allocated_at_the_start() -> None:
     found = taken(ctx_size=4096, cache_ram=100)
     assert found.host.prompt_cache == 100 * MIB
     assert found.host.total - found.host.at_start == 100 * MIB
@@ -127,7 +127,7 @@ def test_a_draft_takes_weights_cache_and_buffers_of_its_own() -> None:
     assert estimate(amx).host.draft == found.host.draft + 66_000_000
 
 
-def test_guesses_make_more_rows_of_logits() -> None:
+def test_drafted_tokens_need_more_rows_of_logits() -> None:
     plain, guessing = (
         taken(ctx_size=2048, parallel=2, kv_unified=False, spec_type=kind)
         for kind in ("none", "ngram-mod")
@@ -162,19 +162,19 @@ def test_all_layers_go_to_a_device_that_holds_them() -> None:
     assert found.host.compute < take.compute
 
 
-def test_two_devices_share_by_their_memory_and_compute_each_for_itself() -> None:
+def test_two_devices_share_by_memory_and_have_a_compute_buffer_each() -> None:
     one = taken(on=engine("b10434", GPU), ctx_size=4096).devices["Vulkan0"]
     two = taken(on=engine("b10434", GPU, SECOND), ctx_size=4096).devices
     assert two["Vulkan0"].kv == two["Vulkan1"].kv == one.kv // 2
     assert two["Vulkan0"].compute == one.compute
 
 
-def test_only_the_devices_that_were_named_are_used() -> None:
+def test_only_the_configured_devices_are_used() -> None:
     on = engine("b10434", GPU, SECOND)
     assert list(taken(on=on, device="Vulkan1").devices) == ["Vulkan1"]
 
 
-def test_some_layers_are_moved_where_that_is_said() -> None:
+def test_a_number_of_layers_can_be_offloaded() -> None:
     on = engine("b10434", GPU)
     found = taken(on=on, ctx_size=4096, parallel=1, gpu_layers=11)
     assert found.layers_offloaded == 11
@@ -186,7 +186,7 @@ def test_some_layers_are_moved_where_that_is_said() -> None:
     assert kept.devices["Vulkan0"].kv == 0
 
 
-def test_what_a_device_cannot_hold_stays_in_main_memory() -> None:
+def test_layers_beyond_a_devices_memory_stay_in_main_memory() -> None:
     large = model(tensor_bytes=40 * GIB, embedding_bytes=GIB)
     found = taken(large, engine("b10434", GPU), ctx_size=4096)
     assert 0 < found.layers_offloaded < 31

@@ -1,4 +1,4 @@
-"""Whether a model can ever fit, and what would."""
+"""Whether a model can fit, and the suggestions if not."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def memory_inputs(of: Any = None, on: Any = None, **flags: Any) -> MemoryInputs:
     return MemoryInputs(of or model(), chosen, on or engine())
 
 
-def test_models_may_have_what_is_set_or_all_but_a_reserve() -> None:
+def test_models_may_use_the_budget_or_all_but_a_reserve() -> None:
     assert capacity(machine(memory_bytes=20 * GIB), ()).host == 19 * GIB
     assert capacity(machine(memory_bytes=20 * GIB), (), 5 * GIB).host == 5 * GIB
     assert capacity(machine(memory_bytes=20 * GIB), (), 50 * GIB).host == 20 * GIB
     assert capacity(machine(), (GPU,)).devices == {"Vulkan0": 24 * GIB}
 
 
-def test_what_fits_is_not_refused() -> None:
+def test_a_model_that_fits_is_accepted() -> None:
     check_fits("chat", memory_inputs(ctx_size=8192), HAS)
 
 
-def test_what_only_a_full_prompt_cache_would_burst_is_not_refused() -> None:
+def test_a_full_prompt_cache_does_not_count() -> None:
     assert misfit_reason(estimate(memory_inputs(ctx_size=8192, cache_ram=99_999)), HAS) is None
 
 
-def test_what_can_never_fit_is_refused_with_the_figures_and_what_would() -> None:
+def test_a_model_that_cannot_fit_is_rejected_with_suggestions() -> None:
     with pytest.raises(OutOfMemory) as caught:
         check_fits("chat", memory_inputs(ctx_size=262144), HAS)
     assert caught.value.message.startswith("chat can never fit: it needs 5.8 GiB of main memory")
@@ -47,7 +47,7 @@ def test_what_can_never_fit_is_refused_with_the_figures_and_what_would() -> None
     assert "ctx-size = 131072" in hint
 
 
-def test_every_remedy_fits_and_the_next_larger_does_not() -> None:
+def test_every_suggestion_is_the_largest_that_fits() -> None:
     asked = memory_inputs(ctx_size=262144)
     fewer, smaller, shorter = suggestions(asked, HAS)
     for remedy in (fewer, smaller, shorter):
@@ -67,7 +67,7 @@ def test_slots_that_share_a_context_do_not_divide_it() -> None:
     assert (fewer["parallel"], fewer["ctx-size"]) == (15, 8192)
 
 
-def test_what_fits_by_no_single_change_may_fit_by_all_together() -> None:
+def test_changes_are_combined_if_no_single_one_suffices() -> None:
     (remedy,) = suggestions(memory_inputs(ctx_size=262144), MemoryCapacity(180 * 1024**2, {}))
     assert remedy.flags == {
         "cache-type-k": "q8_0",
@@ -77,7 +77,7 @@ def test_what_fits_by_no_single_change_may_fit_by_all_together() -> None:
     }
 
 
-def test_no_smaller_cache_is_advised_where_it_cannot_be() -> None:
+def test_a_smaller_cache_is_suggested_only_where_possible() -> None:
     for asked, has in (
         (memory_inputs(ctx_size=262144, flash_attn="off"), MemoryCapacity(5 * GIB, {})),
         (memory_inputs(model(key_length=80), ctx_size=262144), HAS),
@@ -86,14 +86,14 @@ def test_no_smaller_cache_is_advised_where_it_cannot_be() -> None:
         assert not [one for one in suggestions(asked, has) if "cache-type-k" in one.flags]
 
 
-def test_weights_that_are_too_large_are_cured_by_no_option() -> None:
+def test_weights_that_are_too_large_have_no_suggestion() -> None:
     with pytest.raises(OutOfMemory) as caught:
         check_fits("chat", memory_inputs(model(tensor_bytes=5 * GIB), ctx_size=8192), HAS)
     assert caught.value.hint
     assert "a smaller model" in caught.value.hint
 
 
-def test_layers_that_were_told_to_go_to_a_device_must_fit_there() -> None:
+def test_explicitly_offloaded_layers_must_fit_on_the_device() -> None:
     large = model(tensor_bytes=40 * GIB, embedding_bytes=GIB)
     on = engine("b10434", GPU)
     has = MemoryCapacity(64 * GIB, {"Vulkan0": 24 * GIB})

@@ -18,7 +18,7 @@ def test_every_slot_is_rounded_up_on_its_own() -> None:
     assert kv_cache.cache_bytes(model(), Cache(1000, streams=4, slots=4)) == 4 * 1024 * 23040
 
 
-def test_layers_without_a_cache_take_nothing() -> None:
+def test_layers_without_a_cache_take_no_memory() -> None:
     sparse = model(kv_heads=(0, 2, 0))
     assert kv_cache.layer_bytes(sparse, Cache(256)) == (0, 256 * 2 * 128 * 2, 0)
     assert kv_cache.cache_bytes(model(kv_heads=()), Cache(4096)) == 0

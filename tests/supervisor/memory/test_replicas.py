@@ -1,4 +1,4 @@
-"""How many instances serve a model whose settings leave that to us."""
+"""The number of instances with `replicas = "auto"`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
     ("cores", "models", "count"),
     [(2, 1, 1), (8, 1, 1), (15, 1, 1), (16, 1, 2), (16, 2, 1), (64, 2, 4), (128, 1, 4)],
 )
-def test_one_serves_for_every_eight_cores_of_a_models_share(
+def test_one_instance_per_eight_cores_of_a_models_share(
     cores: int, models: int, count: int
 ) -> None:
     here = machine(physical_cores=cores)
@@ -28,14 +28,14 @@ def test_one_serves_for_every_eight_cores_of_a_models_share(
     assert f"{cores} physical cores" in found.reason
 
 
-def test_memory_may_allow_fewer() -> None:
+def test_memory_limits_the_number_of_instances() -> None:
     found = decide(ALONE, machine(physical_cores=64), MemoryCapacity(GIB + GIB // 4, {}), 1)
     assert found.count == 2
     assert "limited by memory" in found.reason
     assert decide(ALONE, machine(physical_cores=64), MemoryCapacity(1, {}), 1).count == 1
 
 
-def test_each_of_several_devices_gets_one_where_each_holds_the_model() -> None:
+def test_one_instance_per_device_if_each_holds_the_model() -> None:
     memory_inputs = MemoryInputs(model(), FLAGS, engine("b10434", GPU, SECOND))
     has = capacity(machine(), (GPU, SECOND))
     found = decide(memory_inputs, machine(), has, 1)
@@ -45,14 +45,14 @@ def test_each_of_several_devices_gets_one_where_each_holds_the_model() -> None:
     )
 
 
-def test_what_needs_all_devices_is_served_by_one() -> None:
+def test_a_model_that_needs_all_devices_has_one_instance() -> None:
     large = model(tensor_bytes=30 * GIB, embedding_bytes=GIB)
     memory_inputs = MemoryInputs(large, FLAGS, engine("b10434", GPU, SECOND))
     found = decide(memory_inputs, machine(), capacity(machine(), (GPU, SECOND)), 1)
     assert (found.count, found.devices) == (1, ())
 
 
-def test_one_device_or_one_that_was_named_is_no_reason_for_more() -> None:
+def test_a_single_or_configured_device_has_one_instance() -> None:
     on_one = MemoryInputs(model(), FLAGS, engine("b10434", GPU))
     assert decide(on_one, machine(), capacity(machine(), (GPU,)), 1).count == 1
     named = MemoryInputs(model(), {**FLAGS, "device": "Vulkan0"}, engine("b10434", GPU, SECOND))

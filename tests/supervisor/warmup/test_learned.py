@@ -1,4 +1,4 @@
-"""Learned prompts are kept in files of their own, few of them, for this user alone."""
+"""Learned prompts: few private files."""
 
 import os
 import stat
@@ -25,13 +25,13 @@ def learned(tmp_path: Path) -> LearnedPrompts:
 
 
 def age(root: Path) -> None:
-    """Make everything older, so that what comes next is newer by the clock of files."""
+    """Make all files older than the next one."""
     for path in root.rglob("*.json"):
         found = path.stat()
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - 10**9))
 
 
-def test_the_one_used_last_comes_first_and_what_is_too_much_leaves(
+def test_the_latest_comes_first_and_surplus_prompts_are_deleted(
     learned: LearnedPrompts, tmp_path: Path
 ) -> None:
     for text in ("a", "b", "c", "a", "d", "e"):
@@ -41,7 +41,7 @@ def test_the_one_used_last_comes_first_and_what_is_too_much_leaves(
     assert learned.counts() == {"chat": 4}
 
 
-def test_files_are_private_and_named_after_what_is_in_them(
+def test_files_are_private_and_named_by_content_hash(
     learned: LearnedPrompts, tmp_path: Path
 ) -> None:
     name = learned.save("chat", body("../../etc"))
@@ -53,9 +53,7 @@ def test_files_are_private_and_named_after_what_is_in_them(
     }
 
 
-def test_what_cannot_be_read_and_what_was_left_half_written_is_passed_over(
-    learned: LearnedPrompts, tmp_path: Path
-) -> None:
+def test_unreadable_and_partial_files_are_skipped(learned: LearnedPrompts, tmp_path: Path) -> None:
     learned.save("chat", body("a"))
     directory = tmp_path / "prompts" / "chat"
     (directory / "broken.json").write_text("{")
@@ -65,7 +63,7 @@ def test_what_cannot_be_read_and_what_was_left_half_written_is_passed_over(
     assert not (directory / "half.tmp").exists()
 
 
-def test_those_of_one_model_or_of_all_are_forgotten(learned: LearnedPrompts) -> None:
+def test_prompts_of_one_model_or_all_are_deleted(learned: LearnedPrompts) -> None:
     for model in ("chat", "code"):
         learned.save(model, body("a"))
     assert learned.forget("..") == 0
@@ -74,7 +72,7 @@ def test_those_of_one_model_or_of_all_are_forgotten(learned: LearnedPrompts) -> 
     assert (learned.forget(), learned.counts()) == (1, {})
 
 
-async def test_a_disk_that_refuses_is_told_and_fails_nothing(tmp_path: Path) -> None:
+async def test_a_disk_error_is_reported_but_not_raised(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("no directory")
     told: list[tuple[str, Mapping[str, object]]] = []
 

@@ -16,7 +16,7 @@ def test_a_text_is_a_system_prompt(tmp_path: Path) -> None:
     assert user["role"] == "user"  # some templates refuse a prompt without one
 
 
-def test_of_a_chat_request_that_is_taken_which_shapes_the_prompt(tmp_path: Path) -> None:
+def test_only_prompt_members_of_a_chat_request_are_used(tmp_path: Path) -> None:
     shapes = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
     how = {"model": "m", "stream": False, "max_tokens": 9, "id_slot": 1}
     (tmp_path / "a.json").write_text(json.dumps({**shapes, **how}))
@@ -34,7 +34,7 @@ def test_of_a_chat_request_that_is_taken_which_shapes_the_prompt(tmp_path: Path)
         ("", b"", "cannot read the prompt"),
     ],
 )
-def test_what_is_no_prompt_is_refused(
+def test_invalid_prompts_are_rejected(
     tmp_path: Path, name: str, content: bytes, reason: str
 ) -> None:
     if name:
