@@ -1,11 +1,10 @@
-"""What is remembered of one request, told once when it is over.
+"""The record of one request, emitted when it ends.
 
-    request.finished    it reached a model: answered, broken off, or left by its client (499)
-    request.rejected     it did not
-    upstream.failed      an instance failed it; told beside the other two
+    request.finished    a model got it: answered, broken off, or its client disconnected (499)
+    request.rejected    no model got it
+    upstream.failed     an instance failed; in addition to the other two
 
-Pages that the proxy answers itself are told only when refused: a health probe each second would
-drown the rest.
+The proxy's own endpoints are logged only when rejected, because of health probes.
 """
 
 from __future__ import annotations
@@ -20,27 +19,24 @@ CLIENT_GONE = 499
 
 
 class Emit(Protocol):
-    """Whoever is told. `fields` are those of the event's line above, all of them, always."""
+    """Receives an event with all its fields; must not fail and must not block."""
 
-    def __call__(self, name: str, /, **fields: object) -> None:
-        """Hear it; must not fail and must not block."""
+    def __call__(self, name: str, /, **fields: object) -> None: ...
 
 
 def discard(_name: str, /, **_fields: object) -> None:
-    """Ignore an event (`Emit`)."""
+    """An `Emit` that ignores events."""
 
 
 class AccessRecord:
-    """One request's figures, filled in on its way.
+    """One request, filled in as it passes.
 
     Attributes:
-        request_id: The name of the request in logs and headers.
-        model: The id of the model asked for, once known.
-        instance: The name of the instance that answers, once known; of two, the last.
-        status: How it ended: the status that the client got, that of the error which broke an
-            answer off, or 499 where the client left; None before that.
-        bytes_out: Bytes of the body that were sent to the client.
-        timings: What the instance did for it, in its own words; None where it did not say.
+        instance: The last one, once known.
+        status: The status that the client got, that of the error which broke a response off, or 499
+            if the client disconnected; None before that.
+        bytes_out: Bytes of the body sent to the client.
+        timings: Reported by the instance.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -58,12 +54,11 @@ class AccessRecord:
         self._first_token_ms: float | None = None
 
     def set_instance(self, instance: str, waited_s: float = 0.0, expected_cached: int = 0) -> None:
-        """Note that an instance has the request now.
+        """An instance got the request.
 
         Args:
-            instance: Its name.
-            waited_s: Seconds that this took since the request joined the line, at least 0.
-            expected_cached: Tokens of the prompt that its cache is believed to hold.
+            waited_s: Seconds in the queue.
+            expected_cached: Prompt tokens expected in its cache.
         """
         self.instance = instance
         self._attempts += 1
@@ -71,13 +66,13 @@ class AccessRecord:
         self._expected_cached = expected_cached
 
     def part(self) -> AccessRecord:
-        """Return the record of one of several answers that make up this one."""
+        """A record for one of several upstream requests of this request."""
         part = AccessRecord(self.request_id)
         part.model, part._began_at_s = self.model, self._began_at_s
         return part
 
     def add(self, part: AccessRecord) -> None:
-        """Take in the record of one of them that is over."""
+        """Add the record of one that ended."""
         self._attempts = max(self._attempts, part._attempts)
         if part._first_token_ms is not None:
             known_ms = self._first_token_ms
@@ -88,29 +83,28 @@ class AccessRecord:
             self.timings = part.timings.added_to(self.timings)
 
     def note_token(self) -> None:
-        """Note that generated text came; only the first time counts."""
+        """Generated text arrived; only the first call counts."""
         if self._first_token_ms is None:
             self._first_token_ms = self._since_ms()
 
     def count(self, chunk: bytes) -> None:
-        """Note that these bytes are on their way to the client."""
+        """Bytes were sent to the client."""
         if chunk and not self.bytes_out:
             self._first_byte_ms = self._since_ms()
         self.bytes_out += len(chunk)
 
-    def emit(self, tell: Emit, refused_by: ProxyError | None) -> None:
-        """Tell how the request ended."""
-        if refused_by and not self.instance:
-            tell(
+    def emit(self, emit: Emit, rejected_by: ProxyError | None) -> None:
+        if rejected_by and not self.instance:
+            emit(
                 "request.rejected",
                 request=self.request_id,
                 model=self.model,
-                status=refused_by.status,
-                code=refused_by.code,
-                reason=refused_by.message,
+                status=rejected_by.status,
+                code=rejected_by.code,
+                reason=rejected_by.message,
             )
         elif self.model:
-            tell(
+            emit(
                 "request.finished",
                 request=self.request_id,
                 model=self.model,
@@ -125,9 +119,9 @@ class AccessRecord:
                 **self._tokens(),
             )
 
-    def emit_upstream_failure(self, tell: Emit, error: ProxyError) -> None:
-        """Tell that the instance failed this request, before or after its header."""
-        tell(
+    def emit_upstream_failure(self, emit: Emit, error: ProxyError) -> None:
+        """The instance failed this request, before or after its header."""
+        emit(
             "upstream.failed",
             request=self.request_id,
             model=self.model,
@@ -137,16 +131,15 @@ class AccessRecord:
         )
 
     def _tokens(self) -> dict[str, float | None]:
-        """Return what the instance said of its work; None for all of it where it said nothing."""
-        said = self.timings
+        timings = self.timings
         return {
-            "expected_cached_tokens": self._expected_cached if said else None,
-            "cached_tokens": said.cached_tokens if said else None,
-            "prompt_tokens": said.prompt_tokens if said else None,
-            "decoded_tokens": said.decoded_tokens if said else None,
-            "decode_ms": said.decode_ms if said else None,
-            "drafted_tokens": said.drafted_tokens if said else None,
-            "accepted_tokens": said.accepted_tokens if said else None,
+            "expected_cached_tokens": self._expected_cached if timings else None,
+            "cached_tokens": timings.cached_tokens if timings else None,
+            "prompt_tokens": timings.prompt_tokens if timings else None,
+            "decoded_tokens": timings.decoded_tokens if timings else None,
+            "decode_ms": timings.decode_ms if timings else None,
+            "drafted_tokens": timings.drafted_tokens if timings else None,
+            "accepted_tokens": timings.accepted_tokens if timings else None,
         }
 
     def _since_ms(self) -> float:

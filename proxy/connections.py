@@ -1,9 +1,9 @@
-"""Clients' connections: how many there may be, and which one makes room for a new one. Pure.
+"""Client connections: their limit, and which one is closed for a new one. Pure.
 
-Each connection takes a descriptor, and each request in flight one more towards its instance. Where
-they run out, nothing can be started, written or accepted any more. So there is a limit, and beyond
-it a connection on which no request was let in yet makes room: 2 000 silent ones without a key keep
-no client with a key away. Requests under way never make room.
+Each connection uses a file descriptor, and each request in flight one more towards its instance;
+without descriptors the daemon cannot start, write or accept anything. Above the limit, a connection
+without an accepted request is closed first, so that silent ones cannot lock out clients with a key;
+one with a request in flight is never closed.
 """
 
 from __future__ import annotations
@@ -13,27 +13,23 @@ from typing import Final, Generic, TypeVar
 
 from proxy.errors import Unavailable
 
-# More are of no use: requests wait in lines that are shorter.
+# Queues are shorter than that.
 _DEFAULT_MAX: Final = 1024
 _LEAST: Final = 8
-# For logs, the control socket, and what each instance needs: its socket, pipes and log.
+# For logs, the control socket, and each instance's socket, pipes and log.
 _RESERVE_LEAST: Final = 128
-# A quarter of all places is kept for connections that have yet to send their first request.
+# A quarter of the limit is for connections that have yet to send their first request.
 _NEW_SHARE: Final = 4
 
 T = TypeVar("T")
 
 
 class Connections(Generic[T]):
-    """The connections that are open, by what they did so far.
-
-    Args:
-        limit: How many there may be, at least 1.
-    """
+    """The open connections, by state."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._new: dict[T, None] = {}  # no request of theirs was let in yet; oldest first
+        self._new: dict[T, None] = {}  # without an accepted request; oldest first
         self._idle: dict[T, None] = {}  # between two requests; idle longest first
         self._busy: set[T] = set()
 
@@ -41,10 +37,10 @@ class Connections(Generic[T]):
         return len(self._new) + len(self._idle) + len(self._busy)
 
     def add(self, one: T) -> T | None:
-        """Take a new connection in; return the one to be closed for it, if any.
+        """Add a connection; returns the one to close for it, if any.
 
         Raises:
-            Unavailable: Every connection has a request under way.
+            Unavailable: Every connection has a request in flight.
         """
         outgoing = self._outgoing() if len(self) >= self.limit else None
         if outgoing is not None:
@@ -53,23 +49,22 @@ class Connections(Generic[T]):
         return outgoing
 
     def is_busy(self, one: T) -> bool:
-        """Return whether a request is under way on a connection."""
         return one in self._busy
 
     def begin(self, one: T) -> None:
-        """Note that a request was let in on a connection. One that was removed is fine."""
+        """A request was accepted; ignored for a removed connection."""
         if one in self._new or one in self._idle:
             self.remove(one)
             self._busy.add(one)
 
     def end(self, one: T) -> None:
-        """Note that its request is over. One that has none is fine."""
+        """Its request ended; ignored without one."""
         if one in self._busy:
             self._busy.remove(one)
             self._idle[one] = None
 
     def remove(self, one: T) -> None:
-        """Forget a connection that is closed. One that was removed is fine."""
+        """It is closed; idempotent."""
         self._new.pop(one, None)
         self._idle.pop(one, None)
         self._busy.discard(one)
@@ -81,18 +76,13 @@ class Connections(Generic[T]):
         for one in (*list(first)[:1], *list(second)[:1]):
             return one
         raise Unavailable(
-            f"all {self.limit} connections have a request under way; ask again, or raise "
+            f"all {self.limit} connections have a request in flight; retry later, or raise "
             "max_connections under [proxy] and the limit of open files"
         )
 
 
 def limit_of(wanted: int | None, descriptors: int) -> int:
-    """Return how many connections there may be.
-
-    Args:
-        wanted: What is set, or None.
-        descriptors: How many files and sockets the process may have open.
-    """
+    """The most connections: the setting, bounded by the limit of open files."""
     reserve = max(_RESERVE_LEAST, descriptors // 4)
     # Each request in flight needs a second one.
     room = max(_LEAST, (descriptors - reserve) // 2)
@@ -100,6 +90,6 @@ def limit_of(wanted: int | None, descriptors: int) -> int:
 
 
 def descriptors_max() -> int:
-    """Return how many files and sockets this process may have open."""
+    """The limit of open files of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**20 if soft == resource.RLIM_INFINITY else soft

@@ -1,7 +1,7 @@
-"""Failures inside: counted, told once a minute with a traceback, and tried again.
+"""Internal failures: counted, reported once a minute with a traceback, and retried.
 
-A task that runs as long as the daemon does must not end it: `persist` is the one place that catches
-any exception of such a task. Counts and listeners belong to the process, as those of `logging` do.
+`persist` is the only place that catches every exception of a task that runs as long as the daemon.
+Counts and listener belong to the process, as in `logging`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from proxy.throttle import Throttle
 
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
-# Work that went well for so long begins with a short pause again.
+# After so long without a failure, the backoff starts again.
 _LONG_S: Final = 60.0
 _TRACEBACK_MAX: Final = 8 * 1024
 _TEXT_MAX: Final = 1024
-# Tasks have names of ours, and so are few; loggers of libraries are not.
+# Our tasks are few; loggers of libraries are not.
 _TASKS_MAX: Final = 64
 
 _Result = TypeVar("_Result")
@@ -32,12 +32,12 @@ class _Tell(Protocol):
 
 
 class Failures:
-    """What failed since the process began.
+    """Failures since the start.
 
     Attributes:
-        counts: How often each task failed.
-        tell: Told `task.failed` with `task`, `error`, `traceback` and `more`: how many failures
-            of the same cause were not told in the minute before.
+        counts: By task.
+        tell: Gets `task.failed` with `task`, `error`, `traceback` and `more`, the number of
+            failures of the same cause that were not reported in the minute before.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,14 @@ class Failures:
         self._throttle = Throttle(1, self._rest)
 
     def note(self, task: str, error: BaseException, message: str = "") -> None:
-        """Count a failure, and tell it unless one of the same cause was told a minute ago."""
+        """Count a failure; report it at most once a minute per cause."""
         self._count(task)
         if self._throttle.admit((task, type(error).__name__, _place(error))):
             text = "".join(traceback.format_exception(error))[-_TRACEBACK_MAX:]
-            said = f"{message}: {error!r}" if message else repr(error)
-            self._tell(task, said, text, 0)
+            self._tell(task, f"{message}: {error!r}" if message else repr(error), text, 0)
 
     def warn(self, task: str, cause: str, message: str) -> None:
-        """Tell what a library warns of, unless it did so a minute ago; nothing is counted."""
+        """Report a warning at most once a minute, without counting it."""
         if self._throttle.admit((task, cause, "")):
             self._tell(task, message, None, 0)
 
@@ -74,13 +73,12 @@ FAILURES: Final = Failures()
 
 
 class FailureHandler(logging.Handler):
-    """Takes what is logged by `logging` for a failure, so that no library fills a log."""
+    """Turns records of `logging` into failures, so that no library fills the log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note an exception; tell any other warning."""
         try:
             message = record.getMessage()
-        except (TypeError, ValueError):  # a format that does not fit its arguments
+        except (TypeError, ValueError):  # the format does not match the arguments
             message = str(record.msg)
         if record.exc_info and record.exc_info[1]:
             FAILURES.note(record.name, record.exc_info[1], message)
@@ -89,11 +87,9 @@ class FailureHandler(logging.Handler):
 
 
 async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Run work until it returns; after an exception again, after 0.1 to 5 seconds.
+    """Run work until it returns; restart it 0.1 to 5 s after an exception.
 
-    Args:
-        task: What fails, for the log and for `/metrics`: a constant of few words.
-        work: Begins the work, each time it is called.
+    `task` is its name in the log and in `/metrics`, a constant of few words.
     """
     clock, pause_s = asyncio.get_running_loop().time, _FIRST_PAUSE_S
     while True:
@@ -109,7 +105,7 @@ async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def _place(error: BaseException) -> str:
-    """Return where an exception was raised; of a group, its first."""
+    """Where an exception was raised; of a group, its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)

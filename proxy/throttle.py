@@ -1,7 +1,4 @@
-"""Lets some events of one cause through each minute, and counts the rest.
-
-A client that can cause a line in a log could fill it otherwise.
-"""
+"""Limits events per cause and minute, so that no client can fill the log."""
 
 from __future__ import annotations
 
@@ -11,18 +8,15 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 WINDOW_S: Final = 60.0
-# Causes told apart at one time; those beyond share one.
+# Further causes share one window.
 _CAUSES_MAX: Final = 64
 _OTHERS: Final = "others"
 
 
 class Throttle:
-    """Admits a bounded number of events of each cause in each window.
+    """Admits `burst` events per cause and window.
 
-    Args:
-        burst: Events of one cause that a window admits, at least 1.
-        rest: Told at the end of a window how many events of a cause were withheld.
-        clock: Monotonic seconds.
+    `rest` is called at the end of a window with the number of events that were not admitted.
     """
 
     def __init__(
@@ -37,7 +31,6 @@ class Throttle:
         self._windows: dict[Hashable, tuple[float, int]] = {}
 
     def admit(self, cause: Hashable) -> bool:
-        """Return whether one more event of a cause is let through."""
         self.expire()
         if cause not in self._windows and len(self._windows) >= _CAUSES_MAX:
             cause = _OTHERS
@@ -49,7 +42,7 @@ class Throttle:
         return count < self._burst
 
     def expire(self) -> None:
-        """End the windows whose time is over, and tell what each withheld."""
+        """End the windows that are over."""
         now_s = self._clock()
         for cause in [one for one, (until_s, _) in self._windows.items() if until_s <= now_s]:
             _, count = self._windows.pop(cause)
@@ -58,7 +51,7 @@ class Throttle:
 
 
 def _call_later(delay_s: float, call: Callable[[], None]) -> None:
-    """Call later where a loop runs; elsewhere the next event does."""
+    # Without an event loop, the next event ends the window.
     try:
         asyncio.get_running_loop().call_later(delay_s, call)
     except RuntimeError:

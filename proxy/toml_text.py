@@ -1,7 +1,7 @@
-"""TOML that a person wrote, bounded: whatever it says is a table, or a ValueError in a sentence.
+"""Parses TOML with bounded depth and time.
 
-Python's parser recurses for each level of nesting, and needs the square of the parts of a dotted
-key; a file of a megabyte could end the daemon by the one and hold it up for hours by the other.
+Python's parser recurses for each level of nesting, and is quadratic in the parts of a dotted key: a
+file of a megabyte could crash the daemon by the one and block it for hours by the other.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Tables and lists within each other; a JSON schema in a variant may need a dozen.
+# Nested tables and lists; a JSON schema in a variant may need a dozen.
 DEPTH_MAX: Final = 64
-# Strings, those over many lines first, and comments: what has no keys in it. Possessive, so that
-# each character is looked at once.
+# Strings (multi-line first) and comments contain no keys. Possessive, so that time is linear.
 _NO_KEYS: Final = re.compile(
     r'"""(?:[^"\\]|\\.|"(?!""))*+(?:""")?'
     r"|'''(?:[^']|'(?!''))*+(?:''')?"
@@ -27,11 +26,7 @@ _BETWEEN_KEYS: Final = re.compile(r"[=,\[\]{}\n]")
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
-    """Return what a text says.
-
-    Raises:
-        ValueError: It is not TOML, not UTF-8, or nested deeper than DEPTH_MAX levels.
-    """
+    """Raises ValueError for invalid TOML or UTF-8, or more than DEPTH_MAX levels."""
     text = content.decode("utf-8")
     if _longest_key(text) > DEPTH_MAX:
         raise ValueError(f"a key has more than {DEPTH_MAX} parts")
@@ -45,7 +40,7 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Return whether tables and lists lie within each other more than so many levels deep."""
+    """Whether nested tables and lists have more than `most` levels."""
     level = [value]
     for _ in range(most + 1):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -61,7 +56,7 @@ def _inside(value: object) -> list[object]:
 
 
 def _longest_key(text: str) -> int:
-    """Return the parts of the longest dotted key, or a little more."""
+    """The parts of the longest dotted key, or slightly more."""
     pieces = _BETWEEN_KEYS.split(_NO_KEYS.sub("", text))
     return 1 + max(piece.count(".") for piece in pieces)
 

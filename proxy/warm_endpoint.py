@@ -1,7 +1,7 @@
-"""The page that has a prompt read ahead: POST /corral/v1/models/{id}/warm, a chat request.
+"""POST /corral/v1/models/{id}/warm: prefills the prompt of a chat request.
 
-It loads no model, reaches no other machine, and changes nothing but caches. One prompt at a time is
-read for a model, while no client needs its instances; who asks and leaves ends it.
+It loads no model, uses no node, and changes only caches. Each model prefills one prompt at a time,
+while no client needs its instances; a client disconnect cancels it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,6 @@ _RETRY_AFTER_S = 5
 
 
 class WarmEndpoint:
-    """Answers the page.
-
-    Args:
-        loader: The models there are.
-        reader: Has prompts read ahead.
-        server_state: What the server has under way.
-        bodies: What bodies may take.
-    """
-
     def __init__(
         self,
         loader: ModelLoader,
@@ -44,17 +35,10 @@ class WarmEndpoint:
         self._reader = reader
         self._server_state = server_state
         self._bodies = bodies
-        self._reading: set[str] = set()
+        self._prefilling: set[str] = set()
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer with what each instance has read.
-
-        Raises:
-            UnknownModel: No model here has the name.
-            LimitExceeded: The prompt asks too much of an engine.
-            TooManyRequests: A prompt is read for the model already.
-            ProxyError: As `Reader.warm` does, and `read_body`.
-        """
+        """The tokens that each instance prefilled. Raises ProxyError."""
         key = request[KEY]
         names = self._loader.names().local.visible(key.models if key else None)
         pick = names.resolve(request[MODEL_ID])
@@ -72,15 +56,14 @@ class WarmEndpoint:
             members = pick.variant.applied(members)
         check(EndpointKind.CHAT, members, share.settings.limits)
         model = pick.model_info.id
-        if model in self._reading:
-            raise TooManyRequests(
-                f"a prompt is read for {model} already; ask again", _RETRY_AFTER_S
-            )
-        self._reading.add(model)
+        if model in self._prefilling:
+            message = f"{model} is already prefilling a prompt; retry later"
+            raise TooManyRequests(message, _RETRY_AFTER_S)
+        self._prefilling.add(model)
         try:
             warmed = await self._reader.warm(model, members)
         finally:
-            self._reading.discard(model)
+            self._prefilling.discard(model)
         data = [
             {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
             for one in warmed
