@@ -1,10 +1,9 @@
-"""Says why an engine ended, what to do about it, and whether trying again can help. Pure.
+"""Why an engine ended, how to fix it, and whether a restart can help. Pure.
 
-Nearly every failure of llama-server is exit code 1, and what it prints last is seldom the reason:
-a usage error is followed by help, a missing file by three lines that only pass the error on. So the
-first line that matches a row of `marks.MARKS` decides, in the order in which the engine wrote. Two
-kinds of evidence go before it: a signal that says enough alone (`SIGNALS`), and lines that name
-which of several files was meant (`marks.TELLING`).
+Nearly every failure of llama-server is exit code 1, and its last output is rarely the reason: help
+follows a usage error, three lines that pass the error on follow a missing file. So the first line
+that matches a row of `FAILURE_PATTERNS` decides. Two kinds of evidence come before it: a signal
+that says enough by itself (`SIGNALS`), and lines that name the file (`SPECIFIC_PATTERNS`).
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from supervisor.process.exit_patterns import (
 
 _QUOTE_MAX: Final = 200
 _TEXT_MAX: Final = 300
-# What there is too little of at the moment.
-_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+# Shortages that may end.
+_TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Why an instance is not serving.
+    """Why an instance does not serve.
 
     Attributes:
-        code: Stable name in snake case.
-        sentence: What happened, without a full stop.
-        hint: What to do next.
-        permanent: Whether trying again without a change is useless.
+        code: Stable, in snake case.
+        sentence: Without a full stop.
+        hint: How to fix it.
+        permanent: Whether a restart without a change is useless.
     """
 
     code: str
@@ -50,25 +49,19 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class StartWarning:
-    """Something an engine silently went without.
-
-    Attributes:
-        code: Stable name in snake case.
-        sentence: What it goes without, without a full stop.
-        hint: What to do about it.
-    """
+    """Something an engine silently does without; the fields are those of FailureCause."""
 
     code: str
     sentence: str
     hint: str
 
 
-# Signals that say enough alone, whatever the log says.
+# Signals that say enough, whatever the log says.
 SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
     {
         signal.SIGILL: FailureCause(
             "illegal_instruction",
-            "the engine was built for another processor: it met an instruction this one lacks",
+            "the engine was built for another processor: this one lacks an instruction",
             "use a build for this processor, or try no-repack; `corral engine list` shows others",
             permanent=True,
         ),
@@ -80,8 +73,8 @@ SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
         ),
         signal.SIGBUS: FailureCause(
             "model_changed",
-            "the engine could not read memory that a file stands behind",
-            "most likely the model's file changed or shrank while in use: put it back whole",
+            "the engine could not read a memory-mapped file",
+            "most likely the model's file changed or shrank while in use: restore it",
             permanent=False,
         ),
         signal.SIGFPE: FailureCause(
@@ -101,13 +94,7 @@ SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
 
 
 def diagnose(returncode: int | None, lines: Sequence[str]) -> FailureCause:
-    """Say why an engine ended.
-
-    Args:
-        returncode: Exit code, or minus the number of the signal that ended it, as `subprocess`
-            gives it. None when it is not known.
-        lines: What the engine wrote last, oldest first.
-    """
+    """Find the cause in the last lines of output, oldest first; `returncode` may be unknown."""
     if returncode is not None and (known := SIGNALS.get(-returncode)):
         return known
     return (
@@ -118,13 +105,9 @@ def diagnose(returncode: int | None, lines: Sequence[str]) -> FailureCause:
 
 
 def crashed(returncode: int, requests: int) -> FailureCause:
-    """Return the cause of an engine that crashed while it computed clients' requests.
+    """Return the cause of a crash while computing requests.
 
-    Its log is not asked: clients' texts stand there.
-
-    Args:
-        returncode: As for `diagnose`.
-        requests: How many they were, at least 1.
+    Ignores the log, which may hold clients' texts.
     """
     by = _signal_name(-returncode) if returncode < 0 else f"a signal (code {returncode})"
     many = "a request" if requests == 1 else f"{requests} requests"
@@ -137,27 +120,24 @@ def crashed(returncode: int, requests: int) -> FailureCause:
 
 
 def load_timeout(silent_s: float) -> FailureCause:
-    """Return the cause of an engine that gave no sign of life while loading."""
     return FailureCause(
         "load_stalled",
-        f"the engine gave no sign of life for {silent_s:g} s while loading",
+        f"the engine wrote nothing for {silent_s:g} s while loading",
         "look at the log and the disk; a slow disk needs a larger load_timeout_s",
         permanent=False,
     )
 
 
 def unresponsive(silent_s: float) -> FailureCause:
-    """Return the cause of an engine that was up and stopped answering."""
     return FailureCause(
         "unresponsive",
-        f"the engine was up, but did not answer for {silent_s:g} s",
+        f"the engine was running, but did not answer for {silent_s:g} s",
         "look at the log; a device that hangs shows in `dmesg`",
         permanent=False,
     )
 
 
 def spawn_failed(error: OSError, program: str) -> FailureCause:
-    """Return the cause of an engine that could not even be spawned."""
     reason = error.strerror or str(error)
     if error.errno == errno.ENOENT:
         return FailureCause(
@@ -169,14 +149,14 @@ def spawn_failed(error: OSError, program: str) -> FailureCause:
     if error.errno in {errno.EACCES, errno.EPERM}:
         return FailureCause(
             "engine_denied",
-            f"the engine {program} may not be run: {reason}",
+            f"the engine {program} cannot be executed: {reason}",
             f"make it executable (chmod +x {program}), on a file system without noexec",
             permanent=True,
         )
     if error.errno == errno.ENOEXEC:
         return FailureCause(
             "engine_broken",
-            f"{program} is no program for this machine",
+            f"{program} is not a program for this machine",
             "use a build for this system and processor (`corral engine list`)",
             permanent=True,
         )
@@ -189,44 +169,42 @@ def spawn_failed(error: OSError, program: str) -> FailureCause:
 
 
 def not_launchable(error: CorralError) -> FailureCause:
-    """Return the cause of a run that failed before anything could be spawned."""
     hint = error.hint or "correct what it names, then `corral start`"
-    return FailureCause(error.code, error.message, hint, permanent=not _is_passing(error))
+    return FailureCause(error.code, error.message, hint, permanent=not _is_transient(error))
 
 
 def internal(error: Exception) -> FailureCause:
-    """Return the cause of a run that an error of the daemon itself ended."""
-    hint = "corral logs shows the traceback; it is tried again"
+    hint = "corral logs shows the traceback; the instance is restarted"
     return FailureCause(
-        "internal", f"the daemon met an error: {error!r}"[:_TEXT_MAX], hint, permanent=False
+        "internal", f"internal error of the daemon: {error!r}"[:_TEXT_MAX], hint, permanent=False
     )
 
 
-def _is_passing(error: BaseException) -> bool:
-    """Return whether an error comes from a want of descriptors or memory, which may end."""
+def _is_transient(error: BaseException) -> bool:
+    """Return whether an error comes from a lack of descriptors or memory."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _PASSING:
+        if isinstance(cause, OSError) and cause.errno in _TRANSIENT:
             return True
         cause = cause.__cause__
     return False
 
 
 def warnings(lines: Iterable[str]) -> tuple[StartWarning, ...]:
-    """Return what a ready engine silently went without, each once, in the order it said so."""
+    """Return what a ready engine silently does without, each once, in the order of its output."""
     found: dict[str, StartWarning] = {}
     for line in lines:
-        for mark in WARNING_PATTERNS:
-            if said := mark.read(line):
-                found.setdefault(mark.code, StartWarning(mark.code, *said))
+        for pattern in WARNING_PATTERNS:
+            if texts := pattern.read(line):
+                found.setdefault(pattern.code, StartWarning(pattern.code, *texts))
     return tuple(found.values())
 
 
-def _first(marks: Sequence[LogPattern], lines: Sequence[str]) -> FailureCause | None:
+def _first(patterns: Sequence[LogPattern], lines: Sequence[str]) -> FailureCause | None:
     for line in lines:
-        for mark in marks:
-            if said := mark.read(line):
-                return FailureCause(mark.code, *said, mark.permanent)
+        for pattern in patterns:
+            if texts := pattern.read(line):
+                return FailureCause(pattern.code, *texts, pattern.permanent)
     return None
 
 
@@ -235,30 +213,30 @@ _ERROR_LINE: Final = re.compile(r"^(?:[\d.]+ )?E |\berror\b|\bfailed\b", re.IGNO
 
 
 def _last_error(lines: Sequence[str]) -> str:
-    """Return the last line that sounds like an error, for causes nobody knows yet."""
+    """Return the last line that looks like an error."""
     wrong = [line for line in lines if _ERROR_LINE.search(line)]
     return wrong[-1].strip()[:_QUOTE_MAX] if wrong else ""
 
 
 def _by_exit(returncode: int | None, last: str) -> FailureCause:
-    said = f"; it last said: {last}" if last else ""
+    detail = f"; its last error: {last}" if last else ""
     if returncode == 0:
         return FailureCause(
             "left",
             "the engine ended by itself",
-            "look at the log for who asked it to",
+            "look for the reason in its log",
             permanent=False,
         )
     if returncode is not None and returncode < 0:
         return FailureCause(
             "signalled",
-            f"the engine was ended by {_signal_name(-returncode)}{said}",
-            "look at the log; sent from outside, or a crash of its own",
+            f"the engine was ended by {_signal_name(-returncode)}{detail}",
+            "look at the log; the signal came from outside, or it crashed",
             permanent=False,
         )
     code = "" if returncode is None else f" with code {returncode}"
     return FailureCause(
-        "exited", f"the engine ended{code}{said}", "look at the log", permanent=False
+        "exited", f"the engine ended{code}{detail}", "look at the log", permanent=False
     )
 
 

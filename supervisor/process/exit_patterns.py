@@ -1,11 +1,9 @@
-"""What engines print when something is wrong, and what it means: a table, read by `diagnose.py`.
+"""Table of failure messages of engines, searched by `exit_cause.py`.
 
-A row is a code, a regular expression, a sentence and a hint that may use the expression's groups,
-and whether the cause is permanent: nothing but a change of file, flag or machine can heal it.
-Within a table the first row that matches a line wins, so the particular stands before the general.
+Within a table the first row that matches a line wins, so specific rows come before general ones.
 
-Source: output of builds 10434 and 11434 for 46 provoked cases, kept with the tests; rows that no
-case covers are written after the text in llama.cpp's and ggml's sources.
+Source: output of builds 10434 and 11434 for 46 provoked cases, kept with the tests; rows without a
+case follow the text in llama.cpp's and ggml's sources.
 """
 
 from __future__ import annotations
@@ -17,14 +15,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:
-    """One row: what to look for in a line, and what it means.
+    """One row; the other fields are those of FailureCause.
 
     Attributes:
-        code: Stable name of the cause, in snake case.
-        pattern: Regular expression, searched for in one line.
-        sentence: What happened; `{group}` stands for a named group, empty if it took no part.
-        hint: What to do next; takes groups as `sentence` does.
-        permanent: Whether trying again without a change is useless.
+        pattern: A regular expression, searched in one line. `{group}` in the texts stands for a
+            named group.
     """
 
     code: str
@@ -34,7 +29,7 @@ class LogPattern:
     permanent: bool = True
 
     def read(self, line: str) -> tuple[str, str] | None:
-        """Return sentence and hint for a line that matches, else None."""
+        """Return sentence and hint if the line matches."""
         found = re.search(self.pattern, line)
         if found is None:
             return None

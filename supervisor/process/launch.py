@@ -1,4 +1,4 @@
-"""All that one run of an engine needs, as a value, and the environment it gets. Pure."""
+"""What one run of an engine needs, and its environment. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from supervisor.warmup.prompts import WarmPrompt
 PROCESS_TAG_ENV: Final = "LLAMA_CORRAL_ENGINE"
 KEY_ENV: Final = "LLAMA_API_KEY"
 
-# Every option of llama-server is also an LLAMA_ARG_* variable, and LLAMA_API_KEY and others change
-# what it does: only names listed here are passed on. The prefixes are those by which drivers, GPU
-# runtimes and thread libraries are told what the machine's owner wants.
+# Every option of llama-server is also an LLAMA_ARG_* variable, and others change its behaviour too:
+# only these names are passed on. The prefixes configure drivers, GPU runtimes and thread libraries.
 _NAMES: Final = frozenset(
     {"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"}
 )
@@ -28,12 +27,11 @@ _PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessTag:
-    """What every engine of ours carries in its environment, so that it can be told from others.
+    """A variable in the environment of each engine, by which an orphan is recognised.
 
     Attributes:
-        runtime: The runtime directory of the daemon it belongs to, which one daemon owns at a time.
-        instance: The instance it is a run of.
-        program: The program that was started, as its command line begins.
+        runtime: The runtime directory of its daemon.
+        program: The first word of its command line.
     """
 
     runtime: Path
@@ -42,12 +40,11 @@ class ProcessTag:
 
     @property
     def text(self) -> str:
-        """Return the value of MARKER_ENV: its parts, each on a line."""
+        """The value of PROCESS_TAG_ENV."""
         return "\n".join((str(self.runtime), self.instance, str(self.program)))
 
     @classmethod
     def read(cls, text: str) -> ProcessTag | None:
-        """Return the marker that a text is, or None when it is none."""
         match text.split("\n"):
             case [runtime, instance, program]:
                 return cls(Path(runtime), instance, Path(program))
@@ -57,16 +54,12 @@ class ProcessTag:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that one run needs.
+    """What one run needs.
 
     Attributes:
-        argv: The command line, the engine's absolute path first.
-        env: The whole environment of the process.
-        cwd: Its working directory, that of the engine.
-        endpoint: Where it will listen.
-        api_key: What it wants to be shown with each request.
-        log_path: Where its output goes.
-        prompts: What it reads ahead, in this order.
+        argv: The command line; starts with the engine's absolute path.
+        env: The complete environment.
+        prompts: To prefill, in this order.
         has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
     """
 
@@ -83,14 +76,13 @@ class Launch:
 def clean_environment(
     environ: Mapping[str, str], *, library_dirs: Iterable[Path], api_key: str, marker: str
 ) -> dict[str, str]:
-    """Return the environment an engine gets: little of ours, and what makes it a good child.
+    """Return the environment of an engine.
 
     Args:
-        environ: Our own environment, of which a list of harmless names is passed on.
-        library_dirs: Put before LD_LIBRARY_PATH, first one first.
-        api_key: The key the engine asks of everybody. The environment of a process can be read by
-            its own user only, a command line by all.
-        marker: `Marker.text`, by which the process can be recognised as ours.
+        environ: The daemon's environment; listed names are passed on.
+        library_dirs: Put before LD_LIBRARY_PATH.
+        api_key: Passed here because other users can read a command line, but not an environment.
+        marker: `ProcessTag.text`.
     """
     env = {name: value for name, value in environ.items() if _is_harmless(name)}
     libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]
@@ -100,7 +92,7 @@ def clean_environment(
         KEY_ENV: api_key,
         PROCESS_TAG_ENV: marker,
         ROUTER_ENV: "1",
-        # An abort otherwise starts a debugger for its backtrace, which takes a second.
+        # Otherwise an abort starts a debugger for its backtrace, which takes a second.
         "GGML_NO_BACKTRACE": "1",
     }
 

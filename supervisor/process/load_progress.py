@@ -1,13 +1,12 @@
-"""Reads what llama-server reports on stdout when it is run as a child of its own router.
+"""The reports that llama-server writes to stdout as a child of its own router mode.
 
 With `LLAMA_SERVER_ROUTER_PORT` set and stdin a pipe it writes lines
 
     cmd_child_to_router:state:{"state":"loading","payload":{"stages":["text_model"],
                                "current":"text_model","value":0.47}}
 
-and then one of state `ready` at the moment it starts to listen. Whatever else comes on stdout is
-log. This is an interface of llama.cpp with itself: it is used where it shows up, and nothing
-depends on it.
+and one of state `ready` when it starts to listen. All other output is log. This is an internal
+interface of llama.cpp: it is used where a build has it, and nothing depends on it.
 
 Source: tools/server/server-models.cpp of llama.cpp; seen on builds 10434 and 11434.
 """
@@ -23,17 +22,17 @@ from supervisor.process.log_file import LineSplitter
 ROUTER_ENV: Final = "LLAMA_SERVER_ROUTER_PORT"
 EXIT_LINE: Final = b"cmd_router_to_child:exit\n"
 _PREFIX: Final = b"cmd_child_to_router:state:"
-# The ready report of build 10434 has 300 bytes and the model's name and aliases twice.
+# The ready report of build 10434 has 300 bytes plus the model's name and aliases twice.
 _LINE_MAX_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading has come.
+    """Load progress.
 
     Attributes:
-        stage: The part being loaded, in llama.cpp's words, such as `text_model`.
-        value: Share of all stages that is done, 0 to 1.
+        stage: In llama.cpp's words, such as `text_model`.
+        value: The share of all stages that is done, 0 to 1.
     """
 
     stage: str
@@ -42,25 +41,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report of the engine.
-
-    Attributes:
-        state: `loading`, `ready`, `sleeping`, or a word we do not know yet.
-        progress: How far loading has come; None outside of it.
-    """
+    """One report; its state is `loading`, `ready`, `sleeping`, or one of a later build."""
 
     state: str
     progress: Progress | None = None
 
 
 class ReportReader:
-    """Takes stdout apart into reports and log."""
-
     def __init__(self) -> None:
         self._lines = LineSplitter(_LINE_MAX_BYTES)
 
     def feed(self, chunk: bytes) -> tuple[list[Report], bytes]:
-        """Return the reports that `chunk` completes, and every other whole line as log."""
+        """Return the reports that `chunk` completes, and all other complete lines as log."""
         reports, log = [], bytearray()
         for line in self._lines.feed(chunk):
             if report := read_report(line):
@@ -71,16 +63,15 @@ class ReportReader:
 
 
 def read_report(line: bytes) -> Report | None:
-    """Return the report that a line of stdout is, or None when it is no report."""
     if not line.startswith(_PREFIX):
         return None
     try:
-        told = json.loads(line.removeprefix(_PREFIX))
+        report = json.loads(line.removeprefix(_PREFIX))
     except ValueError:
         return None
-    if not isinstance(told, dict) or not isinstance(state := told.get("state"), str):
+    if not isinstance(report, dict) or not isinstance(state := report.get("state"), str):
         return None
-    return Report(state, _read_progress(told.get("payload")) if state == "loading" else None)
+    return Report(state, _read_progress(report.get("payload")) if state == "loading" else None)
 
 
 def _read_progress(payload: object) -> Progress | None:

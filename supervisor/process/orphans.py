@@ -1,18 +1,13 @@
-"""Ends engines that a dead daemon left behind, and nobody else.
+"""Kills engines that a dead daemon left behind, and no other process.
 
-Engines die with their daemon (`child.py` says how), so there is next to nothing to find: an engine
-in a set-user-ID wrapper, one on a system without the parent-death signal, one that was loading
-when the daemon was killed there. What is left holds memory and the socket's name.
+Engines die with their daemon (see `child.py`), so there is rarely one: an engine in a set-user-ID
+wrapper, on a system without the parent-death signal, or one that was loading there. It holds memory
+and the socket.
 
-A process is proven ours by all of these, or it is left alone:
-
-- it is our user's, leads a session of its own as every engine does, and is no child of ours;
-- its environment carries our marker with this runtime directory, whose lock we hold, so that its
-  daemon is dead;
-- it runs the program that the marker names.
-
-The proof is taken while a pidfd holds on to the process, and the signal goes through that pidfd: a
-number that is given to another process in between is never signalled.
+A process is killed only if it is our user's, leads its own session, is not our child, carries this
+runtime directory (whose lock we hold, so its daemon is dead) in its environment, and runs the
+program named there. A pidfd is held from the check to the signal, so that a reused process number
+is never signalled.
 
 Source: proc(5) /proc/PID/environ, pidfd_open(2), pidfd_send_signal(2), setsid(2).
 """
@@ -34,19 +29,13 @@ import psutil
 from supervisor.events import Emit
 from supervisor.process.launch import PROCESS_TAG_ENV, ProcessTag
 
-# A killed process is gone at once, unless the kernel holds it in a driver; nobody waits for that.
-_GONE_WITHIN_S: Final = 2.0
+# A killed process ends at once, unless it is stuck in a driver.
+_END_TIMEOUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanEngine:
-    """An engine without a daemon.
-
-    Attributes:
-        pid: Its process id.
-        instance: The instance that it was a run of.
-        since: When it was created.
-    """
+    """An engine without a daemon, created at `since`."""
 
     pid: int
     instance: str
@@ -54,13 +43,13 @@ class OrphanEngine:
 
 
 def kill_orphans(runtime: Path, emit: Emit) -> tuple[OrphanEngine, ...]:
-    """End every engine that a dead daemon of this runtime directory left; return them.
+    """Kill every engine that a dead daemon of this runtime directory left; return them.
 
-    Call it while holding the directory's lock and before anything is spawned. Takes some
-    milliseconds where there is nothing to do, and up to 2 s for each that is found.
+    Call it while holding the directory's lock, before anything is spawned. Blocks for up to 2 s for
+    each engine.
     """
     return tuple(
-        stray for pid in psutil.pids() if (stray := _kill_orphan(pid, runtime, emit)) is not None
+        orphan for pid in psutil.pids() if (orphan := _kill_orphan(pid, runtime, emit)) is not None
     )
 
 
@@ -68,22 +57,22 @@ def _kill_orphan(pid: int, runtime: Path, emit: Emit) -> OrphanEngine | None:
     if prove(pid, runtime) is None:
         return None
     with _held(pid) as pidfd:
-        # Proven again: only now nobody else can be given its number.
-        stray = prove(pid, runtime) if pidfd is not None else None
-        if stray is None or pidfd is None:
+        # Checked again: only now its number cannot be reused.
+        orphan = prove(pid, runtime) if pidfd is not None else None
+        if orphan is None or pidfd is None:
             return None
         _kill(pid, pidfd)
     emit(
         "engine.orphan_killed",
-        instance=stray.instance,
+        instance=orphan.instance,
         pid=pid,
-        since=stray.since.isoformat(timespec="seconds"),
+        since=orphan.since.isoformat(timespec="seconds"),
     )
-    return stray
+    return orphan
 
 
 def prove(pid: int, runtime: Path) -> OrphanEngine | None:
-    """Return the stray that a process is, or None when it cannot be proven one."""
+    """Return the orphan that a process certainly is, or None."""
     try:
         process = psutil.Process(pid)
         if process.uids().real != os.getuid() or process.ppid() == os.getpid():
@@ -91,16 +80,16 @@ def prove(pid: int, runtime: Path) -> OrphanEngine | None:
         marker = ProcessTag.read(process.environ().get(PROCESS_TAG_ENV, ""))
         if marker is None or marker.runtime != runtime or os.getsid(pid) != pid:
             return None
-        runs_it = process.cmdline()[:1] == [str(marker.program)]
+        runs_program = process.cmdline()[:1] == [str(marker.program)]
         since = datetime.fromtimestamp(process.create_time(), UTC)
-        return OrphanEngine(pid, marker.instance, since) if runs_it else None
+        return OrphanEngine(pid, marker.instance, since) if runs_program else None
     except (psutil.Error, OSError):
-        return None  # gone, or hidden from us: nothing is proven
+        return None  # gone or inaccessible
 
 
 @contextmanager
 def _held(pid: int) -> Iterator[int | None]:
-    """Hold on to a process for the length of the block; None when it is gone."""
+    """Hold a pidfd during the block; None if the process is gone."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -113,9 +102,8 @@ def _held(pid: int) -> Iterator[int | None]:
 
 
 def _kill(pid: int, pidfd: int) -> None:
-    """Kill a process, then who is left of its group, and wait until it is gone."""
     with suppress(ProcessLookupError):
-        # Its group first: while its leader lives, the number of the group is nobody else's.
+        # Its group first: while the leader lives, the group's number is not reused.
         os.killpg(pid, signal.SIGKILL)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    select.select([pidfd], [], [], _GONE_WITHIN_S)
+    select.select([pidfd], [], [], _END_TIMEOUT_S)

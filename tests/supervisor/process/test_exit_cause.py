@@ -184,7 +184,7 @@ def test_failures_of_the_processor_come_with_the_no_repack_hint() -> None:
 def test_an_unknown_failure_quotes_the_last_error() -> None:
     cause = diagnose(1, ["0.00.1 I fine", "0.00.2 E srv: the moon fell down", "0.00.3 I bye"])
     assert (cause.code, cause.permanent) == ("exited", False)
-    assert cause.sentence.endswith("it last said: 0.00.2 E srv: the moon fell down")
+    assert cause.sentence.endswith("its last error: 0.00.2 E srv: the moon fell down")
 
 
 def test_an_unknown_failure_without_a_word_tells_its_code() -> None:
