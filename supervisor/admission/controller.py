@@ -18,7 +18,7 @@ from supervisor.admission.decide import Actions, decide, queue
 from supervisor.admission.memory_usage import HOST, MemoryUsage
 from supervisor.admission.model_state import ModelState, Waiting
 from supervisor.events import Emit
-from supervisor.fleet.availability import Phase, facts_of, phase_of
+from supervisor.fleet.availability import Phase, phase_of, snapshots_of
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model
 
@@ -113,7 +113,7 @@ class AdmissionController:
         models = [one for one in self._fleet.select(names) if names or one.residency.preload]
         for model in models:
             model.is_open, model.refusal = True, None
-            if phase_of(model, facts_of(model)) in {Phase.LOADED, Phase.LOADING}:
+            if phase_of(model, snapshots_of(model)) in {Phase.LOADED, Phase.LOADING}:
                 self._load(model)
             else:
                 self._commanded_at_s.setdefault(model.entry.name, self._clock())
@@ -122,7 +122,7 @@ class AdmissionController:
 
     def _is_settled(self, model: Model) -> bool:
         is_waiting = model.entry.name in self._commanded_at_s
-        return not is_waiting and {one.state for one in facts_of(model)} <= START_OVER
+        return not is_waiting and {one.state for one in snapshots_of(model)} <= START_OVER
 
     def waiting(self) -> dict[str, Waiting]:
         return {
@@ -151,7 +151,7 @@ class AdmissionController:
         return actions.look_again_s
 
     def _time_load(self, model: Model) -> None:
-        name, phase = model.entry.name, phase_of(model, facts_of(model))
+        name, phase = model.entry.name, phase_of(model, snapshots_of(model))
         if phase is not Phase.LOADING and name in self._load_began_at_s:
             took_s = self._clock() - self._load_began_at_s.pop(name)
             if phase is Phase.LOADED:
@@ -164,7 +164,7 @@ class AdmissionController:
 
     def _model_state(self, model: Model) -> ModelState:
         name, now_s = model.entry.name, self._clock()
-        snapshots = facts_of(model)
+        snapshots = snapshots_of(model)
         phase, demand = phase_of(model, snapshots), self._router.demand(name)
         requested_at_s = self._requested_at_s.get(name, [])
         resident_s = max(one.up_s for one in snapshots)

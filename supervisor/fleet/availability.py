@@ -1,4 +1,4 @@
-"""Whether a model is there: for whoever moves it in and out of memory, and for who asks for it."""
+"""The state of a model, for admission and for clients."""
 
 from __future__ import annotations
 
@@ -12,52 +12,44 @@ from supervisor.instance.states import State
 
 Availability = Literal["loaded", "loading", "unloaded", "failed"]
 
-_COMING: Final = frozenset({State.STARTING, State.WARMING, State.BACKOFF})
-_UP: Final = frozenset({State.READY, State.UNHEALTHY})
-_GOING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
+_LOADING: Final = frozenset({State.STARTING, State.WARMING, State.BACKOFF})
+_LOADED: Final = frozenset({State.READY, State.UNHEALTHY})
+_UNLOADING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
 
 
 class Phase(Enum):
-    """Where a model is on its way in and out of memory."""
+    """Where a model is between unloaded and loaded."""
 
     DOWN = auto()
     LOADING = auto()
     LOADED = auto()
     UNLOADING = auto()
-    FAILED = auto()
-    """Down, and a start would not help: somebody must act."""
+    FAILED = auto()  # a start would fail again
 
 
-def facts_of(model: Model) -> list[InstanceSnapshot]:
-    """Return the facts of the instances that hold a model's places."""
+def snapshots_of(model: Model) -> list[InstanceSnapshot]:
     return [replica.instance.snapshot() for replica in model.replicas]
 
 
-def phase_of(model: Model, facts: Sequence[InstanceSnapshot]) -> Phase:
-    """Return where a model is on its way in and out of memory.
-
-    Args:
-        model: The model.
-        facts: Those of its instances.
-    """
-    states = {one.state for one in facts}
-    if states & _UP:
+def phase_of(model: Model, snapshots: Sequence[InstanceSnapshot]) -> Phase:
+    states = {one.state for one in snapshots}
+    if states & _LOADED:
         return Phase.LOADED
-    if states & _COMING:
+    if states & _LOADING:
         return Phase.LOADING
-    if states & _GOING:
+    if states & _UNLOADING:
         return Phase.UNLOADING
     return Phase.FAILED if State.FAILED in states or not model.is_open else Phase.DOWN
 
 
 def availability(model: Model) -> tuple[Availability, str | None]:
-    """Return whether a model can answer, and if it cannot until somebody acts, why."""
-    facts = [one.instance.snapshot() for one in (*model.replicas, *model.coming)]
-    if any(one.state is State.READY for one in facts):
+    """Return whether a model serves, and why it failed."""
+    snapshots = [one.instance.snapshot() for one in (*model.replicas, *model.replacements)]
+    if any(one.state is State.READY for one in snapshots):
         return "loaded", None
-    if any(one.wanted and one.state is not State.FAILED for one in facts):
+    if any(one.wanted and one.state is not State.FAILED for one in snapshots):
         return "loading", None
-    causes = [one.cause.sentence for one in facts if one.cause and one.state is State.FAILED]
+    causes = [one.cause.sentence for one in snapshots if one.cause and one.state is State.FAILED]
     if causes or model.refusal:
         return "failed", causes[0] if causes else model.refusal
     if model.is_open:

@@ -1,4 +1,4 @@
-"""What is done to the caches of instances that serve: saved now, or filled with a prompt now."""
+"""Commands on the KV caches of serving instances: save the slots, prefill a prompt."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from supervisor.slot_store.task import ReplicaRef
 from supervisor.warmup.prompts import WarmPrompt
 from supervisor.warmup.queue import PrefillQueue
 
-# How long clients may keep an instance from reading a prompt ahead.
-_PATIENCE_S: Final = 60.0
-_AWAY: Final = frozenset(State) - {State.READY}
+# How long a prefill waits for an instance to be idle.
+_IDLE_TIMEOUT_S: Final = 60.0
+_NOT_READY: Final = frozenset(State) - {State.READY}
 
 
 def replica_ref(model: Model, replica: Replica) -> ReplicaRef:
-    """Return whose conversations a replica's are."""
     return ReplicaRef(
         instance=replica.name,
         model=model.entry.name,
@@ -35,15 +34,15 @@ def replica_ref(model: Model, replica: Replica) -> ReplicaRef:
     )
 
 
-async def save_predecessors(model: Model, young: Replica) -> None:
-    """Have those that serve in a replica's place save what it could take up."""
+async def save_predecessors(model: Model, replica: Replica) -> None:
+    """Save the slots of the instances that a replica will replace, for it to restore."""
     for one in model.all_replicas:
-        if one is not young and one.place == young.place and _share_cache_key(one, young):
+        if one is not replica and one.place == replica.place and _share_cache_key(one, replica):
             await _save(one)
 
 
 async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> list[Manifest]:
-    """Have instances that serve save what their idle slots hold; return all that is kept then."""
+    """Save the idle slots of serving instances; return all saved slots of their models."""
     replicas = list(replicas)
     for one in replicas:
         await _save(one)
@@ -56,56 +55,60 @@ async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> lis
 async def warm(
     replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Traffic
 ) -> list[PrefillResult] | CorralError:
-    """Have each instance that serves read a prompt; an error where one did not, or none serves.
-
-    Clients come first: an instance is asked while it has nothing else to do, for a minute at most.
-    """
+    """Prefill a prompt on each serving instance, when it is idle within a minute."""
     serving = [one for one in replicas if _serving(one)]
     if not serving:
-        return StartFailed("no instance is ready", hint="corral start brings them up")
+        return StartFailed("no instance is ready", hint="run corral start")
     done = []
     for replica in serving:
-        found = await _read(replica, prompt, traffic)
+        found = await _prefill(replica, prompt, traffic)
         if isinstance(found, ErrorResponse):
             return SettingsInvalid(
                 f"{replica.name} refused the prompt {prompt.name}: {found.message or found.status}"
             )
         if found is None:
             return StartFailed(
-                f"{replica.name} did not come to the prompt {prompt.name}",
-                hint="clients go first: ask again when it is up and idle",
+                f"{replica.name} was not idle for the prompt {prompt.name}",
+                hint="retry when it has no client requests",
             )
         done.append(PrefillResult(replica.name, found.prompt_tokens, found.cached_tokens))
     return done
 
 
-async def _read(
+async def _prefill(
     replica: Replica, prompt: WarmPrompt, traffic: Traffic
 ) -> Timings | ErrorResponse | None:
-    """Have one instance read a prompt; None where it did not come to that, or left."""
-    facts = _serving(replica)
-    if facts is None:
+    """Prefill a prompt on one instance; None if it was not idle or stopped."""
+    snapshot = _serving(replica)
+    if snapshot is None:
         return None
     found: list[Timings | ErrorResponse] = []
-    reading = PrefillQueue([prompt], lambda _, what: found.append(what))
-    async with EngineClient(facts.endpoint, facts.api_key) as client, asyncio.TaskGroup() as first:
-        reads = first.create_task(reading.resume(client, traffic, facts.name, _PATIENCE_S))
-        leaves = first.create_task(replica.instance.wait(_AWAY))
-        await asyncio.wait((reads, leaves), return_when=asyncio.FIRST_COMPLETED)
-        reads.cancel()
-        leaves.cancel()
+    queue = PrefillQueue([prompt], lambda _, result: found.append(result))
+    async with (
+        EngineClient(snapshot.endpoint, snapshot.api_key) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        prefilled = group.create_task(queue.resume(client, traffic, snapshot.name, _IDLE_TIMEOUT_S))
+        stopped = group.create_task(replica.instance.wait(_NOT_READY))
+        await asyncio.wait((prefilled, stopped), return_when=asyncio.FIRST_COMPLETED)
+        prefilled.cancel()
+        stopped.cancel()
     return found[0] if found else None
 
 
 async def _save(replica: Replica) -> None:
-    if facts := _serving(replica):
-        async with EngineClient(facts.endpoint, facts.api_key) as client:
-            await replica.slots.save(client, facts.run)
+    if snapshot := _serving(replica):
+        async with _client(snapshot) as client:
+            await replica.slots.save(client, snapshot.run)
 
 
 def _serving(replica: Replica) -> InstanceSnapshot | None:
-    facts = replica.instance.snapshot()
-    return facts if facts.state is State.READY else None
+    snapshot = replica.instance.snapshot()
+    return snapshot if snapshot.state is State.READY else None
+
+
+def _client(snapshot: InstanceSnapshot) -> EngineClient:
+    return EngineClient(snapshot.endpoint, snapshot.api_key)
 
 
 def _share_cache_key(one: Replica, other: Replica) -> bool:

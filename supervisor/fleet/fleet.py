@@ -1,8 +1,7 @@
-"""Many instances, by the names of their models.
+"""All instances, by model.
 
-The fleet turns a word about models (start, stop, restart) into words about instances, and knows
-when that is over. It decides nothing about one instance: `instance/states.py` does. Instances come
-and go while it serves; `reload/` decides when and why.
+The fleet applies commands for models to their instances and reports when they are done. Instances
+are added and retired while it serves, as `reload/` decides.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 from supervisor.slot_store.manager import SlotManager
 
-# A start is over when the instance serves, or when whoever waits should hear why it does not:
-# in BACKOFF it will be tried again, but the cause of the first failure is known.
+# A start is done when the instance serves or the cause of its failure is known: in BACKOFF it will
+# be started again.
 START_OVER: Final = frozenset({State.READY, State.FAILED, State.BACKOFF, State.STOPPED})
 _DOWN: Final = frozenset({State.STOPPED})
 
@@ -49,17 +48,14 @@ class FleetTraffic(Traffic, Protocol):
 
 
 class Fleet:
-    """Every instance of every model.
+    """All instances of all models.
 
     Args:
-        planner: Plans what is started from now on.
-        traffic: The proxy.
-        emit: Emits events.
         on_change: Called after each change of an instance's state.
 
     Attributes:
-        models: By name, in the order of the settings; those that are being removed come last.
-        planner: Makes what is started from now on.
+        models: By name, in the order of the settings; removed ones come last.
+        planner: Plans what is started from now on.
     """
 
     def __init__(
@@ -73,8 +69,8 @@ class Fleet:
         self._emit = emit
         self.planner = planner
         self._on_change = on_change
-        self._lives: asyncio.TaskGroup | None = None
-        self._errands: set[asyncio.Task[Any]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
             self.models[entry.name] = Model(entry, planner.model_settings(entry.name))
@@ -82,36 +78,34 @@ class Fleet:
                 self.add(ReplicaId(entry.name, number), planner)
 
     async def serve(self) -> None:
-        """Run every instance's life, until cancelled; then kill what is left."""
+        """Serve all instances until cancelled; then kill what is left."""
         try:
-            async with asyncio.TaskGroup() as self._lives:
+            async with asyncio.TaskGroup() as self._group:
                 for replica in self.all_replicas():
                     self._serve(replica)
                 await asyncio.get_running_loop().create_future()  # until cancelled: more may come
         finally:
-            for errand in self._errands:
-                errand.cancel()
+            for task in self._tasks:
+                task.cancel()
 
-    # Looking at it.
+    # Queries.
 
     def all_replicas(self) -> tuple[Replica, ...]:
-        """Return all replicas, those that come and leave included."""
+        """Return all replicas, including those that start beside others or retire."""
         return tuple(replica for model in self.models.values() for replica in model.all_replicas)
 
     def replicas(self) -> tuple[Replica, ...]:
-        """Return the replicas that hold their places."""
+        """Return the current replica of each ReplicaId."""
         return tuple(replica for model in self.models.values() for replica in model.replicas)
 
     def replica(self, instance: str) -> Replica:
-        """Return the replica that an instance of this name is."""
         return next(replica for replica in self.all_replicas() if replica.name == instance)
 
     def _find(self, instance: str) -> Replica | None:
         return next((one for one in self.all_replicas() if one.name == instance), None)
 
     def is_retiring(self, replica: Replica) -> bool:
-        """Return whether a replica only finishes what it holds."""
-        return replica in self.models[replica.place.model].leaving
+        return replica in self.models[replica.place.model].retiring
 
     def select(self, names: Sequence[str] = ()) -> list[Model]:
         """Return the named models, or all.
@@ -123,68 +117,68 @@ class Fleet:
         for name in names:
             if name not in known:
                 there = ", ".join(known) or "none"
-                raise NoSuchModel(f"no model is named {name!r}", hint=f"models there are: {there}")
+                raise NoSuchModel(f"no model is named {name!r}", hint=f"models: {there}")
         return [self.models[name] for name in names or known]
 
     def instances(self, names: Sequence[str] = ()) -> Iterator[Instance]:
-        """Yield the instances of the named models, or of all, those that leave left out.
+        """Yield the instances of the named models, or of all, without retiring ones.
 
         Raises:
             NoSuchModel: A name is not configured.
         """
         for model in self.select(names):
-            yield from (replica.instance for replica in (*model.replicas, *model.coming))
+            yield from (replica.instance for replica in (*model.replicas, *model.replacements))
 
     def _configured(self) -> list[str]:
         return [name for name, model in self.models.items() if model.is_configured]
 
-    # Commanding it.
+    # Commands.
 
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
-        """Begin to start, stop or restart models; return what tells whether that is over.
+        """Start, stop or restart models; return a function that reports whether that is done.
 
         Raises:
-            NoSuchModel: A name is not configured; nothing was begun.
-            SettingsInvalid: The verb is none of these.
+            NoSuchModel: A name is not configured; nothing was changed.
+            SettingsInvalid: The verb is unknown.
         """
         instances = tuple(self.instances(names))
         if verb == "stop":
             return _begin(instances, Instance.stop, _DOWN)
         if verb == "start":
             return _begin(instances, Instance.start, START_OVER)
-        if verb == "restart":  # which leaves each of these states at once
+        if verb == "restart":  # it leaves each of these states at once
             return _begin(instances, Instance.restart, START_OVER)
         raise SettingsInvalid(f"no command is named {verb!r}")
 
-    def spawn(self, errand: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
-        """Begin something that ends with the fleet at the latest; its failure is noted.
+    def spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
+        """Start a task that is cancelled with the fleet.
 
         Raises:
-            DaemonBusy: The fleet is not served, or no more.
+            DaemonBusy: The fleet is not serving.
         """
-        if self._lives is None:
-            errand.close()
-            raise DaemonBusy("the daemon is ending", hint="corral start starts another")
-        # In no group: its failure is told to who awaits it, and must not end the others.
-        task = asyncio.get_running_loop().create_task(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._over)
+        if self._group is None:
+            work.close()
+            raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
+        # In no group: its failure must not end the others.
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
         return task
 
-    def _over(self, errand: asyncio.Task[Any]) -> None:
-        self._errands.discard(errand)
-        if not errand.cancelled() and (error := errand.exception()):
-            FAILURES.note("errand", error)
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            FAILURES.note("fleet task", error)
 
     async def all_down(self) -> None:
-        """Wait until each instance, those that leave included, was STOPPED."""
+        """Wait until each instance, including retiring ones, has been STOPPED."""
         for replica in self.all_replicas():
             await replica.instance.wait(_DOWN)
 
     # What the proxy reports; an instance may be gone by then.
 
     def overdue(self, instance: str, reason: str) -> None:
-        """Restart an instance whose engine does not stop computing for a client that left."""
+        """Restart an instance that computes for a client that disconnected."""
         if replica := self._find(instance):
             replica.instance.overdue(replica.instance.snapshot().run, reason)
 
@@ -196,7 +190,7 @@ class Fleet:
     # Changes. None of these waits; what follows runs in tasks.
 
     def set_planner(self, planner: LaunchPlanner) -> None:
-        """Take new settings in: their models and their order."""
+        """Apply new settings: their models and their order."""
         self.planner = planner
         found = {name: self.models.get(name) for name in planner.entries}
         rest = {name: model for name, model in self.models.items() if name not in found}
@@ -208,7 +202,7 @@ class Fleet:
             self.models[name].residency = planner.model_settings(name)
 
     def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
-        """Make a replica in a place that is free; it is down until somebody starts it."""
+        """Make a replica, stopped, that no instance serves yet."""
         replica = self._make(place, planner)
         model = self.models[place.model]
         if not model.is_configured:
@@ -217,55 +211,58 @@ class Fleet:
         return replica
 
     def add_beside(self, old: Replica, planner: LaunchPlanner) -> Replica:
-        """Make a replica that may follow one that serves."""
+        """Make a replica to replace one that serves."""
         replica = self._make(old.place, planner)
         model = self.models[old.place.model]
-        model.coming = (*model.coming, replica)
+        model.add_replacement(replica)
         return replica
 
     def replace(self, old: Replica, new: Replica) -> None:
-        """Give one replica's place to the one that came up beside it, and let it finish."""
+        """Replace a replica by one made with `add_beside`, and retire it."""
         self.models[old.place.model].set_replica(new)
         self.apply_settings(new, new.planner)
         self.retire(old)
 
     def apply_settings(self, replica: Replica, planner: LaunchPlanner) -> None:
-        """Have a replica's runs made by another workshop from its next one on."""
+        """Use another planner for a replica, from its next run on."""
         replica.planner = planner
         policy = planner.restart_policy(replica.place.model)
         replica.instance.configure(self.planner.supervisor, policy)
         model = self.models[replica.place.model]
         model.entry = planner.entry(replica.place.model)
-        facts = replica.instance.snapshot()
-        if facts.state is State.READY:
-            self._admit(replica, facts)  # under what its entry now says
+        snapshot = replica.instance.snapshot()
+        if snapshot.state is State.READY:
+            self._admit(replica, snapshot)  # with its new aliases
 
     def retire(self, replica: Replica) -> None:
-        """Let a replica finish what it holds, end it, and forget it."""
+        """Drain, stop and forget a replica."""
         self.models[replica.place.model].retire(replica)
         replica.instance.stop()
-        if self._lives:
-            self._lives.create_task(
-                persist("leaving", lambda: self._leave(replica)), name=f"{replica.name} leaves"
+        if self._group:
+            self._group.create_task(
+                persist("retiring", lambda: self._retire(replica)), name=f"{replica.name} retires"
             )
 
     def _make(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
         taken = {replica.name for replica in self.all_replicas()}
-        replica = Replica(place, name_for(place, taken), planner)
-        replica.slots = self._slot_manager(replica)
-        replica.instance = Instance(
-            name=replica.name,
-            model=place.model,
-            launch=replica.launch,
-            limits=self.planner.supervisor,
-            policy=planner.restart_policy(place.model),
-            traffic=self._traffic,
-            admit=lambda snapshot: self._admit(replica, snapshot),
-            emit=self._tell,
-            persister=replica.slots,
-        )
+        name = name_for(place, taken)
+        replica = Replica(place, name, planner, self._slot_manager, self._instance)
         self._serve(replica)
         return replica
+
+    def _instance(self, replica: Replica) -> Instance:
+        model = replica.place.model
+        return Instance(
+            name=replica.name,
+            model=model,
+            launch=replica.launch,
+            limits=self.planner.supervisor,
+            policy=replica.planner.restart_policy(model),
+            traffic=self._traffic,
+            admit=lambda snapshot: self._admit(replica, snapshot),
+            emit=self._emit_change,
+            persister=replica.slots,
+        )
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)
@@ -275,7 +272,7 @@ class Fleet:
         found = self._traffic.conversation_fingerprints(name, slots)
         return {id_slot: one.encoded for id_slot, one in found.items()}
 
-    def _tell(self, name: str, /, **fields: object) -> None:
+    def _emit_change(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
         if name == "instance.state_changed":
             self._on_change()
@@ -294,12 +291,12 @@ class Fleet:
         )
 
     def _serve(self, replica: Replica) -> None:
-        if self._lives:
-            replica.life = self._lives.create_task(
+        if self._group:
+            replica.life = self._group.create_task(
                 persist("instance", replica.instance.serve), name=replica.name
             )
 
-    async def _leave(self, replica: Replica) -> None:
+    async def _retire(self, replica: Replica) -> None:
         await replica.instance.wait(_DOWN)  # the limits of its states are the deadline
         if replica.life:
             replica.life.cancel()
@@ -311,8 +308,8 @@ class Fleet:
 
 
 def _begin(
-    instances: Sequence[Instance], tell: Callable[[Instance], None], over: frozenset[State]
+    instances: Sequence[Instance], command: Callable[[Instance], None], done: frozenset[State]
 ) -> Callable[[], bool]:
     for instance in instances:
-        tell(instance)
-    return lambda: all(instance.snapshot().state in over for instance in instances)
+        command(instance)
+    return lambda: all(instance.snapshot().state in done for instance in instances)

@@ -1,4 +1,4 @@
-"""What identifies a replica, and what its command line is made from."""
+"""The identity of a replica, and of what its command line is made from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from supervisor.engines.help import FlagValue
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaId:
-    """One replica of a model, whichever instance holds it.
-
-    Attributes:
-        model: The model's name.
-        number: Which replica, from 0.
-    """
+    """One replica of a model, numbered from 0, whichever instance serves it."""
 
     model: str
     number: int
@@ -27,13 +22,7 @@ class ReplicaId:
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """A file, told from another that took its path.
-
-    Attributes:
-        path: Where it is.
-        size_bytes: Its size; None where there is no file.
-        mtime_ns: When it was written; None where there is no file.
-    """
+    """A version of a file; its size and time are None if there is no file."""
 
     path: Path
     size_bytes: int | None = None
@@ -42,16 +31,11 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFingerprint:
-    """What the command line of an instance is made from, the machine aside.
+    """What the command line of an instance is made from, apart from the machine.
 
     Attributes:
-        engine: The llama-server.
-        library_dirs: What goes first on its library path.
-        model: The GGUF, of a split one the first shard.
-        draft: The GGUF it drafts with, or None.
-        flags: The profile's flags under the model's own. By which of the two a flag was set makes
-            no difference to what runs.
-        args: Words passed as they are.
+        model: The GGUF; the first shard of a split one.
+        flags: The profile's flags, overridden by the model's.
     """
 
     engine: FileVersion

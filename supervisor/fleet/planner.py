@@ -1,7 +1,7 @@
-"""Makes what an instance runs: settings → plan → launch, anew for every run.
+"""Plans and launches instances from the settings, again for every run.
 
-Planning anew costs milliseconds (engines and GGUFs are cached by path, size and mtime), and it
-means that a model file put right, or an engine upgraded in place, counts from the next start on.
+Planning takes milliseconds (engines and GGUFs are cached by path, size and mtime), and the next
+start uses a repaired model file or an upgraded engine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 class LaunchPlanner:
-    """Plans and launches for every model of one settings value."""
+    """Plans and launches the instances of one version of the settings."""
 
     def __init__(self, settings: Settings, directories: Directories) -> None:
         self._engine_setting = settings.engine
@@ -54,13 +54,13 @@ class LaunchPlanner:
 
     @property
     def instances(self) -> int:
-        """Return how many processes share the machine when all models are up."""
+        """The number of processes when all models are loaded."""
         return sum(self.replicas(name).count for name in self.entries)
 
     def replicas(self, model: str) -> Replicas:
-        """Return how many instances serve a model; decided once where that is left to us.
+        """Return how many instances a model has; "auto" is decided once.
 
-        A model that cannot be planned has one, whose start then says why.
+        A model that cannot be planned has one, whose start reports the reason.
 
         Raises:
             NoSuchModel: It is not configured.
@@ -81,7 +81,7 @@ class LaunchPlanner:
         return decide(plan.memory_inputs, machine.read(), self.capacity(plan.engine), models)
 
     def engine(self) -> Engine:
-        """Return the engine that is used.
+        """Find the engine.
 
         Raises:
             EngineMissing, EngineBroken: There is none, or it does not run.
@@ -89,7 +89,7 @@ class LaunchPlanner:
         return engines.load(self._engine_setting, cache_dir=self._directories.cache)
 
     def plan(self, model: str) -> Plan:
-        """Return what a model's instances run, from what is on disk now. Blocks for its reading.
+        """Plan a model's instances; reads files.
 
         Raises:
             NoSuchModel: It is not configured.
@@ -98,10 +98,10 @@ class LaunchPlanner:
         return self._plan(self.entry(model), instances=max(1, self.instances))
 
     def plan_at(self, place: ReplicaId) -> Plan:
-        """Return what the instance in a place runs, and refuse what can never fit. Blocks likewise.
+        """Plan one replica; reads files.
 
         Raises:
-            OutOfMemory: It takes more memory than models may have here.
+            OutOfMemory: It needs more memory than models may use.
             CorralError: As `plan` does.
         """
         plan = self.plan(place.model)
@@ -114,7 +114,7 @@ class LaunchPlanner:
         return plan
 
     def capacity(self, engine: Engine) -> MemoryCapacity:
-        """Return the memory that models may take here."""
+        """Return the memory that models may use."""
         return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
 
     def _plan(self, entry: ModelEntry, *, instances: int) -> Plan:
@@ -134,19 +134,17 @@ class LaunchPlanner:
         )
 
     def _machine(self) -> Machine:
-        """Return the machine, with no more memory than models may have by the settings."""
+        """Return the machine, with at most the memory of the settings."""
         here = machine.read()
         budget = self._settings.supervisor.memory_budget
         return replace(here, memory_bytes=min(budget or here.memory_bytes, here.memory_bytes))
 
     def fingerprint(self, model: str, engine: Engine) -> LaunchFingerprint:
-        """Return what a model's instances are made from, as it is on disk now.
-
-        Files that are missing are no error here: their instances differ from all that run.
+        """Return the fingerprint of a model's next launch. Missing files are not an error.
 
         Raises:
             NoSuchModel: It is not configured.
-            SettingsInvalid: Its profile is not there, or wrong.
+            SettingsInvalid: Its profile is missing or invalid.
         """
         entry = self.entry(model)
         under = profile.load(entry.profile, self._directories.profiles)
@@ -172,27 +170,16 @@ class LaunchPlanner:
 
     @property
     def supervisor(self) -> SupervisorSettings:
-        """The table `[supervisor]`."""
         return self._settings.supervisor
 
     def model_settings(self, model: str) -> ModelSettings:
-        """Return the table `[models.NAME]`.
-
-        Raises:
-            NoSuchModel: It is not configured.
-        """
         return self._settings.models[self.entry(model).name]
 
     def restart_policy(self, model: str) -> RestartPolicy:
-        """Return the restart policy of a model's instances.
-
-        Raises:
-            NoSuchModel: It is not configured.
-        """
         return self._settings.restart_policy(self.entry(model).name)
 
     def entry(self, model: str) -> ModelEntry:
-        """Return a model's entry.
+        """Look up a model.
 
         Raises:
             NoSuchModel: It is not configured.
@@ -200,18 +187,17 @@ class LaunchPlanner:
         if model in self.entries:
             return self.entries[model]
         known = ", ".join(self.entries) or "none"
-        raise NoSuchModel(f"no model is named {model!r}", hint=f"models there are: {known}")
+        raise NoSuchModel(f"no model is named {model!r}", hint=f"models: {known}")
 
     def launch(self, plan: Plan, instance: str) -> Launch:
-        """Return one run of a plan: its own key, its own socket or a port that the system picks.
+        """Make one run of a plan, with a random key and its own socket or port.
 
         Raises:
-            SettingsInvalid: A prompt to be read ahead is not there.
-            AccessDenied: The directory of logs cannot be used.
+            SettingsInvalid: A warm prompt is missing.
+            AccessDenied: The log directory cannot be used.
         """
         endpoint = self._endpoint(plan.engine, instance)
         api_key = secrets.token_hex(16)
-        where = self._directories
         argv = (*_argv(plan, endpoint), *self.slot_persistence.prepare(plan, instance))
         return Launch(
             argv=argv,
@@ -219,29 +205,28 @@ class LaunchPlanner:
                 os.environ,
                 library_dirs=plan.engine.library_dirs,
                 api_key=api_key,
-                marker=ProcessTag(where.runtime, instance, Path(argv[0])).text,
+                marker=ProcessTag(self._directories.runtime, instance, Path(argv[0])).text,
             ),
             cwd=plan.engine.path.parent,
             endpoint=endpoint,
             api_key=api_key,
-            log_path=make_private(where.log) / f"{instance}.log",
+            log_path=make_private(self._directories.log) / f"{instance}.log",
             prompts=self._prompts(plan.model),
             has_prompt_cache=plan.has_prompt_cache,
         )
 
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:
-        """Return what a model's instances read ahead: what is set, then what was learned."""
+        """Return the configured warm prompts, then the learned ones."""
         table = self._settings.models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
         return (*map(prompts.read, table.warm_prompts), *learned)
 
     def learns_prompts(self, model: str) -> bool:
-        """Return whether openings of a model's conversations are learned."""
         table = self._settings.models.get(model)
         return table is not None and table.learn_prompts
 
     def launch_argv(self, plan: Plan, instance: str) -> tuple[str, ...]:
-        """Return the command line that a launch of a plan has."""
+        """Return the command line of a launch."""
         argv = _argv(plan, self._endpoint(plan.engine, instance))
         return (*argv, *self.slot_persistence.arguments(plan, instance))
 
@@ -251,10 +236,9 @@ class LaunchPlanner:
 
 
 def file_version(path: Path) -> FileVersion:
-    """Return what tells a file from another of its path."""
     try:
         found = path.stat()
-    except (OSError, ValueError):  # missing; no path at all
+    except (OSError, ValueError):  # missing, or not a path
         return FileVersion(path)
     return FileVersion(path, found.st_size, found.st_mtime_ns)
 

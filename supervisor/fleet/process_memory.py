@@ -1,4 +1,4 @@
-"""What processes take of the host's memory."""
+"""The memory of processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import psutil
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process, or None when it is gone or cannot be read.
+    """Return the resident memory of a process; None if unknown.
 
-    A memory-mapped model counts in full once its pages were touched, and is shared between the
-    instances that map the same file.
+    Includes the touched pages of a memory-mapped model, which instances share.
     """
     try:
         found: int = psutil.Process(pid).memory_info().rss
@@ -19,9 +18,9 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def own_bytes(pid: int) -> int | None:
-    """Return the resident memory that a process shares with no file, or None when it is gone.
+    """Return the resident memory without mapped files; None if unknown.
 
-    Where the system does not tell the two apart, this is all of it.
+    All of it where the system does not report the two apart.
     """
     try:
         found = psutil.Process(pid).memory_info()
