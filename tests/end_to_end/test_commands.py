@@ -67,25 +67,25 @@ def test_a_plan_names_the_origin_of_every_flag_and_is_what_runs(configured: Corr
     assert engine.cmdline() == plan["argv"]
 
 
-def test_wrong_words_end_with_two(corral: CorralCli) -> None:
+def test_a_usage_error_exits_with_2(corral: CorralCli) -> None:
     assert corral("frobnicate").returncode == 2
     assert corral("start", "--frobnicate").returncode == 2
 
 
-def test_an_unknown_model_ends_with_four_and_names_the_known(configured: CorralCli) -> None:
+def test_an_unknown_model_exits_with_4_and_lists_the_known(configured: CorralCli) -> None:
     failed = configured("plan", "tinny")
     assert failed.returncode == 4
     assert "tiny" in failed.stderr
 
 
-def test_nothing_in_colour_is_written_to_a_pipe(configured: CorralCli) -> None:
+def test_a_pipe_gets_no_colour(configured: CorralCli) -> None:
     configured.env.pop("NO_COLOR")
     for words in (["profile", "list"], ["plan", "tiny"], ["status"]):
         done = configured(*words)
         assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_status_is_told_without_what_takes_long_to_import(configured: CorralCli) -> None:
+def test_status_imports_nothing_slow(configured: CorralCli) -> None:
     configured.ok("start")
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "supervisor.cli", "status"],

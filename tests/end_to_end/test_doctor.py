@@ -28,7 +28,7 @@ def configured(corral: CorralCli, model: Path, more: str = "") -> CorralCli:
     return corral
 
 
-def test_a_healthy_place_has_no_failures_before_and_while_it_serves(
+def test_a_healthy_installation_has_no_failures_before_and_while_it_serves(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model)
@@ -49,7 +49,7 @@ def test_a_healthy_place_has_no_failures_before_and_while_it_serves(
         ("[proxy]\nlsten = 1\n", "settings"),
     ],
 )
-def test_what_is_wrong_is_named_with_a_cure(
+def test_each_problem_is_named_with_a_fix(
     corral: CorralCli, tiny_model: Path, settings: str, culprit: str
 ) -> None:
     corral.configure(settings.replace("MODEL", str(tiny_model)))
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_named_with_a_cure(
     assert f"will not work: {culprit}" in shown.stdout
 
 
-def test_leftovers_of_a_killed_daemon_are_told(corral: CorralCli, tiny_model: Path) -> None:
+def test_leftovers_of_a_killed_daemon_get_a_warning(corral: CorralCli, tiny_model: Path) -> None:
     daemon = configured(corral, tiny_model).serve()
     daemon.kill()
     daemon.wait()
@@ -72,7 +72,9 @@ def test_leftovers_of_a_killed_daemon_are_told(corral: CorralCli, tiny_model: Pa
     assert levels(corral)["leftovers"] == "ok"
 
 
-def test_a_report_can_be_pasted_anywhere(corral: CorralCli, tiny_model: Path) -> None:
+def test_a_report_contains_no_secret_and_no_home_directory(
+    corral: CorralCli, tiny_model: Path
+) -> None:
     corral.env["HOME"] = str(corral.root)
     key = 'args = ["--api-key", "hunter2"]\n'
     configured(corral, tiny_model, key)
@@ -83,7 +85,7 @@ def test_a_report_can_be_pasted_anywhere(corral: CorralCli, tiny_model: Path) ->
         assert "~/" in said
 
 
-def test_events_are_shown_until_the_daemon_ends(corral: CorralCli, tiny_model: Path) -> None:
+def test_events_are_shown_until_the_daemon_stops(corral: CorralCli, tiny_model: Path) -> None:
     assert corral("events").returncode == 3
     configured(corral, tiny_model).ok("start")
     listeners = [
@@ -100,7 +102,9 @@ def test_events_are_shown_until_the_daemon_ends(corral: CorralCli, tiny_model: P
     assert [listener.returncode for listener in listeners] == [0, 0]
 
 
-def test_events_nobody_reads_on_end_in_silence(corral: CorralCli, tiny_model: Path) -> None:
+def test_events_end_silently_when_the_reader_closes_the_pipe(
+    corral: CorralCli, tiny_model: Path
+) -> None:
     configured(corral, tiny_model).ok("start")
     listener = start_events(corral, 0)
     assert listener.stdout

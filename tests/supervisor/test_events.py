@@ -15,7 +15,7 @@ def stopping(reason: str = "test") -> dict[str, object]:
     return {"reason": reason}
 
 
-async def test_a_listener_hears_what_is_emitted_while_it_listens() -> None:
+async def test_a_listener_receives_the_events_emitted_while_it_listens() -> None:
     stream = EventStream()
     stream.emit("daemon.stopping", **stopping("before"))
     with stream.listen() as listener:
@@ -25,7 +25,7 @@ async def test_a_listener_hears_what_is_emitted_while_it_listens() -> None:
     assert (heard.name, heard.fields["reason"]) == ("daemon.stopping", "during")
 
 
-async def test_a_slow_listener_loses_the_oldest_and_is_told_how_many() -> None:
+async def test_a_slow_listener_loses_the_oldest_events_and_gets_their_count() -> None:
     listener = Listener(queue_max=2)
     stream = EventStream(listener.push)
     for reason in "abcd":
@@ -42,32 +42,32 @@ def test_a_sink_gets_every_event_at_once() -> None:
     assert [event.name for event in seen] == ["daemon.stopping"]
 
 
-def test_a_name_outside_the_table_is_refused() -> None:
+def test_a_name_outside_the_table_is_rejected() -> None:
     with pytest.raises(KeyError):
         EventStream().emit("daemon.exploded")
 
 
-def test_fields_other_than_the_table_says_are_refused() -> None:
+def test_fields_other_than_those_of_the_table_are_rejected() -> None:
     with pytest.raises(ValueError, match="reason"):
         EventStream().emit("daemon.stopping", cause="x")
 
 
 @pytest.mark.parametrize(("fault", "level"), [(False, "info"), (True, "warning")])
-def test_an_exit_is_a_warning_where_it_was_a_fault(*, fault: bool, level: str) -> None:
+def test_an_exit_is_a_warning_if_it_was_a_fault(*, fault: bool, level: str) -> None:
     seen: list[Event] = []
     fields = {"instance": "a.0", "model": "a", "run": 1, "up_s": 1.0, "code": None, "signal": 15}
     EventStream(seen.append).emit("instance.exited", fault=fault, **fields)
     assert seen[0].level == level
 
 
-def test_the_table_holds_exactly_what_the_code_emits() -> None:
+def test_the_table_lists_exactly_the_events_that_the_code_emits() -> None:
     sources = [*(ROOT / "supervisor").rglob("*.py"), *(ROOT / "proxy").rglob("*.py")]
     text = "\n".join(path.read_text("utf-8") for path in sources)
     emitted = set(re.findall(r'(?:emit|tell|Event)\(\s*"([a-z_]+\.[a-z_]+)"', text))
     assert emitted == set(EVENTS)
 
 
-def test_what_clients_cause_is_told_so_often_a_minute_and_then_counted() -> None:
+def test_events_that_clients_cause_are_limited_per_minute_then_counted() -> None:
     seen: list[Event] = []
     stream = EventStream(seen.append)
     for number in range(5000):
@@ -84,7 +84,7 @@ def test_what_clients_cause_is_told_so_often_a_minute_and_then_counted() -> None
     assert seen[-1].fields["code"] == "other"
 
 
-def test_a_sink_that_fails_fails_nobody() -> None:
+def test_a_failing_sink_stops_no_other() -> None:
     def full(_: Event) -> None:
         raise OSError(28, "No space left on device")
 

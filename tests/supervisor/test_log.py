@@ -42,7 +42,7 @@ def journal_of(file: TextIO) -> dict[str, str]:
     return {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
 
 
-def test_json_has_time_level_name_and_the_fields_that_are_known() -> None:
+def test_json_has_time_level_name_and_known_fields() -> None:
     (line,) = said(json_sink, exited(None))
     assert json.loads(line) == {
         "timestamp": "2026-11-21T09:00:00.000+00:00",
@@ -53,7 +53,7 @@ def test_json_has_time_level_name_and_the_fields_that_are_known() -> None:
     }
 
 
-def test_json_takes_a_path_that_is_no_text() -> None:
+def test_json_accepts_a_path_that_is_not_utf_8() -> None:
     (line,) = said(json_sink, Event("settings.rejected", AT, {"reason": Path("caf\udce9")}))
     assert json.loads(line)["reason"] == "caf\udce9"
 
@@ -81,7 +81,7 @@ def test_load_progress_is_not_logged(make: Callable[[Callable[[str], None]], Sin
     assert said(make, PROGRESSED) == []
 
 
-def test_a_stream_is_the_journal_only_if_it_is_the_very_file(tmp_path: Path) -> None:
+def test_a_stream_is_the_journal_only_if_device_and_inode_match(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as ours, (tmp_path / "b").open("w") as other:
         assert is_journal(ours, journal_of(ours))
         assert not is_journal(other, journal_of(ours))
@@ -89,7 +89,7 @@ def test_a_stream_is_the_journal_only_if_it_is_the_very_file(tmp_path: Path) -> 
     assert not is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
 
 
-def test_who_reads_the_stream_decides_its_form(tmp_path: Path) -> None:
+def test_the_kind_of_stream_decides_the_format(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+", encoding="utf-8") as file:
         stream_sink(file, journal_of(file))(STOPPING)
         stream_sink(file, {})(STOPPING)

@@ -27,7 +27,7 @@ def fail() -> CommandResult:
     raise ModelInvalid("x.gguf is cut short", hint="fetch it again", log="x.log")
 
 
-def test_an_outcome_is_text_on_stdout_and_notes_on_stderr(
+def test_a_result_is_text_on_stdout_and_notes_on_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert (
@@ -38,7 +38,7 @@ def test_an_outcome_is_text_on_stdout_and_notes_on_stderr(
     assert (shown.out, shown.err) == ("all well\n", "but slow\n")
 
 
-def test_an_error_says_what_happened_what_to_do_and_where_to_look(
+def test_an_error_shows_message_hint_and_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_command("start", fail, as_json=False) == 78
@@ -65,7 +65,7 @@ def test_an_interrupt_exits_with_130() -> None:
     assert run_command("logs", interrupted, as_json=False) == 130
 
 
-def test_an_error_survives_the_wire() -> None:
+def test_an_error_keeps_its_class_through_json() -> None:
     with pytest.raises(ModelInvalid) as caught:
         fail()
     back = from_json(caught.value.as_json())
@@ -79,7 +79,7 @@ def painted(text: str, stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_is_used_on_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -99,7 +99,7 @@ HOSTILE = (
 )
 
 
-def test_what_commands_a_terminal_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_are_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert painted(HOSTILE, Terminal()) == (
@@ -118,7 +118,7 @@ def test_raw_text_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_no_way_out_of_a_command_lets_an_escape_through(
+def test_no_output_of_a_command_passes_an_escape(
     capsys: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
     def failing() -> CommandResult:
@@ -136,7 +136,7 @@ def test_no_way_out_of_a_command_lets_an_escape_through(
         assert first["data"]["name"] == HOSTILE
 
 
-def test_a_table_keeps_a_row_in_a_line() -> None:
+def test_a_table_keeps_each_row_on_one_line() -> None:
     assert len(table(("NAME",), [("a\nb\t",)]).splitlines()) == len(("NAME", "row"))
 
 
@@ -168,7 +168,7 @@ def test_durations(seconds: float | None, said: str) -> None:
     assert duration(seconds) == said
 
 
-def test_a_meter_redraws_one_line_on_a_terminal_and_removes_it() -> None:
+def test_a_meter_redraws_one_line_on_a_terminal_and_clears_it() -> None:
     stream = Terminal()
     meter = ProgressMeter(stream)
     meter.show("loading chat", 0.1)

@@ -86,7 +86,7 @@ def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
     return render({**STATUS, "models": [model(*instances, waiting=waiting)]})
 
 
-def test_a_model_that_waits_for_memory_says_how_long_and_for_whom() -> None:
+def test_a_wait_for_memory_shows_its_time_and_the_models_to_unload() -> None:
     first: WaitStatus = {"place": 1, "requests": 3, "wait_s": 12.0, "leaving": ["a", "b"]}
     text = shown(instance(state="stopped"), waiting=first)
     assert "chat: 3 waiting for memory, 12s so far; no new requests for a and b" in text
@@ -102,22 +102,22 @@ def test_draft_acceptance_is_shown() -> None:
     assert "chat.0: accepts 38% of 200 drafted tokens" in shown(instance(draft=DRAFT)).splitlines()
 
 
-def test_nothing_is_said_of_drafts_where_nothing_was_drafted() -> None:
+def test_draft_acceptance_is_hidden_where_nothing_was_drafted() -> None:
     for draft in (None, {**DRAFT, "acceptance": None}):
         assert "draft" not in shown(instance(draft=draft))
 
 
-def test_reason_conversations_are_not_kept_is_said() -> None:
+def test_the_reason_why_conversations_are_not_saved_is_shown() -> None:
     text = render({**STATUS, "models": [model(not_persisted_reason="its window slides")]})
     assert "chat saves no conversations across restarts: its window slides" in text.splitlines()
     assert "over restarts" not in shown()
 
 
-def test_without_nodes_nothing_is_said_of_them() -> None:
+def test_without_nodes_there_is_no_table_of_nodes() -> None:
     assert "NODE" not in render(STATUS)
 
 
-def test_nodes_are_shown_with_their_models_and_what_is_wrong() -> None:
+def test_nodes_are_shown_with_their_models_and_problems() -> None:
     text = render({**STATUS, "nodes": [node("gpu", None, "chat", "tiny"), node("nas", "is away")]})
     lines = [line.split() for line in text.splitlines()]
     assert ["gpu", "up", "1/4", "http://gpu:8080", "chat,", "tiny"] in lines

@@ -23,9 +23,7 @@ class SaysItStopped:
         yield {}
 
 
-def test_a_lock_that_stays_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_the_lock_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = Directories(*[tmp_path] * 5)
     monkeypatch.setattr(stop, "Client", SaysItStopped)
     monkeypatch.setattr(stop, "_EXIT_TIMEOUT_S", 0.01)

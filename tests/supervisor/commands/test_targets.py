@@ -20,7 +20,7 @@ def configure(*names: str) -> None:
     Path("corral.toml").write_text(text, "utf-8")
 
 
-def test_no_words_mean_all_configured_models(where: Directories) -> None:
+def test_no_words_select_all_configured_models(where: Directories) -> None:
     configure("chat", "code")
     choice = choose([], None, where)
     assert choice.names == ("chat", "code")
@@ -42,20 +42,20 @@ def test_a_pinned_model_is_known_once_it_was_fetched(where: Directories) -> None
     assert caught.value.hint == "corral model get smollm2"
 
 
-def test_an_unknown_word_lists_what_there_is(where: Directories) -> None:
+def test_an_unknown_word_lists_the_models_available(where: Directories) -> None:
     configure("chat")
     with pytest.raises(NoSuchModel) as caught:
         choose(["cht"], None, where)
     assert caught.value.hint == "available: chat, smollm2"
 
 
-def test_nothing_configured_says_how_to_begin(where: Directories) -> None:
+def test_without_models_the_hint_names_the_first_commands(where: Directories) -> None:
     with pytest.raises(SettingsInvalid) as caught:
         choose([], None, where)
     assert "corral model get smollm2" in (caught.value.hint or "")
 
 
-def test_an_address_of_the_command_line_wins(where: Directories) -> None:
+def test_an_address_on_the_command_line_wins(where: Directories) -> None:
     configure("chat")
     settings = choose([], None, where, "127.0.0.1:9").loaded.settings
     assert settings.proxy.listen == "127.0.0.1:9"
@@ -69,7 +69,7 @@ def test_any_file_name_makes_a_safe_model_name(file: str, name: str) -> None:
     assert name_of(Path(file)) == name
 
 
-def test_a_running_daemon_is_asked_by_name_or_by_path(tmp_path: Path) -> None:
+def test_a_model_of_a_running_daemon_is_found_by_name_or_path(tmp_path: Path) -> None:
     model = {"name": "chat", "path": str(tmp_path / "chat.gguf")}
     status: DaemonStatus = {"models": [model]}  # type: ignore[typeddict-item]  # all that is read
     assert resolve_running(["chat"], status) == ("chat",)

@@ -130,20 +130,20 @@ async def lines(call: Callable[[], object]) -> list[StreamMessage]:
     return await asyncio.to_thread(lambda: list(call()))  # type: ignore[call-overload]  # an iterator
 
 
-async def test_the_socket_is_private_and_gone_afterwards(path: Path) -> None:
+async def test_the_socket_is_private_and_removed_afterwards(path: Path) -> None:
     events = EventStream()
     async with server.serve(Service(events), events, path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
 
 
-async def test_status_is_told_with_fresh_figures(service: Service, path: Path) -> None:
+async def test_status_has_fresh_figures(service: Service, path: Path) -> None:
     status = await asyncio.to_thread(Client(path).status)
     assert status["url"] == "http://127.0.0.1:8080"
     assert service.refreshed == 1
 
 
-async def test_a_command_tells_what_happens_until_it_is_over(service: Service, path: Path) -> None:
+async def test_a_command_streams_progress_until_it_is_over(service: Service, path: Path) -> None:
     told = await lines(lambda: Client(path).command("start", ["chat"]))
     assert service.commands == [("start", ["chat"])]
     progress = [line["progress"]["fraction"] for line in told if "progress" in line]
@@ -158,7 +158,7 @@ async def test_an_unknown_model_is_an_error_with_its_hint(service: Service, path
     assert service.commands == []
 
 
-async def test_a_dry_run_tells_what_a_reload_would_do(service: Service, path: Path) -> None:
+async def test_a_dry_run_reports_what_a_reload_would_change(service: Service, path: Path) -> None:
     (line,) = await lines(lambda: Client(path).reload(dry_run=True))
     report = line["reloaded"]
     assert (report["changed"], report["kept"], report["notes"]) == (["chat.0"], [], ["a note"])
@@ -167,23 +167,23 @@ async def test_a_dry_run_tells_what_a_reload_would_do(service: Service, path: Pa
     assert failure["message"] == "chat.0: it was killed; it keeps its old settings"
 
 
-async def test_a_refused_reload_is_an_error_of_its_own_kind(service: Service, path: Path) -> None:
+async def test_a_rejected_reload_raises_the_error_of_its_class(
+    service: Service, path: Path
+) -> None:
     with pytest.raises(SettingsInvalid, match="not TOML"):
         await lines(lambda: Client(path).reload(dry_run=False))
     with pytest.raises(DaemonBusy, match="under way"):
         await lines(lambda: Client(path).reload(dry_run=False))
 
 
-async def test_a_reload_that_the_end_of_the_daemon_ends_says_so(
-    service: Service, path: Path
-) -> None:
+async def test_a_reload_that_a_shutdown_ends_is_an_error(service: Service, path: Path) -> None:
     service.is_cut = True
     with pytest.raises(DaemonBusy, match="exited before"):
         await lines(lambda: Client(path).reload(dry_run=False))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"dry_run": 1}'])
-async def test_a_reload_that_leaves_open_whether_it_is_one_is_refused(
+async def test_a_reload_without_dry_run_in_its_body_is_rejected(
     service: Service, path: Path, body: bytes
 ) -> None:
     status, said = await post(path, "/v1/reload", body)
@@ -192,7 +192,7 @@ async def test_a_reload_that_leaves_open_whether_it_is_one_is_refused(
     assert service.reloading is None
 
 
-async def test_what_is_kept_after_a_save_is_told_without_what_was_said(
+async def test_a_save_lists_the_saved_slots_without_their_text(
     service: Service, path: Path
 ) -> None:
     (line,) = await lines(lambda: Client(path).save_slots(["chat"]))
@@ -209,7 +209,7 @@ async def test_what_is_kept_after_a_save_is_told_without_what_was_said(
     ]
 
 
-async def test_a_prompt_is_read_by_every_instance(service: Service, path: Path) -> None:
+async def test_a_prompt_is_prefilled_by_every_instance(service: Service, path: Path) -> None:
     (line,) = await lines(lambda: Client(path).warm("chat", {"prompt": "be kind"}))
     assert line["warmed"] == [{"instance": "chat.0", "tokens": 7, "cached": 3}]
     assert service.prompt["messages"][0] == {"role": "system", "content": "be kind"}
@@ -218,18 +218,20 @@ async def test_a_prompt_is_read_by_every_instance(service: Service, path: Path) 
     assert service.prompt == {"messages": [{"role": "user", "content": "x"}]}
 
 
-async def test_a_prompt_that_no_instance_read_is_an_error(service: Service, path: Path) -> None:
+async def test_a_prompt_that_no_instance_prefilled_is_an_error(
+    service: Service, path: Path
+) -> None:
     with pytest.raises(StartFailed, match="no instance"):
         await lines(lambda: Client(path).warm("down", {"prompt": "be kind"}))
 
 
-async def test_what_the_end_of_the_daemon_ends_says_so(service: Service, path: Path) -> None:
+async def test_a_command_that_a_shutdown_ends_is_an_error(service: Service, path: Path) -> None:
     service.is_cut = True
     with pytest.raises(DaemonBusy, match="exited before"):
         await lines(lambda: Client(path).save_slots([]))
 
 
-async def test_one_that_takes_long_says_that_it_waits(
+async def test_a_slow_command_sends_waiting_messages(
     service: Service, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_WAITING_EVERY_S", 0.01)
@@ -244,14 +246,14 @@ async def test_one_that_takes_long_says_that_it_waits(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"prompt": 1}', b'{"messages": "x"}'])
-async def test_a_prompt_that_is_none_is_refused(service: Service, path: Path, body: bytes) -> None:
+async def test_an_invalid_prompt_is_rejected(service: Service, path: Path, body: bytes) -> None:
     status, said = await post(path, "/v1/models/chat/warm", body)
     assert status == 409
     assert SettingsInvalid.code.encode() in said
     assert service.commands == []
 
 
-async def test_a_shutdown_is_begun_and_told(service: Service, path: Path) -> None:
+async def test_a_shutdown_begins_and_streams_its_event(service: Service, path: Path) -> None:
     def first() -> StreamMessage:
         return next(Client(path).shutdown())
 
@@ -275,22 +277,20 @@ async def post(path: Path, target: str, body: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"models": 1}', b'{"models": [1]}'])
-async def test_a_body_that_makes_no_sense_is_refused(
-    service: Service, path: Path, body: bytes
-) -> None:
+async def test_an_invalid_body_is_rejected(service: Service, path: Path, body: bytes) -> None:
     status, said = await post(path, "/v1/start", body)
     assert status == 409
     assert SettingsInvalid.code.encode() in said
     assert service.commands == []
 
 
-async def test_nothing_is_changed_by_get(service: Service, path: Path) -> None:
+async def test_get_changes_nothing(service: Service, path: Path) -> None:
     with pytest.raises(DaemonBusy, match="405"):
         await asyncio.to_thread(lambda: next(Client(path)._messages("GET", "/v1/start", None)))
     assert service.commands == []
 
 
-def test_without_a_daemon_the_client_says_so(path: Path) -> None:
+def test_without_a_daemon_the_client_raises_not_running(path: Path) -> None:
     with pytest.raises(NotRunning):
         Client(path).status()
     dead = socket.socket(socket.AF_UNIX)
@@ -300,7 +300,7 @@ def test_without_a_daemon_the_client_says_so(path: Path) -> None:
         Client(path).status()
 
 
-def test_a_socket_that_does_not_speak_http_is_a_mute_daemon(path: Path) -> None:
+def test_a_socket_that_does_not_speak_http_is_a_busy_daemon(path: Path) -> None:
     listener = socket.create_server(str(path), family=socket.AF_UNIX)
 
     def hang_up() -> None:

