@@ -21,19 +21,18 @@ CORRAL = Path(sys.executable).with_name("corral")
 
 
 def main() -> int:
-    """Fetch, start, ask, show; then serve until Ctrl-C, or stop at once with --once."""
+    """Stream one answer, then serve until Ctrl-C; with --once stop at once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop after one answer")
     once = parser.parse_args().once
     with tempfile.TemporaryDirectory(prefix="corral-") as runtime:
-        # A demo must not meet a daemon of the user's.
+        # The demo does not use the user's own daemon.
         os.environ["CORRAL_RUNTIME_DIR"] = runtime
         run(Path(runtime), once=once)
     return 0
 
 
 def run(runtime: Path, *, once: bool) -> None:
-    """Run the demo's commands, and stop whatever they started."""
     corral("model", "get", MODEL)
     corral("start", MODEL, "--listen", "127.0.0.1:0")
     try:
@@ -48,7 +47,7 @@ def run(runtime: Path, *, once: bool) -> None:
 
 
 def corral(*words: str) -> None:
-    """Run a corral command as a person would, and end when it fails."""
+    """Show and run a corral command; exit if it fails."""
     print(f"\n$ corral {' '.join(words)}", flush=True)
     result = subprocess.run([CORRAL, *words], check=False)
     if result.returncode:
@@ -56,22 +55,21 @@ def corral(*words: str) -> None:
 
 
 def base_url(runtime: Path) -> str:
-    """Return where the daemon of a runtime directory listens."""
     url: str = json.loads((runtime / "daemon.json").read_text("utf-8"))["url"]
     return url
 
 
 def answer(url: str) -> None:
-    """Ask PROMPT, print the answer as it comes, and what it cost."""
+    """Send PROMPT, print the answer as it arrives, and its timings."""
     print(f"\n> {PROMPT}\n", flush=True)
-    asked_at_s = time.monotonic()
+    sent_at_s = time.monotonic()
     first_token_s = None
     timings: dict[str, Any] = {}
     for chunk in stream(url):
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
             if text and first_token_s is None:
-                first_token_s = time.monotonic() - asked_at_s
+                first_token_s = time.monotonic() - sent_at_s
             print(text, end="", flush=True)
         timings = chunk.get("timings", timings)
     print(
@@ -97,7 +95,6 @@ def stream(url: str) -> Iterator[dict[str, Any]]:
 
 
 def serve_until_interrupted() -> None:
-    """Wait for Ctrl-C or SIGTERM."""
     print("\nserving; Ctrl-C stops", flush=True)
     signal.pause()
 

@@ -1,4 +1,4 @@
-"""Draw the life of an instance from its table; supervisor/DESIGN.md holds the result."""
+"""Draw the state diagram of an instance from its tables, as in supervisor/DESIGN.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from supervisor.instance.states import (
 
 
 def diagram() -> str:
-    """Return the state diagram."""
     rows = [
         _arrow(before, after, str(event) + (" †" if _is_failure(before, event) else ""))
         for before, row in TRANSITIONS.items()

@@ -1,4 +1,4 @@
-"""Draw the table of events; supervisor/DESIGN.md holds the result."""
+"""Print the table of events, as in supervisor/DESIGN.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ HEAD = "| event | level | fields |\n| --- | --- | --- |"
 
 
 def table() -> str:
-    """Return every event, its level and its fields, as a table of Markdown."""
     rows = [
         f"| {name} | {level} | {', '.join(fields)} |" for name, (level, fields) in EVENTS.items()
     ]

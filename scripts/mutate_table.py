@@ -1,7 +1,7 @@
-"""Delete each row of the tables in states.py, one at a time; the laws must fail every time.
+"""Delete each row of the tables in states.py, one at a time; the tests must fail every time.
 
-Each deletion is tried in a process forked from this one, which has pytest loaded already and puts
-the mutated module in the place of the real one. Nothing is written to disk.
+Each deletion is tested in a fork of this process, which has pytest loaded and replaces the module.
+Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -25,30 +25,24 @@ MODULE = "supervisor.instance.states"
 SOURCE = ROOT / "supervisor" / "instance" / "states.py"
 LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
 NOTHING = "nothing deleted"
-# The laws need none of the project's fixtures and plugins, and the first failure settles it.
+# The tests need no fixtures and plugins of the project, and the first failure is enough.
 PLAIN = ("-x", "-q", "-c", os.devnull, "--noconftest", "--assert=plain", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """The module without one row.
-
-    Attributes:
-        row: Which, as a person finds it in the file.
-        source: What is left.
-    """
+    """The module without one row."""
 
     row: str
     source: str
 
 
 def main() -> int:
-    """Try every deletion, print those that went unnoticed, and return the exit code."""
     began_at_s = time.monotonic()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path.insert(0, str(ROOT))
     mutants = list(mutants_of(SOURCE.read_text("utf-8")))
-    # The whole module goes first: were it to fail, every failure after it would prove nothing.
+    # The unchanged module goes first: if it failed, the other failures would prove nothing.
     whole = Mutant(NOTHING, SOURCE.read_text("utf-8"))
     with multiprocessing.get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         passed = pool.map(passes, [whole, *mutants], chunksize=1)
@@ -64,7 +58,6 @@ def main() -> int:
 
 
 def mutants_of(text: str) -> Iterator[Mutant]:
-    """Yield the module without each row of each of its public tables."""
     tree = ast.parse(text)
     for number, table in enumerate(tree.body):
         if not isinstance(table, ast.AnnAssign) or not isinstance(table.target, ast.Name):
@@ -76,25 +69,23 @@ def mutants_of(text: str) -> Iterator[Mutant]:
 
 
 def rows(table: ast.AST) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield where each row is (which literal in walking order, which entry) and what it says."""
+    """Yield the position (literal in walking order, entry) and the text of each row."""
     for nth, literal in enumerate(literals(table)):
         for entry, label in enumerate(labels(literal)):
             yield (nth, entry), label
 
 
 def literals(table: ast.AST) -> list[ast.Dict | ast.Set]:
-    """Return the dicts and sets of a table that hold rows, not other dicts."""
+    """Return the dicts and sets of a table that contain rows, not other dicts."""
     found = [node for node in ast.walk(table) if isinstance(node, ast.Dict | ast.Set)]
     return [node for node in found if not any(isinstance(v, ast.Dict) for v in entries(node))]
 
 
 def entries(literal: ast.Dict | ast.Set) -> Sequence[ast.expr]:
-    """Return the values of a dict, the elements of a set."""
     return literal.values if isinstance(literal, ast.Dict) else literal.elts
 
 
 def labels(literal: ast.Dict | ast.Set) -> list[str]:
-    """Return each row as written, with its line."""
     keys = literal.keys if isinstance(literal, ast.Dict) else [None] * len(literal.elts)
     return [
         f"line {value.lineno}: " + ": ".join(ast.unparse(part) for part in (key, value) if part)
@@ -103,7 +94,6 @@ def labels(literal: ast.Dict | ast.Set) -> list[str]:
 
 
 def delete(table: ast.AST, path: tuple[int, int]) -> None:
-    """Delete one row."""
     nth, entry = path
     literal = literals(table)[nth]
     if isinstance(literal, ast.Dict):
@@ -113,21 +103,20 @@ def delete(table: ast.AST, path: tuple[int, int]) -> None:
 
 
 def passes(mutant: Mutant) -> bool:
-    """Tell whether every law holds of a mutant. Call it in a process of its own."""
+    """Return whether the tests pass for a mutant; call it in its own process."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     hypothesis.settings.register_profile("mutants", database=None, print_blob=False)
     hypothesis.settings.load_profile("mutants")
     try:
-        put_in_place(mutant.source)
+        replace_module(mutant.source)
     except (KeyError, NameError, TypeError, ValueError):
         return False
     return pytest.main([*PLAIN, str(LAWS)]) == pytest.ExitCode.OK
 
 
-def put_in_place(source: str) -> None:
-    """Let everybody who imports the module get this one."""
+def replace_module(source: str) -> None:
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     exec(compile(source, str(SOURCE), "exec"), vars(module))  # noqa: S102 (our own source)

@@ -1,8 +1,8 @@
-"""Reload one of two models again and again under load: nothing may fail, nothing may be cut.
+"""Reload one of two models repeatedly under load: no request may fail, no stream may be cut.
 
-Clients stream answers without a pause, half of them from each model. Both models say the alphabet
-over and over, so that a lost or doubled token shows. Each reload changes a flag of one model: that
-one is replaced, the other must keep its process. Ends with 1 where anything was not as it must be.
+Clients stream without a pause, half of them from each model. Both models repeat the alphabet, so
+that a lost or repeated token shows. Each reload changes a flag of one model: that one is replaced,
+the other must keep its process. Exits with 1 after any deviation.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ path = "{path}"
 
 
 @dataclass
-class Tally:
-    """What the clients of one model met.
+class Counts:
+    """Results of the clients of one model.
 
     Attributes:
-        whole: Answers that were what they must be.
-        failed: Requests that got no answer, each with its reason.
-        truncated: Answers that ended early or were not the alphabet, each with what was wrong.
-        slowest_s: The longest that an answer took.
+        whole: How many answers were complete and correct.
+        failed: The reason of each request without an answer.
+        truncated: The flaw of each incomplete or incorrect answer.
+        slowest_s: The longest time of an answer.
     """
 
     whole: int = 0
@@ -59,27 +59,19 @@ class Tally:
 
 @dataclass
 class Findings:
-    """What came of it all.
+    """Results by model, the time of each reload, and the problems of reloads."""
 
-    Attributes:
-        tallies: By model.
-        reloads_s: How long each reload took.
-        wrong: Sentences about reloads that were not as they must be.
-    """
-
-    tallies: dict[str, Tally]
+    counts: dict[str, Counts]
     reloads_s: list[float] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def is_fine(self) -> bool:
-        """Return whether nothing failed, nothing was cut, and every reload did what it must."""
-        tallies = self.tallies.values()
-        return not self.wrong and not any(one.failed or one.truncated for one in tallies)
+        counts = self.counts.values()
+        return not self.problems and not any(one.failed or one.truncated for one in counts)
 
 
 def main() -> int:
-    """Make a home and a model, run, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=8, help="streams at a time")
     parser.add_argument("--reloads", type=int, default=20, help="how many reloads")
@@ -96,26 +88,19 @@ def main() -> int:
 
 
 def make_model(path: Path) -> Path:
-    """Write a model that says the alphabet, and takes some tenths of a second for an answer."""
+    """Write a model that repeats the alphabet, and takes some tenths of a second for an answer."""
     return tiny_gguf.make(path, mode="cycle", embd=128, heads=4, layers=4, ff=256, ctx=8192)
 
 
 def run(corral: CorralCli, model: Path, *, clients: int, reloads: int) -> Findings:
-    """Stream and reload.
-
-    Args:
-        corral: Its home has no settings yet.
-        model: Says the alphabet.
-        clients: Streams at a time, at least 2.
-        reloads: How many reloads.
-    """
+    """Stream from two or more clients at a time while reloading."""
     configure(corral, model, CTX_SIZES[0])
     corral.ok("start")
-    findings = Findings({CHANGED: Tally(), KEPT: Tally()})
-    enough = threading.Event()
+    findings = Findings({CHANGED: Counts(), KEPT: Counts()})
+    is_over = threading.Event()
     port = int(corral.url.rpartition(":")[2])
     threads = [
-        threading.Thread(target=stream_on, args=(port, name, findings.tallies[name], enough))
+        threading.Thread(target=stream_answers, args=(port, name, findings.counts[name], is_over))
         for name in [CHANGED, KEPT] * (clients // 2)
     ]
     for thread in threads:
@@ -125,35 +110,34 @@ def run(corral: CorralCli, model: Path, *, clients: int, reloads: int) -> Findin
             configure(corral, model, CTX_SIZES[turn % 2])
             reload_once(corral, findings, f"reload {turn}")
     finally:
-        enough.set()
+        is_over.set()
         for thread in threads:
             thread.join()
     return findings
 
 
 def configure(corral: CorralCli, model: Path, ctx_size: int) -> None:
-    """Write the settings, with this context for the model that changes."""
     corral.configure(SETTINGS.format(path=model, ctx_size=ctx_size))
 
 
 def reload_once(corral: CorralCli, findings: Findings, label: str) -> None:
-    """Reload, and see that one process was replaced and the other was not."""
+    """Reload, and check that one process was replaced and the other was not."""
     before = pids(corral)
     began_at_s = time.monotonic()
     done = corral("reload", "--json")
     findings.reloads_s.append(time.monotonic() - began_at_s)
     if done.returncode != 0:
-        findings.wrong.append(f"{label}: {done.stdout}{done.stderr}")
+        findings.problems.append(f"{label}: {done.stdout}{done.stderr}")
         return
     after = pids(corral)
     if after[KEPT] != before[KEPT]:
-        findings.wrong.append(f"{label}: the other model was restarted")
+        findings.problems.append(f"{label}: the other model was restarted")
     if after[CHANGED] == before[CHANGED]:
-        findings.wrong.append(f"{label}: the changed model was not replaced")
+        findings.problems.append(f"{label}: the changed model was not replaced")
 
 
 def pids(corral: CorralCli) -> dict[str, int]:
-    """Return the process that serves each model; those that drain are left out."""
+    """Return the pid of the ready instance of each model."""
     models = corral.data("status")["models"]
     return {
         model["name"]: instance["pid"]
@@ -163,20 +147,20 @@ def pids(corral: CorralCli) -> dict[str, int]:
     }
 
 
-def stream_on(port: int, model: str, tally: Tally, enough: threading.Event) -> None:
-    """Stream one answer after another, until it is enough; count what came of each."""
-    while not enough.is_set():
+def stream_answers(port: int, model: str, counts: Counts, is_over: threading.Event) -> None:
+    """Stream one answer after another and count the results."""
+    while not is_over.is_set():
         began_at_s = time.monotonic()
         try:
             chunks = list(stream(port, model))
         except (OSError, http.client.HTTPException, RuntimeError) as error:
-            tally.failed.append(repr(error))
+            counts.failed.append(repr(error))
             continue
         if wrong := flaw(chunks):
-            tally.truncated.append(wrong)
+            counts.truncated.append(wrong)
         else:
-            tally.whole += 1
-        tally.slowest_s = max(tally.slowest_s, time.monotonic() - began_at_s)
+            counts.whole += 1
+        counts.slowest_s = max(counts.slowest_s, time.monotonic() - began_at_s)
 
 
 def stream(port: int, model: str) -> Iterator[str]:
@@ -207,7 +191,6 @@ def stream(port: int, model: str) -> Iterator[str]:
 
 
 def flaw(chunks: Sequence[str]) -> str | None:
-    """Return what is wrong with an answer, or None."""
     if not chunks or chunks[-1] != "[DONE]":
         return f"ends with {chunks[-1:]}"
     parsed: list[dict[str, Any]] = [json.loads(chunk) for chunk in chunks[:-1]]
@@ -215,23 +198,22 @@ def flaw(chunks: Sequence[str]) -> str | None:
     text = "".join(delta.get("content") or "" for delta in deltas)
     alphabet = string.ascii_lowercase * (TOKENS // 26 + 2)
     if len(text) != TOKENS or text not in alphabet:
-        return f"says {text!r}"
+        return f"the text is {text!r}"
     return None
 
 
 def show(findings: Findings) -> None:
-    """Print a line for each model, and what was wrong."""
     print(f"{'model':10} {'whole':>7} {'failed':>7} {'truncated':>10} {'slowest':>9}")
-    for name, tally in findings.tallies.items():
-        failed, truncated = len(tally.failed), len(tally.truncated)
-        print(f"{name:10} {tally.whole:7} {failed:7} {truncated:10} {tally.slowest_s:7.2f} s")
+    for name, counts in findings.counts.items():
+        failed, truncated = len(counts.failed), len(counts.truncated)
+        print(f"{name:10} {counts.whole:7} {failed:7} {truncated:10} {counts.slowest_s:7.2f} s")
     took = sorted(findings.reloads_s)
     print(f"\n{len(took)} reloads, median {took[len(took) // 2]:.2f} s, slowest {took[-1]:.2f} s")
-    reasons = [*findings.wrong]
-    for tally in findings.tallies.values():
-        reasons += [*tally.failed, *tally.truncated]
-    for reason in reasons[:20]:
-        print(f"wrong: {reason}")
+    problems = [*findings.problems]
+    for counts in findings.counts.values():
+        problems += [*counts.failed, *counts.truncated]
+    for problem in problems[:20]:
+        print(f"problem: {problem}")
 
 
 if __name__ == "__main__":

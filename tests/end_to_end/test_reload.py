@@ -282,7 +282,7 @@ def test_reloads_under_load_fail_and_cut_nothing(corral: CorralCli) -> None:
     alphabet = reload_under_load.make_model(corral.root / "alphabet.gguf")
     findings = reload_under_load.run(corral, alphabet, clients=4, reloads=3)
     assert findings.is_fine, findings
-    assert all(tally.whole > 3 for tally in findings.tallies.values())
+    assert all(tally.whole > 3 for tally in findings.counts.values())
 
 
 def test_a_reload_without_a_daemon_says_so(corral: CorralCli) -> None:
