@@ -133,7 +133,7 @@ class LocalEndpoints:
     async def slots(self, request: web.BaseRequest) -> web.Response:
         listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
         if "fail_on_no_slot" in request.query and not has_idle(listed):
-            raise Unavailable("no slot is available; ask again")
+            raise Unavailable("no slot is free; retry later")
         return _json(listed)
 
     async def overview(self, request: web.BaseRequest) -> web.Response:

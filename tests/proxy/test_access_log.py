@@ -17,7 +17,7 @@ def hear(told: Told) -> Any:
     return lambda name, /, **fields: told.update({name: fields})
 
 
-def test_what_is_told_has_the_fields_that_the_table_of_events_lists() -> None:
+def test_events_have_the_fields_of_the_table() -> None:
     told: Told = {}
     record = AccessRecord("r")
     record.model = "chat"
@@ -30,7 +30,7 @@ def test_what_is_told_has_the_fields_that_the_table_of_events_lists() -> None:
         assert sorted(fields) == sorted(EVENTS[name][1])
 
 
-def test_two_tries_are_one_request_with_one_wait() -> None:
+def test_a_retried_request_is_one_record_with_one_wait() -> None:
     told: Told = {}
     record = AccessRecord("r")
     record.model = "chat"

@@ -20,7 +20,9 @@ async def hold(call: Call) -> None:
 
 
 @pytest.mark.parametrize("path", ENDPOINTS["POST"])
-async def test_every_post_page_is_passed_under_its_own_path(proxy: ProxyHarness, path: str) -> None:
+async def test_every_post_endpoint_is_forwarded_under_its_path(
+    proxy: ProxyHarness, path: str
+) -> None:
     fake = await proxy.fake()
     async with proxy.http.post(path, json={"model": "chat"}) as response:
         assert await response.json() == {"ok": True}
@@ -28,7 +30,7 @@ async def test_every_post_page_is_passed_under_its_own_path(proxy: ProxyHarness,
 
 
 @pytest.mark.parametrize("path", ENDPOINTS["GET"])
-async def test_every_get_page_is_passed_by_the_model_in_its_query(
+async def test_every_get_endpoint_is_forwarded_by_the_model_in_its_query(
     proxy: ProxyHarness, path: str
 ) -> None:
     fake = await proxy.fake()
@@ -39,7 +41,9 @@ async def test_every_get_page_is_passed_by_the_model_in_its_query(
 
 
 @pytest.mark.parametrize("path", ["/slots", "/props", "/metrics", "/health", "/v1/models"])
-async def test_nothing_changes_an_instance_behind_our_back(proxy: ProxyHarness, path: str) -> None:
+async def test_endpoints_that_change_an_instance_are_not_forwarded(
+    proxy: ProxyHarness, path: str
+) -> None:
     fake = await proxy.fake()
     async with proxy.http.post(path, json={"model": "chat"}) as response:
         assert response.status == 405
@@ -47,13 +51,13 @@ async def test_nothing_changes_an_instance_behind_our_back(proxy: ProxyHarness, 
     assert fake.calls.empty()
 
 
-async def test_a_path_outside_the_table_is_not_found_in_openais_shape(proxy: ProxyHarness) -> None:
+async def test_an_unknown_path_is_404_in_openais_shape(proxy: ProxyHarness) -> None:
     async with proxy.http.post("/lora-adapters", json=[]) as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"], error["param"]) == (404, "not_found", None)
 
 
-async def test_an_unknown_model_is_answered_with_the_known_ones(proxy: ProxyHarness) -> None:
+async def test_an_unknown_model_is_404_with_the_known_ones(proxy: ProxyHarness) -> None:
     proxy.loader.model_infos = [model_info("chat"), model_info("code")]
     async with proxy.ask(model="chta") as response:
         error = (await response.json())["error"]
@@ -68,13 +72,13 @@ async def test_anthropics_clients_get_their_own_error_shape(proxy: ProxyHarness)
     assert (content["type"], content["error"]["type"]) == ("error", "not_found_error")
 
 
-async def test_no_model_means_the_only_one(proxy: ProxyHarness) -> None:
+async def test_a_request_without_a_model_gets_the_only_one(proxy: ProxyHarness) -> None:
     await proxy.fake()
     async with proxy.http.post("/tokenize", json={"content": "a"}) as response:
         assert response.status == 200
 
 
-async def test_no_model_among_several_is_a_question_back(proxy: ProxyHarness) -> None:
+async def test_a_request_without_a_model_among_several_is_rejected(proxy: ProxyHarness) -> None:
     proxy.loader.model_infos = [model_info("chat"), model_info("code")]
     async with proxy.http.post("/tokenize", json={"content": "a"}) as response:
         assert response.status == 400
@@ -88,14 +92,14 @@ async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -
     assert proxy.loader.began.is_set()
 
 
-async def test_a_load_that_takes_too_long_says_when_to_ask_again(proxy: ProxyHarness) -> None:
+async def test_a_slow_load_is_503_with_retry_after(proxy: ProxyHarness) -> None:
     proxy.loader.failure = ModelLoading("chat is loading: 47 %", retry_after_s=3)
     async with proxy.ask() as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "3")
         assert (await response.json())["error"]["code"] == "loading"
 
 
-async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(
+async def test_a_model_that_is_withdrawn_after_its_load_is_unavailable(
     proxy: ProxyHarness,
 ) -> None:
     async with proxy.ask() as response:
@@ -106,7 +110,7 @@ async def test_a_model_that_is_made_ready_and_gone_again_is_unavailable(
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
-async def test_it_is_well_while_one_model_can_be_served(proxy: ProxyHarness, path: str) -> None:
+async def test_health_is_ok_while_one_model_can_be_served(proxy: ProxyHarness, path: str) -> None:
     proxy.loader.model_infos = [model_info("a", "failed"), model_info("b", "unloaded")]
     await proxy.fake()
     async with proxy.http.get(path) as response:
@@ -137,7 +141,7 @@ async def test_it_is_well_while_one_model_can_be_served(proxy: ProxyHarness, pat
         ([], "unavailable", "no model is configured"),
     ],
 )
-async def test_it_is_not_well_and_names_no_cause(
+async def test_health_is_503_without_a_cause(
     proxy: ProxyHarness, model_infos: Any, code: str, reason: str
 ) -> None:
     proxy.loader.model_infos = model_infos
@@ -147,7 +151,7 @@ async def test_it_is_not_well_and_names_no_cause(
     assert proxy.told == []
 
 
-async def test_the_list_names_every_model_loaded_or_not(proxy: ProxyHarness) -> None:
+async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> None:
     proxy.loader.model_infos = [
         model_info("a"),
         model_info("b", "unloaded"),
@@ -185,15 +189,13 @@ async def test_the_list_names_every_model_loaded_or_not(proxy: ProxyHarness) -> 
 
 
 @pytest.mark.parametrize("name", ["a", "vendor/a"])
-async def test_a_model_has_a_page_of_its_own_slashes_and_all(
-    proxy: ProxyHarness, name: str
-) -> None:
+async def test_a_models_endpoint_accepts_slashes_in_its_id(proxy: ProxyHarness, name: str) -> None:
     proxy.loader.model_infos = [model_info("a")]
     async with proxy.http.get(f"/v1/models/{name}") as response:
         assert (await response.json())["id"] == "a"
 
 
-async def test_the_page_of_an_unknown_model_is_not_found(proxy: ProxyHarness) -> None:
+async def test_the_endpoint_of_an_unknown_model_is_404(proxy: ProxyHarness) -> None:
     async with proxy.http.get("/v1/models/nope") as response:
         assert response.status == 404
 
@@ -201,7 +203,7 @@ async def test_the_page_of_an_unknown_model_is_not_found(proxy: ProxyHarness) ->
 # Slots.
 
 
-async def test_the_slots_of_all_instances_are_one_list(proxy: ProxyHarness) -> None:
+async def test_slots_lists_the_slots_of_all_instances(proxy: ProxyHarness) -> None:
     busy = await proxy.fake(hold)
     await proxy.fake(name="chat.2")
     async with asyncio.TaskGroup() as group:
@@ -216,7 +218,7 @@ async def test_the_slots_of_all_instances_are_one_list(proxy: ProxyHarness) -> N
     ]
 
 
-async def test_the_overview_adds_instances_totals_and_lines(proxy: ProxyHarness) -> None:
+async def test_the_overview_adds_instances_totals_and_queues(proxy: ProxyHarness) -> None:
     await proxy.fake()
     await proxy.send()
     async with proxy.http.get("/corral/v1/slots?model=vendor/chat") as response:
@@ -232,7 +234,7 @@ async def test_the_slots_of_an_unknown_model_are_not_found(proxy: ProxyHarness, 
         assert response.status == 404
 
 
-async def test_a_balancer_is_told_when_no_slot_is_free(proxy: ProxyHarness) -> None:
+async def test_slots_can_fail_when_no_slot_is_free(proxy: ProxyHarness) -> None:
     fake = await proxy.fake(hold, is_admitted=False)
     proxy.router.admit(fake.upstream(slots=1))
     async with proxy.http.get("/slots?fail_on_no_slot=1") as response:
@@ -248,7 +250,7 @@ async def test_a_balancer_is_told_when_no_slot_is_free(proxy: ProxyHarness) -> N
 # The door.
 
 
-async def test_every_answer_carries_the_name_of_its_request(proxy: ProxyHarness) -> None:
+async def test_every_response_has_its_request_id(proxy: ProxyHarness) -> None:
     fake = await proxy.fake()
     async with proxy.http.post("/tokenize", json={}, headers={"X-Request-Id": "mine-1"}) as answer:
         assert answer.headers["X-Request-Id"] == "mine-1"
@@ -257,7 +259,7 @@ async def test_every_answer_carries_the_name_of_its_request(proxy: ProxyHarness)
         assert answer.headers["X-Request-Id"].startswith("req_")
 
 
-async def test_a_request_is_told_once_when_it_is_over(proxy: ProxyHarness) -> None:
+async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> None:
     await proxy.fake()
     async with proxy.ask() as response:
         name = response.headers["X-Request-Id"]
@@ -283,7 +285,7 @@ async def test_a_request_is_told_once_when_it_is_over(proxy: ProxyHarness) -> No
     assert len(proxy.told) == 1
 
 
-async def test_a_refused_request_is_told_once_with_the_reason(proxy: ProxyHarness) -> None:
+async def test_a_rejected_request_is_logged_once_with_the_reason(proxy: ProxyHarness) -> None:
     async with proxy.ask(model="nope") as response:
         name = response.headers["X-Request-Id"]
     ((told, event),) = proxy.told
@@ -293,7 +295,7 @@ async def test_a_refused_request_is_told_once_with_the_reason(proxy: ProxyHarnes
     assert "there is no model 'nope'" in event["reason"]
 
 
-async def test_a_client_that_leaves_during_a_load_is_told_as_gone(proxy: ProxyHarness) -> None:
+async def test_a_client_disconnect_during_a_load_is_logged_as_499(proxy: ProxyHarness) -> None:
     proxy.loader.may_go_on.clear()
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(proxy.send())
@@ -303,7 +305,7 @@ async def test_a_client_that_leaves_during_a_load_is_told_as_gone(proxy: ProxyHa
     assert proxy.events("request.finished")[0]["status"] == 499
 
 
-async def test_a_write_that_fails_is_a_client_that_left(
+async def test_a_failed_write_is_a_client_disconnect(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
@@ -317,7 +319,7 @@ async def test_a_write_that_fails_is_a_client_that_left(
     assert not proxy.events("upstream.failed")
 
 
-async def test_a_fault_of_ours_is_an_error_and_no_silence(
+async def test_an_internal_error_is_500(
     proxy: ProxyHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.loader.failure = ZeroDivisionError()
@@ -327,7 +329,7 @@ async def test_a_fault_of_ours_is_an_error_and_no_silence(
     assert "internal error in request" in caplog.text
 
 
-async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
+async def test_an_internal_error_within_a_response_aborts_the_connection(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*_: object) -> None:
@@ -351,7 +353,7 @@ async def test_a_fault_of_ours_within_an_answer_ends_the_connection(
     assert "internal error in request" in caplog.text
 
 
-async def test_a_fault_of_ours_behind_the_header_is_no_answer(
+async def test_an_internal_error_after_the_header_aborts_the_connection(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
@@ -364,7 +366,7 @@ async def test_a_fault_of_ours_behind_the_header_is_no_answer(
             pass
 
 
-async def test_header_first_bytes_and_end_go_out_as_one(
+async def test_header_first_bytes_and_end_are_one_write(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packets = list[bytes]()
@@ -386,7 +388,7 @@ async def test_header_first_bytes_and_end_go_out_as_one(
     assert [packet[:15] for packet in answers] == [b"HTTP/1.1 200 OK"]
 
 
-async def test_an_expectation_we_do_not_know_is_not_met(proxy: ProxyHarness) -> None:
+async def test_an_unknown_expectation_is_417(proxy: ProxyHarness) -> None:
     async with proxy.raw() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n")
         assert b" 417 " in await reader.readline()

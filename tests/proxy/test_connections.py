@@ -1,4 +1,4 @@
-"""How many connections there may be, and which one makes room."""
+"""The limit of connections, and which one is closed for a new one."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from proxy.errors import Unavailable
 
 
 def filled(limit: int, busy: int = 0, idle: int = 0) -> Connections[int]:
-    """Return `limit` connections, the first with a request under way, the next between two."""
+    """`limit` connections: first busy ones, then idle ones, then new ones."""
     connections = Connections[int](limit)
     for one in range(limit):
         connections.add(one)
@@ -20,26 +20,26 @@ def filled(limit: int, busy: int = 0, idle: int = 0) -> Connections[int]:
     return connections
 
 
-def test_the_oldest_silent_one_makes_room() -> None:
+def test_the_oldest_new_connection_is_closed_first() -> None:
     connections = filled(4, busy=1)
     assert [connections.add(one) for one in (4, 5, 6)] == [1, 2, 3]
     assert len(connections) == 4
 
 
-def test_an_idle_one_makes_room_where_few_are_silent() -> None:
+def test_an_idle_connection_is_closed_while_few_are_new() -> None:
     connections = filled(8, busy=2, idle=5)
     assert [connections.add(8), connections.add(9)] == [2, 3]
-    assert connections.add(10) == 7  # more than a quarter is silent now
+    assert connections.add(10) == 7  # more than a quarter is new now
 
 
-def test_the_one_idle_longest_goes_first() -> None:
+def test_the_longest_idle_connection_is_closed_first() -> None:
     connections = filled(4, idle=4)
     connections.begin(0)
     connections.end(0)
     assert connections.add(4) == 1
 
 
-def test_no_request_under_way_makes_room() -> None:
+def test_a_busy_connection_is_never_closed() -> None:
     connections = filled(4, busy=4)
     with pytest.raises(Unavailable, match="max_connections"):
         connections.add(4)
@@ -47,7 +47,7 @@ def test_no_request_under_way_makes_room() -> None:
     assert connections.add(4) == 0
 
 
-def test_one_that_is_gone_counts_no_more() -> None:
+def test_a_removed_connection_does_not_count() -> None:
     connections = filled(2, busy=2)
     connections.remove(0)
     assert connections.add(2) is None
@@ -57,7 +57,7 @@ def test_one_that_is_gone_counts_no_more() -> None:
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("abe r"), st.integers(0, 20))))
-def test_there_are_never_more_than_may_be(limit: int, steps: list[tuple[str, int]]) -> None:
+def test_the_limit_is_never_exceeded(limit: int, steps: list[tuple[str, int]]) -> None:
     connections, busy = Connections[int](limit), set[int]()
     for step, one in steps:
         match step:
@@ -88,7 +88,7 @@ def test_there_are_never_more_than_may_be(limit: int, steps: list[tuple[str, int
         (None, 64, 8),
     ],
 )
-def test_two_descriptors_for_each_and_a_reserve(
+def test_limit_leaves_two_descriptors_each_and_a_reserve(
     wanted: int | None, descriptors: int, limit: int
 ) -> None:
     assert limit_of(wanted, descriptors) == limit

@@ -1,4 +1,4 @@
-"""What fails inside is counted, told once a minute, and tried again; nothing fills a log."""
+"""Internal failures are counted, reported once a minute and retried."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_FIRST_PAUSE_S", 0.001)
 
 
-def told(of: Failures) -> list[dict[str, Any]]:
-    heard: list[dict[str, Any]] = []
-    of.tell = lambda _name, /, **fields: heard.append(fields)
-    return heard
+def reported(of: Failures) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    of.tell = lambda _name, /, **fields: events.append(fields)
+    return events
 
 
-async def test_work_that_fails_is_done_again_and_counted() -> None:
+async def test_failed_work_is_retried_and_counted() -> None:
     tries = []
 
     async def work() -> str:
@@ -67,19 +67,19 @@ def fail(depth: int) -> Exception:
     return AssertionError()
 
 
-def test_a_cause_is_told_once_with_its_traceback() -> None:
+def test_a_cause_is_reported_once_with_its_traceback() -> None:
     counted = Failures()
-    heard = told(counted)
+    events = reported(counted)
     for _ in range(42):
         counted.note("steward", fail(5000))
     assert counted.counts == {"steward": 42}
-    (one,) = heard
+    (one,) = events
     assert "in fail" in one["traceback"]
     assert len(one["error"]) <= 1024
     assert len(one["traceback"]) <= 8192
 
 
-def test_what_was_withheld_is_told_at_the_end_of_the_minute() -> None:
+def test_suppressed_failures_are_reported_at_the_end_of_the_minute() -> None:
     clock, rests = Clock(), []
     throttle = Throttle(2, lambda cause, count: rests.append((cause, count)), clock)
     assert [throttle.admit("a") for _ in range(43)] == [True, True, *[False] * 41]
@@ -89,12 +89,12 @@ def test_what_was_withheld_is_told_at_the_end_of_the_minute() -> None:
     assert throttle.admit("a")
 
 
-def test_causes_without_end_share_one() -> None:
+def test_excess_causes_share_one_window() -> None:
     throttle = Throttle(1, lambda *_: None, Clock())
     assert sum(throttle.admit(number) for number in range(10_000)) <= 65
 
 
-def test_tasks_without_end_are_counted_as_one() -> None:
+def test_excess_tasks_are_counted_together() -> None:
     counted = Failures()
     for number in range(1000):
         counted.note(f"library {number}", fail(1))
@@ -102,9 +102,9 @@ def test_tasks_without_end_are_counted_as_one() -> None:
     assert sum(counted.counts.values()) == 1000
 
 
-def test_a_library_that_logs_at_will_fills_nothing() -> None:
-    heard = told(FAILURES)
+def test_a_library_cannot_fill_the_log() -> None:
+    events = reported(FAILURES)
     record = logging.LogRecord("lib", logging.ERROR, "f.py", 1, "bad %s", ("x",), None)
     for _ in range(100):
         FailureHandler().emit(record)
-    assert [one["error"] for one in heard] == ["bad x"]
+    assert [one["error"] for one in events] == ["bad x"]

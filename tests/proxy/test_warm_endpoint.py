@@ -24,7 +24,7 @@ def ask(
 
 
 @pytest.mark.parametrize("name", ["chat", "vendor/chat"])
-async def test_it_tells_what_each_instance_has_read(proxy: ProxyHarness, name: str) -> None:
+async def test_the_response_has_the_tokens_of_each_instance(proxy: ProxyHarness, name: str) -> None:
     async with ask(proxy, name) as response:
         assert response.status == 200
         assert (await response.json())["data"] == [
@@ -33,7 +33,7 @@ async def test_it_tells_what_each_instance_has_read(proxy: ProxyHarness, name: s
     assert proxy.reader.asked == [("chat", PROMPT)]
 
 
-async def test_a_variant_says_what_the_prompt_is_as_it_does_for_requests(
+async def test_a_variant_applies_to_the_prompt(
     proxy: ProxyHarness,
 ) -> None:
     thinks = Variant(chat_template_kwargs={"enable_thinking": True})
@@ -43,7 +43,7 @@ async def test_a_variant_says_what_the_prompt_is_as_it_does_for_requests(
     assert proxy.reader.asked == [("chat", {**PROMPT, **thinks.defaults})]
 
 
-async def test_a_model_that_is_not_there_or_on_another_machine_only_is_not_found(
+async def test_an_unknown_or_remote_only_model_is_not_found(
     proxy: ProxyHarness,
 ) -> None:
     proxy.loader.model_infos = [model_info("chat"), replace(model_info("code"), is_local=False)]
@@ -55,9 +55,7 @@ async def test_a_model_that_is_not_there_or_on_another_machine_only_is_not_found
     assert not proxy.reader.asked
 
 
-async def test_a_key_warms_no_model_that_it_may_not_use(
-    proxy: ProxyHarness, tmp_path: Path
-) -> None:
+async def test_a_key_cannot_warm_a_hidden_model(proxy: ProxyHarness, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.touch(0o600)
     path.write_text('[keys.me]\nkey = "corral-me-1234"\nmodels = ["other"]\n')
@@ -70,17 +68,17 @@ async def test_a_key_warms_no_model_that_it_may_not_use(
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"'])
-async def test_a_body_that_is_no_object_is_refused(proxy: ProxyHarness, body: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_rejected(proxy: ProxyHarness, body: bytes) -> None:
     async with proxy.http.post("/corral/v1/models/chat/warm", data=body) as response:
         assert response.status == 400
 
 
-async def test_a_web_page_of_elsewhere_warms_nothing(proxy: ProxyHarness) -> None:
+async def test_a_foreign_origin_is_rejected(proxy: ProxyHarness) -> None:
     async with ask(proxy, Origin="https://example.com") as response:
         assert response.status == 403
 
 
-async def test_one_prompt_is_read_for_a_model_at_a_time(proxy: ProxyHarness) -> None:
+async def test_a_model_prefills_one_prompt_at_a_time(proxy: ProxyHarness) -> None:
     proxy.loader.model_infos = [model_info("chat"), model_info("code")]
     proxy.reader.may_go_on.clear()
     async with asyncio.TaskGroup() as group:
@@ -96,7 +94,7 @@ async def test_one_prompt_is_read_for_a_model_at_a_time(proxy: ProxyHarness) -> 
     assert await status(proxy, "chat") == 200
 
 
-async def test_a_client_that_leaves_ends_it(proxy: ProxyHarness) -> None:
+async def test_a_client_disconnect_cancels_it(proxy: ProxyHarness) -> None:
     proxy.reader.may_go_on.clear()
     async with asyncio.TaskGroup() as group:
         client = group.create_task(status(proxy, "chat"))
@@ -107,7 +105,7 @@ async def test_a_client_that_leaves_ends_it(proxy: ProxyHarness) -> None:
     assert await status(proxy, "chat") == 200
 
 
-async def test_a_server_that_stops_waits_for_it_no_longer_than_for_others(
+async def test_a_draining_server_waits_for_it_as_for_other_requests(
     proxy: ProxyHarness,
 ) -> None:
     proxy.reader.may_go_on.clear()
@@ -118,7 +116,7 @@ async def test_a_server_that_stops_waits_for_it_no_longer_than_for_others(
     assert client.result() == 503
 
 
-async def test_what_conversations_begin_with_is_learned_of_answers_and_where_wanted(
+async def test_shared_prefixes_are_learned_from_responses_if_enabled(
     proxy: ProxyHarness,
 ) -> None:
     await proxy.fake(refuse_some)
