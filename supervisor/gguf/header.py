@@ -12,8 +12,8 @@ from supervisor.errors import ModelInvalid
 from supervisor.gguf import hyperparameters
 from supervisor.gguf.walker import ARRAY, STRING, Damaged, Scalar, Walker
 
-# The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for 49
-# 000 tokens) and raises a different error at each place where a file may be cut. This reader keeps
+# The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for
+# 49k tokens) and raises a different error at each place where a file may be cut. This one keeps
 # scalars, strings and short arrays, counts the rest, and raises one error.
 #
 # Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
