@@ -75,7 +75,7 @@ class AdmissionController:
 
     @contextmanager
     def request_load(self, model: Model) -> Iterator[None]:
-        """Request a model for the length of the block; all blocks share one load."""
+        """Request a model for the length of the block."""
         model.refusal = None
         requests = self._requested_at_s.setdefault(model.entry.name, [])
         requested_at_s = self._clock()

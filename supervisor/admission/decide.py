@@ -30,11 +30,10 @@ class Actions:
     """What to do now.
 
     Attributes:
-        load: Models to load, in order.
         unload: Models to unload, with the reason.
         pause: Models to send no new requests; all others are resumed.
         refuse: Models that nothing can make room for, with the reason.
-        look_again_s: Seconds until the decision may change without an event; None for never.
+        look_again_s: Seconds until the decision may change without an event, if ever.
     """
 
     load: tuple[str, ...] = ()
@@ -70,7 +69,6 @@ def decide(
 
 
 def queue(models: Iterable[ModelState]) -> list[ModelState]:
-    """Return the requested models that are not loaded, the first to be loaded first."""
     return sorted(filter(_is_requested, models), key=_priority)
 
 

@@ -22,14 +22,7 @@ _SECONDS_PER_TOKEN: Final = 0.006
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A model that may be unloaded.
-
-    Attributes:
-        idle_s: Seconds since its last request ended.
-        reload_cost_s: Seconds that loading it takes.
-        cached_tokens: Tokens of conversations in its slots.
-        frees: Bytes that are free once it is unloaded.
-    """
+    """A model that may be unloaded; `frees` is what it takes of each memory."""
 
     name: str
     idle_s: float

@@ -15,8 +15,7 @@ class Waiting:
 
     Attributes:
         place: Its position among the models that wait, from 1.
-        requests: How many requests wait; none where only a command does.
-        wait_s: How long the first has waited.
+        requests: How many wait; 0 where only a command does.
         leaving: Models that are paused to be unloaded for it.
     """
 
@@ -33,14 +32,10 @@ class ModelState:
     Attributes:
         required: Bytes of each memory that it takes, or would take when loaded.
         is_commanded: Whether a command asks for it.
-        is_paused: Whether it gets no new requests, so that it can be unloaded.
-        waiting: Requests that wait for it.
-        oldest_wait_s: How long the first of them, or the command, has waited.
+        waiting: Requests that wait for it; `oldest_wait_s` includes the wait of a command.
         working: Requests that it is answering.
         idle_s: Seconds since the last of them ended; 0 while there are any.
-        resident_s: Seconds since it was loaded.
         progress: Share of its load that is done, 0 to 1.
-        reload_cost_s: Seconds that loading it takes.
         cached_tokens: Tokens that would be computed again if it were unloaded.
     """
 

@@ -16,20 +16,20 @@ from supervisor.errors import SettingsInvalid
 
 
 def read_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
-    """Return the nodes with their keys.
+    """Read the nodes' keys.
 
     Raises:
-        SettingsInvalid: A key file is missing, readable by others, or holds no key.
+        SettingsInvalid: A key file is missing, readable by others, or invalid.
     """
     with explained():
         return configured_nodes(tables)
 
 
 def checked(settings: ProxySettings) -> ProxySettings:
-    """Return the settings once their origins, hosts and API keys are found valid.
+    """Return the settings.
 
     Raises:
-        SettingsInvalid: One of them is not.
+        SettingsInvalid: An origin, a host or the API keys are invalid.
     """
     with explained():
         check(settings)
@@ -37,7 +37,7 @@ def checked(settings: ProxySettings) -> ProxySettings:
 
 
 def api_keys(path: Path) -> tuple[Key, ...]:
-    """Return the API keys of a file.
+    """Read a file of API keys.
 
     Raises:
         SettingsInvalid: It is missing, readable by others, or invalid.

@@ -38,7 +38,6 @@ class Difference:
         return frozenset(place.model for place in (*self.added, *self.changed))
 
     def names(self) -> dict[str, list[str]]:
-        """Return the replicas as text, by what happens to them."""
         return {
             "added": list(map(str, self.added)),
             "removed": list(map(str, self.removed)),
@@ -49,12 +48,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """New settings that passed every check.
-
-    Attributes:
-        plans: By model, for those that get a new process.
-        apply_nodes: Applies the settings of nodes.
-    """
+    """New settings that passed every check, with a plan for each model with a new process."""
 
     loaded: Loaded
     planner: LaunchPlanner
@@ -122,10 +116,7 @@ def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
 def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
     """Yield a sentence for each change that no replica shows.
 
-    Args:
-        began_with: The settings that the daemon was started with.
-        before: The settings until now.
-        after: The settings from now on.
+    The proxy keeps what the daemon `began_with`, so `[proxy]` is compared with that.
     """
     for key in sorted(type(began_with.proxy).model_fields):
         if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):

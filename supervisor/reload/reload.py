@@ -101,9 +101,8 @@ class Reload:
     async def run(self, *, dry_run: bool) -> ReloadResult | CorralError:
         """Reload, or find out what a reload would do.
 
-        Returns:
-            An error where nothing was changed; it is not raised, because a signal and a change of
-            the file have no caller that could handle it.
+        An error means that nothing was changed. It is not raised, because a signal and a change of
+        the file have no caller that could handle it.
         """
         async with self._lock:
             try:

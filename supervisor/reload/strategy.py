@@ -30,7 +30,6 @@ class ReplaceStrategy(Enum):
 
 
 def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
-    """Choose; `has_room` is whether memory allows a second instance beside it."""
     if not snapshot.wanted:
         return ReplaceStrategy.ON_NEXT_START
     if snapshot.state in _SERVING and has_room:
@@ -39,7 +38,6 @@ def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrate
 
 
 def serves(snapshot: InstanceSnapshot) -> bool:
-    """Return whether an instance is in service, or unhealthy and may recover."""
     return snapshot.wanted and snapshot.state in _SERVING
 
 
@@ -50,10 +48,7 @@ def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
     the other's is freed before it has filled. What the present instance takes beyond its estimate,
     its successor will take too.
 
-    Args:
-        own_bytes: Memory of the present instance that it shares with no file.
-        before: The plan that it runs.
-        after: The plan of its successor.
+    `own_bytes` is memory of the present instance that it shares with no file.
     """
     coming = after.estimate
     beyond = max(0, own_bytes - before.estimate.own_bytes)
@@ -63,5 +58,4 @@ def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
 
 
 def fits(need: int, *, available_bytes: int, memory_bytes: int) -> bool:
-    """Return whether the machine still has its reserve with so many bytes less."""
     return need <= available_bytes - memory_bytes * RESERVE_SHARE

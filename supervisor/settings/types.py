@@ -24,7 +24,6 @@ def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
 
 
 def _bytes(amount: object) -> object:
-    """Return bytes for a text such as `12 GiB`; anything else as it is."""
     found = _SIZE.fullmatch(amount) if isinstance(amount, str) else None
     return int(float(found[1]) * 1024 ** _UNITS[found[2]]) if found else amount
 
