@@ -1,1 +1,1 @@
-"""Where the daemon lives: directories, locks, the service manager."""
+"""The machine: directories, files, locks, resources."""

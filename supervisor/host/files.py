@@ -16,17 +16,17 @@ _KINDS: Final = (
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
 )
-# A device may act on being opened, so that it is looked at first; a pipe may take a file's place
-# between the two, and must not hold us up.
+# Opening a device may have an effect, so the path is checked first; O_NONBLOCK is for a pipe that
+# replaces the file in between.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
-    """The path leads to something that is not a regular file; `strerror` says to what."""
+    """The path is not that of a regular file; `strerror` says of what."""
 
 
 def expanded(path: Path) -> Path:
-    """Return a path with `~` for the home directory; as it is where there is no such home."""
+    """Expand `~`; a path whose home directory does not exist stays as it is."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -34,7 +34,6 @@ def expanded(path: Path) -> Path:
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether a path leads to a regular file; False for what no system can have."""
     try:
         stat_regular(path)
     except OSError:
@@ -43,11 +42,11 @@ def is_regular(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a symbolic link is followed.
+    """Open a regular file for reading; follows symbolic links.
 
     Raises:
         NotRegular: It is a directory, a pipe, a socket or a device.
-        OSError: It is missing or cannot be opened; a path that no system can have counts as such.
+        OSError: It cannot be opened, or the path is invalid.
     """
     stat_regular(path)
     file = os.fdopen(os.open(path, _FLAGS), "rb")
@@ -60,11 +59,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def stat_regular(path: Path) -> os.stat_result:
-    """Return what is true of a regular file.
-
-    Raises:
-        NotRegular, OSError: As `open_regular`.
-    """
+    """Stat a regular file; raises as `open_regular`."""
     try:
         found = path.stat()
     except ValueError as error:  # a NUL character
@@ -79,8 +74,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     Args:
         path: Its directory must exist.
         text: The content.
-        durable: Whether the file is on the disk when this returns; else a crash of the machine may
-            lose it.
+        durable: Wait until the file is on the disk; otherwise a crash may lose it.
 
     Raises:
         OSError: Nothing was written; a file of that name is unchanged.
@@ -116,5 +110,7 @@ def sync(path: Path) -> None:
 def _check(found: os.stat_result) -> None:
     if stat.S_ISREG(found.st_mode):
         return
-    said = next((text for is_kind, text in _KINDS if is_kind(found.st_mode)), "is no regular file")
-    raise NotRegular(None, said)
+    reason = next(
+        (text for is_kind, text in _KINDS if is_kind(found.st_mode)), "is not a regular file"
+    )
+    raise NotRegular(None, reason)

@@ -1,7 +1,6 @@
-"""Small JSON values kept between commands, each a file that may vanish at any time.
+"""A cache of small JSON values, one file each, mode 0600.
 
-What cannot be read, or is not what was written, counts as not kept; what cannot be written is not
-kept. Files are 0600 and appear whole under their name.
+A value that cannot be read or written counts as missing.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from supervisor.host.paths import is_ours, make_ours, make_private
 
 
 def key_of(files: Iterable[Path], *more: str) -> str:
-    """Return a key that changes when one of the files is replaced, or one of the texts differs.
+    """Return a key made of the versions of files and of texts.
 
     Raises:
-        OSError: One of the files cannot be looked at.
+        OSError: A file is missing or inaccessible.
     """
     parts = [*more]
     for path in files:
@@ -32,7 +31,7 @@ def key_of(files: Iterable[Path], *more: str) -> str:
 
 
 def get(directory: Path, key: str) -> dict[str, Any] | None:
-    """Return what was kept under a key, or None; also where others could have written it."""
+    """Return a value; None if it is missing, or if another user could have written it."""
     if not is_ours(directory):
         return None
     try:
@@ -43,7 +42,7 @@ def get(directory: Path, key: str) -> dict[str, Any] | None:
 
 
 def put(directory: Path, key: str, value: Mapping[str, Any]) -> None:
-    """Keep a value under a key, where the disk lets us."""
+    """Store a value; errors of the disk are ignored."""
     with contextlib.suppress(OSError, AccessDenied):
         make_ours(directory.parent)
         make_private(directory)

@@ -1,8 +1,7 @@
-"""Who owns the runtime directory: one daemon, told by a lock and named by a state file.
+"""The lock of the runtime directory, which one daemon holds, and the state file that names it.
 
-The lock decides, the file only informs: a daemon that was killed leaves its file behind and loses
-its lock with its life. A pid is believed only together with the creation time of its process, so a
-recycled pid is nobody.
+A killed daemon leaves its state file behind and loses its lock. A pid counts only together with the
+creation time of its process, because pids are reused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from supervisor.errors import AccessDenied, DaemonBusy
 from supervisor.host.files import write_atomic
 from supervisor.host.paths import Directories, make_private
 
-# psutil derives creation times from clock ticks and the boot time; both are steady to 10 ms.
+# psutil derives creation times from clock ticks and the boot time, both exact to 10 ms.
 _SAME_PROCESS_S: Final = 0.05
 
 
@@ -31,10 +30,8 @@ class DaemonInfo:
     """The daemon that owns a runtime directory.
 
     Attributes:
-        pid: Its process id.
-        created_at: Its creation time as psutil tells it, seconds since the epoch.
-        version: Of llama-corral.
-        url: Where its proxy listens.
+        created_at: As psutil reports it, in seconds since the epoch.
+        url: Of its proxy.
     """
 
     pid: int
@@ -43,7 +40,6 @@ class DaemonInfo:
     url: str
 
     def is_alive(self) -> bool:
-        """Tell whether this very process still runs."""
         try:
             created_at = psutil.Process(self.pid).create_time()
         except psutil.Error:
@@ -52,13 +48,12 @@ class DaemonInfo:
 
 
 def this_daemon(version: str, url: str) -> DaemonInfo:
-    """Return this process as an owner."""
     return DaemonInfo(os.getpid(), psutil.Process().create_time(), version, url)
 
 
 @contextmanager
 def lock_runtime_dir(directories: Directories) -> Iterator[None]:
-    """Hold the runtime directory for the length of the block.
+    """Hold the lock of the runtime directory during the block.
 
     Raises:
         DaemonBusy: Another daemon holds it.
@@ -93,7 +88,7 @@ def write_owner(path: Path, owner: DaemonInfo) -> None:
 
 
 def read_owner(path: Path) -> DaemonInfo | None:
-    """Return who the state file names, or None where there is none that can be read."""
+    """Read the state file; None if it is missing or invalid."""
     try:
         return DaemonInfo(**json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What this machine, or the part of it that is ours, has to give."""
+"""The resources of this machine that the daemon may use."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NICE_LIMIT: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The resources we may use.
+    """The resources of this machine.
 
     Attributes:
-        physical_cores: Cores, not counting hyper-threads, within our affinity and CPU quota.
-        logical_cores: The same, counting hyper-threads.
-        memory_bytes: Main memory, or the control group's limit where that is lower.
-        memory_available_bytes: What is free of it now, caches that can be dropped included.
-        memlock_bytes: What a process of ours may lock in memory; None means all.
-        may_renice: Whether a process of ours may raise its own priority to `high`.
-        cpu_flags: The CPU's features as Linux names them; empty where that is not known.
+        physical_cores: Without hyper-threads; within the affinity and the CPU quota.
+        logical_cores: With hyper-threads; within the same.
+        memory_bytes: Main memory, or the control group's limit if lower.
+        memory_available_bytes: Free memory, including caches that can be dropped.
+        memlock_bytes: The limit of locked memory; None for no limit.
+        may_renice: Whether a process may raise its own priority to `high`.
+        cpu_flags: As Linux names them; empty if unknown.
     """
 
     physical_cores: int
@@ -46,10 +46,10 @@ _last: list[Machine] = []
 
 
 def read() -> Machine:
-    """Return what there is now; what there was last where the system does not tell.
+    """Read the resources, or return the last ones if they cannot be read now.
 
     Raises:
-        OSError: The system does not tell, and never did: no descriptor is free, for one.
+        OSError: They could never be read, for example because no descriptor is free.
     """
     try:
         found = _read()
@@ -62,7 +62,7 @@ def read() -> Machine:
 
 
 def _read() -> Machine:
-    import psutil  # noqa: PLC0415 (costs 20 ms that finding an engine need not pay)
+    import psutil  # noqa: PLC0415 (takes 20 ms)
 
     memory = psutil.virtual_memory()
     limit = _cgroup_memory_bytes() or memory.total
@@ -81,7 +81,7 @@ def _read() -> Machine:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's features, such as `avx2`; empty where the system does not tell."""
+    """Return the CPU's features, such as `avx2`; empty if unknown."""
     for line in _text(_CPUINFO).splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())

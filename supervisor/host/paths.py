@@ -1,6 +1,6 @@
-"""Where things are kept: directories by the platform's rules, and the data that ships with us.
+"""The directories of the daemon, and the data that ships with the code.
 
-Names from outside never become paths here: callers pass only names that the settings have checked.
+Callers pass only names that the settings have checked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SOCKET_PATH_MAX = 103
 
 
 def shipped(name: str) -> Path:
-    """Return the directory `profiles` or `vendor` that came with this copy of the code.
+    """Return the shipped directory `profiles` or `vendor`.
 
-    A wheel carries them as `supervisor/shipped/NAME`, a checkout as `NAME` beside `supervisor/`.
+    It is `supervisor/shipped/NAME` in a wheel, and `NAME` beside `supervisor/` in a checkout.
     """
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped" / name
@@ -36,14 +36,14 @@ def shipped(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Every directory the daemon and its commands use.
+    """The directories of the daemon and its commands.
 
     Attributes:
-        config: `corral.toml` and the user's own profiles (`config/profiles`).
-        data: Models fetched by `corral model get`.
-        cache: What can be made again: engines' help, GGUF facts, library overlays.
-        log: One log a model instance, and the daemon's own.
-        runtime: Lock, state file and sockets of one daemon; 0700.
+        config: `corral.toml` and the user's profiles (`config/profiles`).
+        data: Fetched models, learned prompts, slots.
+        cache: Engines' help, GGUF metadata, CPU libraries.
+        log: A log for each instance and the daemon.
+        runtime: The lock, the state file and the sockets of one daemon; mode 0700.
     """
 
     config: Path
@@ -54,41 +54,36 @@ class Directories:
 
     @property
     def control_socket(self) -> Path:
-        """Return the path of the control socket."""
         return self.runtime / "control.sock"
 
     @property
     def state_file(self) -> Path:
-        """Return the path of the file that names the running daemon."""
         return self.runtime / "daemon.json"
 
     @property
     def lock_file(self) -> Path:
-        """Return the path of the lock that one daemon holds for its life."""
         return self.runtime / "daemon.lock"
 
     @property
     def profiles(self) -> tuple[Path, ...]:
-        """Return where profiles are looked for, first wins."""
+        """The search path of profiles; the first wins."""
         return (self.config / "profiles", shipped("profiles"))
 
     @property
     def models(self) -> Path:
-        """Return the directory of the models that were fetched."""
         return self.data / "models"
 
     @property
     def prompts(self) -> Path:
-        """Return the directory of the prompts that were learned of clients."""
+        """The directory of learned prompts."""
         return self.data / "prompts"
 
     @property
     def daemon_log(self) -> Path:
-        """Return the path of the log of a daemon in the background."""
         return self.log / "daemon.log"
 
     def engine_socket(self, instance: str) -> Path | None:
-        """Return the socket path of an instance, or None when it would be too long to bind."""
+        """Return the socket path of an instance; None if it is too long."""
         path = self.runtime / f"{instance}.sock"
         return path if _can_be_bound(path) else None
 
@@ -98,15 +93,15 @@ def _can_be_bound(path: Path) -> bool:
 
 
 def directories() -> Directories:
-    """Return the directories for this user, or those a service manager or the caller chose.
+    """Return the directories of this user, the service manager or the environment.
 
     Each can be set by `CORRAL_CONFIG_DIR`, `CORRAL_DATA_DIR`, `CORRAL_CACHE_DIR`, `CORRAL_LOG_DIR`
     and `CORRAL_RUNTIME_DIR`. Otherwise systemd's `STATE_DIRECTORY`, `CACHE_DIRECTORY`,
-    `LOGS_DIRECTORY` and `RUNTIME_DIRECTORY` are used where set (Source: systemd.exec(5)), and then
-    the platform's own, which honour the XDG variables.
+    `LOGS_DIRECTORY` and `RUNTIME_DIRECTORY` are used if set (Source: systemd.exec(5)), then the
+    platform's own, which follow the XDG variables.
 
     Raises:
-        AccessDenied: The runtime directory's path is too long for the control socket.
+        AccessDenied: The path of the control socket is too long.
     """
     found = Directories(
         config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", _platform("config")),
@@ -131,43 +126,43 @@ def _platform(kind: str) -> str:
 
 
 def _runtime(session: str) -> str:
-    """Return the runtime directory: in the session's own, or else where our state is.
+    """Return the runtime directory, in that of the session or beside the state.
 
-    platformdirs would fall back to a name in /tmp that anybody could take first.
+    platformdirs would fall back to a path in /tmp that another user could create first.
     """
     otherwise = f"{_platform('state')}/run"
     if not session:
         return otherwise
-    if trouble := _session_trouble(session):
-        warn(f"XDG_RUNTIME_DIR is not used, {otherwise} is: {session} {trouble}")
+    if problem_text := _session_problem(session):
+        warn(f"using {otherwise} instead of XDG_RUNTIME_DIR: {session} {problem_text}")
         return otherwise
     return f"{session}/{_APP}"
 
 
-def _session_trouble(session: str) -> str | None:
+def _session_problem(session: str) -> str | None:
     try:
         found = Path(session).stat()
     except (OSError, ValueError) as error:
         return f"cannot be used: {getattr(error, 'strerror', None) or error}"
     if not Path(session).is_absolute():
-        return "is no whole path"
-    return trouble(found.st_mode, found.st_uid, os.geteuid(), 0o077)
+        return "is not an absolute path"
+    return problem(found.st_mode, found.st_uid, os.geteuid(), 0o077)
 
 
-def trouble(mode: int, uid: int, ours: int, closed: int) -> str | None:
-    """Return why a directory is not to be used, as the end of a sentence; None where it is. Pure.
+def problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
+    """Return why a directory cannot be used, as the end of a sentence; None if it can. Pure.
 
     Args:
-        mode: Its type and permissions, as `stat` has them.
+        mode: Its `st_mode`.
         uid: Its owner.
-        ours: This user.
-        closed: The permissions that nobody must have.
+        our_uid: This user.
+        forbidden: The permissions that others must not have.
     """
     if not stat.S_ISDIR(mode):
-        return "is no directory"
-    if uid != ours:
+        return "is not a directory"
+    if uid != our_uid:
         return f"belongs to another user (uid {uid})"
-    if mode & closed:
+    if mode & forbidden:
         return f"is open to others (mode {stat.S_IMODE(mode):o})"
     return None
 
@@ -179,42 +174,43 @@ def _choose(ours: str, systemd: str, otherwise: str) -> Path:
     try:
         return Path(named).expanduser().absolute()
     except (RuntimeError, FileNotFoundError) as error:  # ~nobody; a relative path in no directory
-        raise AccessDenied(f"{ours} cannot be used: {error}", hint="give a whole path") from error
+        raise AccessDenied(
+            f"{ours} cannot be used: {error}", hint="use an absolute path"
+        ) from error
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only its owner can enter, or make an existing one of ours so.
+    """Create a directory with mode 0700, or restrict an existing one.
 
     Raises:
-        AccessDenied: It cannot be made, is no directory, or belongs to somebody else.
+        AccessDenied: It cannot be created, is not a directory, or belongs to another user.
     """
     return _make(directory, 0o077, os.O_NOFOLLOW)
 
 
 def make_ours(directory: Path) -> Path:
-    """Make a directory that only its owner can write, or make an existing one of ours so.
+    """Create a directory that only its owner can write, or restrict an existing one.
 
-    For those that people choose and may share, such as that of models, also by a link: what is
-    private stands in private directories below.
+    For directories that users choose and may share, also by a link, such as that of models.
 
     Raises:
-        AccessDenied: As `make_private`, or all users share it, as they do /tmp.
+        AccessDenied: As `make_private`, or it is shared by all users like /tmp.
     """
     return _make(directory, 0o022, 0)
 
 
 def is_ours(directory: Path) -> bool:
-    """Return whether only this user can have written what stands in a directory and its parent."""
+    """Return whether only this user can write in a directory and its parent."""
     try:
         found = [directory.lstat(), directory.parent.stat()]
     except OSError:
         return False
     ours = os.geteuid()
-    return not any(trouble(one.st_mode, one.st_uid, ours, 0o022) for one in found)
+    return not any(problem(one.st_mode, one.st_uid, ours, 0o022) for one in found)
 
 
 def check_owner(directory: Path) -> None:
-    """Refuse a directory of another user, unless root asks; one that is missing is fine.
+    """Refuse a directory of another user, except for root; a missing one is accepted.
 
     Raises:
         AccessDenied: It belongs to another user.
@@ -227,7 +223,7 @@ def check_owner(directory: Path) -> None:
         raise _not_ours(directory)
 
 
-def _make(directory: Path, closed: int, flags: int) -> Path:
+def _make(directory: Path, forbidden: int, flags: int) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | flags)
@@ -236,26 +232,25 @@ def _make(directory: Path, closed: int, flags: int) -> Path:
             raise _not_ours(directory) from error
         raise AccessDenied(
             f"cannot use the directory {directory}: {error.strerror}",
-            hint="make it yours and writable, or name another (corral config path lists them)",
+            hint="make it writable, or set another one (corral config path lists them)",
         ) from error
     try:
-        _close(directory, descriptor, closed)
+        _restrict(directory, descriptor, forbidden)
     finally:
         os.close(descriptor)
     return directory
 
 
-def _close(directory: Path, descriptor: int, closed: int) -> None:
-    """Take permissions away from a directory that is ours."""
+def _restrict(directory: Path, descriptor: int, forbidden: int) -> None:
     found = os.fstat(descriptor)
     if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX:
         raise _not_ours(directory)
-    if found.st_mode & closed:
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~closed)
+    if found.st_mode & forbidden:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~forbidden)
 
 
 def _not_ours(directory: Path) -> AccessDenied:
     return AccessDenied(
         f"{directory} is not a directory of this user",
-        hint="remove what stands there, or name another (corral config path lists them)",
+        hint="remove it, or set another one (corral config path lists them)",
     )

@@ -1,4 +1,4 @@
-"""Waits for the end of a process that is not our child."""
+"""Waiting for the exit of a process that is not a child."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Final
 
 from supervisor.host.lock import DaemonInfo
 
-# Where the system has no descriptors of processes, how often to look.
+# Between two checks, on a system without pidfds.
 _LOOK_EVERY_S: Final = 0.02
 
 
 class ProcessEnd:
-    """The end of one process, which no later process with its number is taken for.
+    """The exit of one process; a later process with its number is not mistaken for it.
 
     Args:
-        owner: The process; None for one that has ended already.
-        pidfd: A descriptor of it, or None where the system has none.
+        owner: None for a process that has exited.
+        pidfd: None where the system has none.
     """
 
     def __init__(self, owner: DaemonInfo | None, pidfd: int | None) -> None:
@@ -28,7 +28,7 @@ class ProcessEnd:
         self._pidfd = pidfd
 
     def wait(self, limit_s: float) -> bool:
-        """Wait; return whether it has ended within the limit, in seconds."""
+        """Return whether it exits within the limit."""
         if self._pidfd is not None:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
@@ -43,13 +43,13 @@ class ProcessEnd:
 
 @contextmanager
 def process_end(owner: DaemonInfo | None) -> Iterator[ProcessEnd]:
-    """Yield the end of a process, to be waited for within the block.
+    """Yield the exit of a process, to wait for within the block.
 
-    Source: pidfd_open(2): the descriptor is readable once the process has ended.
+    Source: pidfd_open(2): the descriptor is readable after the exit.
     """
     pidfd = _open(owner)
     try:
-        # Looked at after the descriptor is there: else that could be of a later process.
+        # Checked after opening the descriptor, which could be that of a later process.
         is_there = owner is not None and owner.is_alive()
         yield ProcessEnd(owner, pidfd) if is_there else ProcessEnd(None, None)
     finally:

@@ -12,8 +12,8 @@ from supervisor.host.paths import (
     is_ours,
     make_ours,
     make_private,
+    problem,
     shipped,
-    trouble,
 )
 
 
@@ -67,11 +67,11 @@ def test_without_a_session_the_runtime_directory_is_not_in_tmp(
         (stat.S_IFDIR | 0o700, 65534, "belongs to another user (uid 65534)"),
         (stat.S_IFDIR | 0o750, 1000, "is open to others (mode 750)"),
         (stat.S_IFDIR | 0o1777, 1000, "is open to others"),
-        (stat.S_IFLNK | 0o777, 1000, "is no directory"),
+        (stat.S_IFLNK | 0o777, 1000, "is not a directory"),
     ],
 )
 def test_a_directory_is_ours_by_type_owner_and_mode(mode: int, uid: int, said: str | None) -> None:
-    found = trouble(mode, uid, 1000, 0o077)
+    found = problem(mode, uid, 1000, 0o077)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
 
@@ -94,7 +94,7 @@ def test_a_session_that_is_not_ours_is_told_and_not_used(
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
     assert directories().runtime.is_relative_to(Path.home())
-    assert "XDG_RUNTIME_DIR is not used" in capsys.readouterr().err
+    assert "instead of XDG_RUNTIME_DIR" in capsys.readouterr().err
 
 
 def test_a_session_of_ours_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
