@@ -27,35 +27,36 @@ _TASKS_MAX: Final = 64
 _Result = TypeVar("_Result")
 
 
-class _Tell(Protocol):
+class _Emit(Protocol):
     def __call__(self, name: str, /, **fields: object) -> None: ...
 
 
 class Failures:
-    """Failures since the start.
-
-    Attributes:
-        counts: By task.
-        tell: Gets `task.failed` with `task`, `error`, `traceback` and `more`, the number of
-            failures of the same cause that were not reported in the minute before.
-    """
+    """Failures since the start; `counts` is by task."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.tell: _Tell = lambda *_, **__: None
+        self._emit: _Emit = lambda *_, **__: None
         self._throttle = Throttle(1, self._rest)
+
+    def report_to(self, emit: _Emit) -> None:
+        """Emit `task.failed` with `task`, `error`, `traceback` and `more`.
+
+        `more` counts failures of the same cause that were not reported in the minute before.
+        """
+        self._emit = emit
 
     def note(self, task: str, error: BaseException, message: str = "") -> None:
         """Count a failure; report it at most once a minute per cause."""
         self._count(task)
         if self._throttle.admit((task, type(error).__name__, _place(error))):
             text = "".join(traceback.format_exception(error))[-_TRACEBACK_MAX:]
-            self._tell(task, f"{message}: {error!r}" if message else repr(error), text, 0)
+            self._report(task, f"{message}: {error!r}" if message else repr(error), text, 0)
 
     def warn(self, task: str, cause: str, message: str) -> None:
         """Report a warning at most once a minute, without counting it."""
         if self._throttle.admit((task, cause, "")):
-            self._tell(task, message, None, 0)
+            self._report(task, message, None, 0)
 
     def _count(self, task: str) -> None:
         is_known = task in self.counts or len(self.counts) < _TASKS_MAX
@@ -63,10 +64,10 @@ class Failures:
 
     def _rest(self, cause: Hashable, count: int) -> None:
         task, error, _ = cause if isinstance(cause, tuple) else (str(cause), "", "")
-        self._tell(task, f"{error}: and {count} more in the last minute", None, count)
+        self._report(task, f"{error}: and {count} more in the last minute", None, count)
 
-    def _tell(self, task: str, error: str, text: str | None, more: int) -> None:
-        self.tell("task.failed", task=task, error=error[:_TEXT_MAX], traceback=text, more=more)
+    def _report(self, task: str, error: str, text: str | None, more: int) -> None:
+        self._emit("task.failed", task=task, error=error[:_TEXT_MAX], traceback=text, more=more)
 
 
 FAILURES: Final = Failures()

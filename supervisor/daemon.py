@@ -73,7 +73,7 @@ class Daemon:
     ) -> None:
         self._directories = directories
         self._events = events
-        FAILURES.tell = events.emit
+        FAILURES.report_to(events.emit)
         proxy = checked(loaded.settings.proxy)
         self._metrics = Metrics(proxy, events.emit)
         router_events = RouterEvents()

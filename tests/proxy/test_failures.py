@@ -27,7 +27,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reported(of: Failures) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
-    of.tell = lambda _name, /, **fields: events.append(fields)
+    of.report_to(lambda _name, /, **fields: events.append(fields))
     return events
 
 
