@@ -21,17 +21,11 @@ FindInside = Callable[[str, str], Path | None]
 
 @dataclass(frozen=True, slots=True)
 class CpuLibraryOverride:
-    """Directories to go first on an engine's library path, with a note or a warning.
+    """Directories to go first on an engine's library path, with a note or a warning."""
 
-    Attributes:
-        library_dirs: Empty if nothing is replaced.
-        note: What was done, or None.
-        warning: Why the engine will not work, and the fix; None if it will.
-    """
-
-    library_dirs: tuple[Path, ...] = ()
-    note: str | None = None
-    warning: str | None = None
+    library_dirs: tuple[Path, ...] = ()  # empty if nothing is replaced
+    note: str | None = None  # what was done, or None
+    warning: str | None = None  # why the engine will not work, and the fix; None if it will
 
 
 def cpu_library_for(

@@ -39,41 +39,27 @@ _DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, \d+ MiB free\))?")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that layers can be offloaded to.
+    """A device that layers can be offloaded to."""
 
-    Attributes:
-        name: As `--device` takes it, such as `Vulkan0`.
-        total_mib: 0 if it has no memory of its own.
-    """
-
-    name: str
+    name: str  # as `--device` takes it, such as `Vulkan0`
     description: str
-    total_mib: int
+    total_mib: int  # 0 if it has no memory of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A llama-server of one build.
+    """A llama-server of one build."""
 
-    Attributes:
-        path: The binary, absolute.
-        version: The line it prints.
-        build: llama.cpp's build number; None if the printed one is not reliable.
-        library_dirs: To go first on its library path.
-        devices: As `--list-devices` prints them; empty on a machine with a CPU only.
-        note: What was done to make it run here, or None.
-        warning: Why it will not work here, and the fix; None if it will.
-    """
-
-    path: Path
-    version: str
-    build: int | None
+    path: Path  # the binary, absolute
+    version: str  # the line it prints
+    build: int | None  # llama.cpp's build number; None if the printed one is not reliable
     source: Source
-    library_dirs: tuple[Path, ...]
+    library_dirs: tuple[Path, ...]  # to go first on its library path
+    # As `--list-devices` prints them; empty on a machine with a CPU only.
     devices: tuple[Device, ...]
     flags: Flags = field(repr=False)
-    note: str | None = None
-    warning: str | None = None
+    note: str | None = None  # what was done to make it run here, or None
+    warning: str | None = None  # why it will not work here, and the fix; None if it will
 
 
 @dataclass(frozen=True, slots=True)

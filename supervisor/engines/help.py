@@ -41,29 +41,20 @@ _BULLET_HINTS: Final = frozenset({"MODE", "TYPE", "FORMAT"})
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option of one build.
+    """One option of one build."""
 
-    Attributes:
-        names: Every spelling with its dashes, in the printed order, negative forms included.
-        kind: The kind of its value; a `switch` has none.
-        hint: The value as the help names it, such as `N`; None without a value.
-        choices: The words it accepts, empty if any. An `int` or `number` with choices accepts these
-            words beside numbers; a `list` accepts any of them, comma-separated.
-        default: As printed; None if not printed.
-        deprecated: The help's note on deprecation, or None.
-        removed: The help's advice, if only a stub is left that refuses to start.
-        help: The description as printed, without the indent.
-    """
-
+    # Every spelling with its dashes, in the printed order, negative forms included.
     names: tuple[str, ...]
-    kind: Kind
-    hint: str | None = None
+    kind: Kind  # the kind of its value; a `switch` has none
+    hint: str | None = None  # the value as the help names it, such as `N`; None without a value
+    # The words it accepts, empty if any. An `int` or `number` with choices accepts these words
+    # beside numbers; a `list` accepts any of them, comma-separated.
     choices: tuple[str, ...] = ()
-    default: str | None = None
+    default: str | None = None  # as printed; None if not printed
     env: str | None = None
-    deprecated: str | None = None
-    removed: str | None = None
-    help: str = ""
+    deprecated: str | None = None  # the help's note on deprecation, or None
+    removed: str | None = None  # the help's advice, if only a stub is left that refuses to start
+    help: str = ""  # the description as printed, without the indent
 
     @property
     def key(self) -> str:

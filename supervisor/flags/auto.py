@@ -45,17 +45,12 @@ MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What derived values depend on.
-
-    Attributes:
-        device_bytes: Memory of all devices that layers can be offloaded to; 0 without a device.
-        instances: Processes that share the machine.
-    """
+    """What derived values depend on."""
 
     gguf: Gguf
     machine: Machine
-    device_bytes: int
-    instances: int
+    device_bytes: int  # memory of all devices that layers can be offloaded to; 0 without a device
+    instances: int  # processes that share the machine
 
     @property
     def share_bytes(self) -> int:

@@ -32,41 +32,26 @@ _ALONE: Final = Draft()
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """One option, on the command line or omitted.
+    """One option, on the command line or omitted."""
 
-    Attributes:
-        flag: As the build spells it; of an omitted one, today's name with dashes.
-        value: The word after it, or None.
-        origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
-        reason: A clause; empty if the origin says it all.
-    """
-
-    flag: str
-    value: str | None
-    origin: str
-    reason: str
+    flag: str  # as the build spells it; of an omitted one, today's name with dashes
+    value: str | None  # the word after it, or None
+    origin: str  # `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`
+    reason: str  # a clause; empty if the origin says it all
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The command line and properties of a model's instances.
-
-    Attributes:
-        lines: In order, without the address to listen on, which `argv` adds.
-        omitted: Settings that are not on the command line.
-        warnings: Sentences for the user.
-        slots: Sequences decoded at once.
-        ctx_size: Tokens of context of all slots together; 0 if the engine decides.
-    """
+    """The command line and properties of a model's instances."""
 
     model: str
     engine: Engine
     gguf: Gguf
-    lines: tuple[PlanLine, ...]
-    omitted: tuple[PlanLine, ...]
-    warnings: tuple[str, ...]
-    slots: int
-    ctx_size: int
+    lines: tuple[PlanLine, ...]  # in order, without the address to listen on, which `argv` adds
+    omitted: tuple[PlanLine, ...]  # settings that are not on the command line
+    warnings: tuple[str, ...]  # sentences for the user
+    slots: int  # sequences decoded at once
+    ctx_size: int  # tokens of context of all slots together; 0 if the engine decides
     memory_inputs: MemoryInputs
 
     @property

@@ -48,20 +48,15 @@ CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model of `corral.toml`.
-
-    Attributes:
-        args: Words for the end of the command line, passed on unchecked.
-        draft: A GGUF to draft with, `auto` to look for one, or None.
-    """
+    """A model of `corral.toml`."""
 
     name: str
     path: Path
     profile: str = "base"
     replicas: int | Literal["auto"] = 1
     flags: Mapping[str, FlagValue] = field(default_factory=dict)
-    args: tuple[str, ...] = ()
-    draft: DraftSetting = None
+    args: tuple[str, ...] = ()  # words for the end of the command line, passed on unchecked
+    draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
     aliases: tuple[str, ...] = ()
 
 

@@ -44,16 +44,11 @@ FlagSetting = Annotated[FlagValue, AfterValidator(flag_value)]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and its origin.
-
-    Attributes:
-        origin: `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`.
-        reason: A clause; empty if the origin says it all.
-    """
+    """A value and its origin."""
 
     value: FlagValue
-    origin: str
-    reason: str = ""
+    origin: str  # `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`
+    reason: str = ""  # a clause; empty if the origin says it all
 
     @property
     def is_own(self) -> bool:

@@ -19,17 +19,11 @@ _SPLIT_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """How a model makes embeddings.
+    """How a model makes embeddings."""
 
-    Attributes:
-        pooling: `none`, `mean`, `cls`, `last` or `rank`.
-        is_only: Whether it generates no text.
-        can_split: Whether one text may be computed in several micro batches.
-    """
-
-    pooling: str
-    is_only: bool
-    can_split: bool
+    pooling: str  # `none`, `mean`, `cls`, `last` or `rank`
+    is_only: bool  # whether it generates no text
+    can_split: bool  # whether one text may be computed in several micro batches
 
     def micro_batch(self, ctx: int) -> int:
         """Tokens of a micro batch that inputs of up to `ctx` tokens need."""

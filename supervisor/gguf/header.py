@@ -52,20 +52,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A GGUF header.
+    """A GGUF header."""
 
-    Attributes:
-        metadata: By key, without arrays of strings and arrays of more than 1024 elements.
-        lengths: The number of elements of every array, by key.
-        data_at: Start of the tensor data, in bytes from the start of the file.
-        strings: The requested array of strings; empty if none was requested.
-    """
-
+    # By key, without arrays of strings and arrays of more than 1024 elements.
     metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
-    lengths: Mapping[str, int]
+    lengths: Mapping[str, int]  # the number of elements of every array, by key
     tensors: tuple[Tensor, ...]
-    data_at: int
-    strings: tuple[bytes, ...]
+    data_at: int  # start of the tensor data, in bytes from the start of the file
+    strings: tuple[bytes, ...]  # the requested array of strings; empty if none was requested
 
     def text(self, key: str) -> str:
         """A string of the metadata; empty if missing."""

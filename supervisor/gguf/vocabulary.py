@@ -34,20 +34,13 @@ _DIGEST_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary, reduced to its compatibility with others.
+    """A vocabulary, reduced to its compatibility with others."""
 
-    Attributes:
-        kind: The kind of tokenizer, such as `gpt2`.
-        begin: The token added before a text, or None.
-        end: The token added after a text, or None.
-        digests: Of all tokens but the first five, cut to each of the last 129 lengths, the
-            shortest first.
-    """
-
-    kind: str
+    kind: str  # the kind of tokenizer, such as `gpt2`
     size: int
-    begin: int | None
-    end: int | None
+    begin: int | None  # the token added before a text, or None
+    end: int | None  # the token added after a text, or None
+    # Of all tokens but the first five, cut to each of the last 129 lengths, the shortest first.
     digests: tuple[str, ...]
 
     def digest(self, length: int) -> str:

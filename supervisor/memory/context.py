@@ -1,4 +1,4 @@
-"""The layout that an engine derives from its options, with its own defaults. Pure.
+"""The sizes that an engine derives from its options, with its own defaults. Pure.
 
 Source: llama-server --help, build 10434; common/arg.cpp; its log at `llama_context`.
 """
@@ -17,7 +17,7 @@ from supervisor.gguf.metadata import Gguf
 from supervisor.memory.kv_cache import Cache
 
 _MIB: Final = 1024**2
-# An engine reads layout into 32 bits with a sign. Source: llama.cpp, common/arg.cpp.
+# Engines parse numbers as signed 32-bit integers. Source: llama.cpp, common/arg.cpp.
 NUMBER_MAX: Final = 2**31 - 1
 _CTX: Final = 4096
 _SLOTS: Final = 4
@@ -38,21 +38,14 @@ Chosen = Mapping[str, FlagValue]
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """The layout of one instance.
-
-    Attributes:
-        tokens: Tokens of a micro batch.
-        outputs: Rows of logits computed together at most.
-        prompt_cache_bytes: Limit of the prompt cache in main memory.
-        checkpoints: Checkpoints per slot at most.
-    """
+    """The sizes that memory follows from."""
 
     cache: Cache
-    tokens: int
-    outputs: int
+    tokens: int  # tokens of a micro batch
+    outputs: int  # rows of logits computed together at most
     flash: bool
-    prompt_cache_bytes: int
-    checkpoints: int
+    prompt_cache_bytes: int  # limit of the prompt cache in main memory
+    checkpoints: int  # checkpoints per slot at most
 
 
 def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:

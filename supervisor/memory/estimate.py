@@ -68,18 +68,12 @@ _REPACK_ROWS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Memory of one instance.
-
-    Attributes:
-        devices: By device name; empty if nothing is offloaded.
-        mapped_bytes: Of main memory, what all instances that map the same file share.
-        layers_offloaded: Layers on devices; the output counts as one.
-    """
+    """Memory of one instance."""
 
     host: MemoryBreakdown
-    devices: Mapping[str, MemoryBreakdown]
-    mapped_bytes: int
-    layers_offloaded: int
+    devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
+    mapped_bytes: int  # of main memory, what all instances that map the same file share
+    layers_offloaded: int  # layers on devices; the output counts as one
 
     @property
     def own_bytes(self) -> int:
@@ -150,7 +144,7 @@ def _copies(gguf: Gguf, memory_inputs: MemoryInputs) -> int:
         return 0
     flags = memory_inputs.cpu_flags
     kinds = frozenset[str]().union(*(_REPACKED[one] for one in flags & _REPACKED.keys()))
-    # The library that goes first where the processor lacks what the wheel needs knows no AMX.
+    # The portable CPU library has no AMX.
     has_amx = _AMX in flags and not memory_inputs.engine.library_dirs
     total = 0
     for kind, rows, size in gguf.matrix_bytes:

@@ -37,21 +37,14 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class MemoryInputs:
-    """What the memory of an instance depends on.
-
-    Attributes:
-        chosen: Every option that the build accepts, by today's name.
-        cpu_flags: The CPU's features as Linux names them.
-        draft: The draft model, or None.
-        projector_bytes: Size of the projector's file; 0 without one.
-    """
+    """What the memory of an instance depends on."""
 
     gguf: Gguf
-    chosen: Chosen
+    chosen: Chosen  # every option that the build accepts, by today's name
     engine: Engine
-    cpu_flags: frozenset[str] = frozenset()
-    draft: Gguf | None = None
-    projector_bytes: int = 0
+    cpu_flags: frozenset[str] = frozenset()  # the CPU's features as Linux names them
+    draft: Gguf | None = None  # the draft model, or None
+    projector_bytes: int = 0  # size of the projector's file; 0 without one
 
     @property
     def cache(self) -> Cache:

@@ -42,23 +42,15 @@ BLOCK: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The shape of the caches of one instance.
+    """The shape of the caches of one instance."""
 
-    Attributes:
-        ctx: Tokens of one cache.
-        streams: Number of caches: one per slot, or one.
-        ubatch: Tokens of a micro batch.
-        type_k: Type of the keys, such as `q8_0`.
-        type_v: Type of the values.
-        full_window: Whether sliding-window layers keep as much as all others (`--swa-full`).
-    """
-
-    ctx: int
-    streams: int = 1
+    ctx: int  # tokens of one cache
+    streams: int = 1  # number of caches: one per slot, or one
     slots: int = 1
-    ubatch: int = 512
-    type_k: str = "f16"
-    type_v: str = "f16"
+    ubatch: int = 512  # tokens of a micro batch
+    type_k: str = "f16"  # type of the keys, such as `q8_0`
+    type_v: str = "f16"  # type of the values
+    # Whether sliding-window layers keep as much as all others (`--swa-full`).
     full_window: bool = False
 
     @property

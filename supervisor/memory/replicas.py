@@ -20,16 +20,11 @@ _MOST: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many instances serve a model.
-
-    Attributes:
-        reason: A clause.
-        devices: The device of each instance; empty if left to the engine.
-    """
+    """How many instances serve a model."""
 
     count: int
-    reason: str
-    devices: tuple[str, ...] = ()
+    reason: str  # a clause
+    devices: tuple[str, ...] = ()  # the device of each instance; empty if left to the engine
 
 
 def decide(
