@@ -29,8 +29,8 @@ LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
 # What passed last, so that --if-changed has nothing to do.
 PASSED = ROOT / ".venv" / ".mutate_table"
 NOTHING = "nothing deleted"
-# The tests need no fixtures and plugins of the project, and the first failure is enough. Two plugins
-# of pytest's own would collect garbage at the end.
+# The tests need no fixtures and plugins of the project, and the first failure is enough. Two
+# plugins of pytest itself would collect garbage at the end.
 PLAIN = (
     *("-x", "-q", "-c", os.devnull, "--noconftest", "--assert=plain", "--tb=no"),
     *("-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception"),
