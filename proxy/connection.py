@@ -109,6 +109,11 @@ class Connection(web.RequestHandler):
                 self._rest = data
                 return
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 (aiohttp's)
+        """Do nothing where reading is not paused: aiohttp calls this for each piece of a body."""
+        if self._reading_paused or self._rest:
+            super().resume_reading(resume_parser)
+
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:

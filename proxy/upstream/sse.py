@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, cast
 
 import orjson
 
@@ -79,6 +80,9 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
     Raises:
         InvalidEvent: What it carries is not JSON.
     """
+    if event.startswith(b"data: {"):
+        with suppress(orjson.JSONDecodeError):  # as an engine writes it: on one line
+            return cast("dict[str, Any]", orjson.loads(event[6:]))
     data = data_of(event)
     if not data or data == DONE:
         return None
