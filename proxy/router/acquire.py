@@ -1,7 +1,4 @@
-"""The waits of a request: for a slot, and for an instance to be ready at all.
-
-It waits by events only, and no longer than its queue timeout, whatever it waits for.
-"""
+"""The waits of a request, by events and no longer than its queue timeout."""
 
 from __future__ import annotations
 
@@ -86,11 +83,7 @@ async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
 
 
 async def _load(queue: ModelQueue, request: ProxyRequest, loader: ModelLoader | None) -> None:
-    """Load the model, unless another proxy forwarded the request: it has other machines.
-
-    Raises:
-        Unavailable: There is no loader, or no instance was admitted.
-    """
+    """Load the model, unless another proxy forwarded the request: it has other machines."""
     before = queue.admissions
     if loader and not request.is_from_proxy:
         await loader.ensure_ready(queue.model)

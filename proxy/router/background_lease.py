@@ -1,9 +1,8 @@
-"""A slot that is lent for work of our own, which gives way to clients.
+"""A lease for work of our own, which gives way to clients.
 
-Whoever reads a prompt ahead of those who will need it asks an instance as a client does: with a
-lease, so that nobody's request waits inside the engine, and what is known of its slots stays true.
-It waits behind everybody, and it is to leave as soon as anybody else wants something of the
-instance: an engine that reads two prompts reads the second when it is through with the first.
+A prompt is prefilled with a lease, as for a client: no request waits inside the engine, and what is
+known of its slots stays true. It waits behind every client and ends when one needs the instance: an
+engine with two prompts computes the second after the first.
 """
 
 from __future__ import annotations
@@ -30,14 +29,7 @@ IsPreempted = Callable[[], bool]
 
 @asynccontextmanager
 async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempted]:
-    """Hold a slot of one instance for the length of the block, which tells whether to leave.
-
-    A block that ends without an error has its slot given back at once; else once the engine has
-    confirmed that it is idle.
-
-    Args:
-        router: Who leases.
-        name: The instance.
+    """Hold a slot of one instance; the block gets a function that returns whether to leave.
 
     Raises:
         UpstreamShutDown: It is not in service, or was stopped.
@@ -56,14 +48,13 @@ async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempt
 
 
 def _is_wanted(router: Router, lease: Lease) -> bool:
-    """Return whether a client waits, or is served beside us, or the instance is to leave."""
     name, model = lease.upstream.name, lease.upstream.model
     waiting = router.demand(model).waiting
     return waiting > 0 or router.in_flight(name) > 1 or not lease.instance.in_service
 
 
 def _request(upstream: Upstream) -> ProxyRequest:
-    """Return a request of our own; as one that was passed on, it stays here and loads nothing."""
+    """Return a request that, like a forwarded one, stays here and loads nothing."""
     return ProxyRequest(
         request_id=f"warm-{upstream.name}",
         method="POST",

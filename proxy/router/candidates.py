@@ -1,4 +1,4 @@
-"""The candidates that requests in a queue see, one request after the other."""
+"""The candidates that the requests in a queue see, one request after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Candidates:
     Args:
         instances: Those in service.
         conversations: How many of the latest conversations each instance owns, by name.
-        policy: The rule by which is chosen.
+        policy: The rule.
         held_s: How long a request holds a slot, on average.
     """
 
@@ -41,11 +41,7 @@ class Candidates:
     ) -> Choice:
         """Return what a request would do; requests that wait for their owner are remembered.
 
-        Args:
-            request: The request.
-            avoid: Names of instances to take only if there is no other.
-            hint: Of its prompt.
-            waited_s: How long it has waited.
+        Instances in `avoid` are taken only if there is no other.
         """
         instances = [
             one for one in self._instances if one.may_take(request) and one not in self._kept
@@ -65,10 +61,8 @@ class Candidates:
     def _keep(
         self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None
     ) -> None:
-        """Keep an instance's slots for a request that needs several.
-
-        Requests behind it would otherwise take each slot as it becomes free. Kept are those of its
-        owner, or of the instance that lacks the fewest.
+        """Keep the slots of its owner, or of the instance that lacks the fewest, for a request that
+        needs several: requests behind it would take each slot as it becomes free.
         """
         if instances:
             self._kept.add(

@@ -1,16 +1,13 @@
-"""The waiting line of one model: who is served next. Pure.
+"""The order of the requests that wait for one model. Pure.
 
-1. Two priorities: whoever is in `interactive` goes before whoever is in `batch`. So that a batch is
-   not put off for ever, it gets one turn after eight interactive ones, and one after each of them
-   once its first request has waited half as long as it is willing to. Never two while others wait.
-2. Within a priority, clients share: each place gets a tag, one more than the client's last one, and
-   at least the priority's own time; the lowest tag is first. A client with a hundred requests in
-   line and one with a single request take turns. The priority's time moves by one while each client
-   that waits is served once, so newcomers, however many, do not put off those who were there
-   before.
+1. `interactive` goes before `batch`. So that a batch request is not delayed for ever, one is served
+   after eight interactive ones, and after each one once the first batch request has waited half of
+   its timeout. Never two while interactive requests wait.
+2. Within a priority, clients share: each entry gets a tag, one more than the client's last one, and
+   at least the priority's own time; the lowest tag is first. A client with a hundred requests and
+   one with a single request alternate. The priority's time moves by one while each waiting client
+   is served once, so newcomers do not delay those who waited before them.
 3. Within a priority, one client's requests keep their order.
-
-A place is left at once and without a trace. Nothing here waits: the time is an argument.
 
 Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
 """
@@ -33,15 +30,12 @@ _REMEMBERED_MAX: Final = 256
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class QueueEntry:
-    """One place in a line.
+    """One request in the queue.
 
     Attributes:
-        client: Who waits, for fairness.
-        priority: Which priority.
-        joined_at_s: Monotonic time at which the wait began.
-        queue_timeout_s: Seconds it may last, at least 0.
-        tag: Its turn in the priority's own time; set by the line.
-        number: Its turn among equal tags; set by the line.
+        joined_at_s: Monotonic.
+        tag: Its order in the priority's own time; set by the queue.
+        number: Its order among equal tags; set by the queue.
     """
 
     client: str
@@ -52,7 +46,7 @@ class QueueEntry:
     number: int = 0
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether it has waited half as long as it is willing to."""
+        """Return whether it has waited half of its timeout."""
         return now_s - self.joined_at_s >= _OVERDUE * self.timeout_s
 
 
@@ -60,7 +54,7 @@ P = TypeVar("P", bound=QueueEntry)
 
 
 class FairQueue(Generic[P]):
-    """The places of one line, in two priorities. Who bounds it is whoever lets them join."""
+    """Two priorities; unbounded: the caller decides which requests join."""
 
     def __init__(self) -> None:
         self._lanes: dict[Priority, _PriorityQueue[P]] = {
@@ -73,25 +67,24 @@ class FairQueue(Generic[P]):
         return len(self._lanes["interactive"].places) + len(self._lanes["batch"].places)
 
     def waiting(self, priority: Priority) -> int:
-        """Return how many wait in a priority."""
         return len(self._lanes[priority].places)
 
     def join(self, place: P) -> None:
-        """Take a place; one that was taken out before goes back to where it was."""
+        """Add an entry; one that was removed before returns to its place."""
         self._lanes[place.priority].join(place)
 
     def leave(self, place: P) -> None:
-        """Give up a place; nothing where it is not in line."""
+        """Remove an entry, if it is in the queue."""
         self._lanes[place.priority].leave(place)
 
     def take(self, place: P) -> None:
-        """Serve the request in a place, which need not be the first."""
+        """Serve an entry, which need not be the first."""
         self._lanes[place.priority].take(place)
         is_put_off = place.priority == "interactive" and self.waiting("batch")
         self._turns = self._turns + 1 if is_put_off else 0
 
     def order(self, now_s: float) -> Iterator[P]:
-        """Return all places as they would be served now, the first first."""
+        """Yield all entries in the order in which they would be served now."""
         first = deque(self._lanes["interactive"].places)
         second = deque(self._lanes["batch"].places)
         turns = self._turns
@@ -104,12 +97,12 @@ class FairQueue(Generic[P]):
                 yield first.popleft()
 
     def position(self, place: P, now_s: float) -> int:
-        """Return how many are served up to and with this place: 1 for the first."""
+        """Return the place of an entry, from 1."""
         before = (number for number, one in enumerate(self.order(now_s), 1) if one is place)
         return next(before, 0)
 
     def oldest_wait_s(self, now_s: float) -> float:
-        """Return how long the one that has waited longest has waited; 0 where nobody does."""
+        """Return the longest wait so far; 0 in an empty queue."""
         waits = (
             now_s - one.joined_at_s for priority in self._lanes.values() for one in priority.places
         )
@@ -121,11 +114,7 @@ def _is_due(batch: QueueEntry, turns: int, now_s: float) -> bool:
 
 
 class _PriorityQueue(Generic[P]):
-    """One priority, in the order of its tags.
-
-    Attributes:
-        places: Those who wait, the first first.
-    """
+    """One priority, in the order of its tags."""
 
     def __init__(self) -> None:
         self.places: list[P] = []

@@ -1,9 +1,7 @@
-"""Requests under way: counted, waited for, and cut from outside.
+"""Requests in flight: counted, waited for, and aborted from outside.
 
-A request is in flight between its first byte and its last. Whoever holds it (the instance that
-answers it, the server that drains) can cut it: the task that carries it then meets the given error
-at the point where it waits, and closes what it opened on its way out. All changes are made in
-methods without `await`; only `idle` waits, and it wakes by event.
+The task of an aborted request meets the given error where it waits, and closes what it opened. All
+changes happen in methods without `await`.
 """
 
 from __future__ import annotations
@@ -17,13 +15,10 @@ from proxy.errors import ProxyError
 
 
 class InFlightRequest:
-    """One request in flight: `async with InFlightRequest(in_flight)`; others can abort the block.
+    """One request in flight for the length of an `async with` block.
 
-    Cut, the block raises the error it was cut with. As with `asyncio.timeout`, that is told apart
-    from the task's own cancellation: here, a client that left.
-
-    Args:
-        in_flight: The requests of its holder; it is one of them for the length of the block.
+    Aborted, the block raises the given error. As with `asyncio.timeout`, that differs from the
+    task's own cancellation: here, a client that left.
     """
 
     def __init__(self, in_flight: InFlight[Any]) -> None:
@@ -58,7 +53,7 @@ class InFlightRequest:
             raise self.cut_by from None
 
     def abort(self, error: ProxyError) -> None:
-        """End it with this error. The first cut counts, later ones change nothing."""
+        """End it with this error. Only the first call counts."""
         if self.cut_by is None:
             self.cut_by = error
             # Not at once: the task may be what cuts, and then it is not at a point where it waits.
@@ -88,33 +83,25 @@ class InFlight(Generic[R]):
         return iter(self._requests)
 
     def add(self, request: R) -> None:
-        """Add a request; it does so itself."""
         self._requests.add(request)
         self._landed.clear()
 
     def discard(self, request: R) -> None:
-        """Remove a request."""
         self._requests.discard(request)
         if not self._requests:
             self._landed.set()
 
     def abort(self, error: ProxyError) -> None:
-        """Abort every request with this error."""
         for request in self._requests:
             request.abort(error)
 
     async def wait_empty(self) -> None:
-        """Wait until none is under way. Without limit: the caller knows its own patience."""
+        """Wait until none is in flight, without limit."""
         await self._landed.wait()
 
 
 class ServerState:
-    """All that the server has under way, and whether it takes more.
-
-    Attributes:
-        in_flight: The requests that are passed to instances.
-        is_draining: Whether every further request is refused.
-    """
+    """Forwarded requests in flight, and whether every further one is refused."""
 
     def __init__(self) -> None:
         self.in_flight: InFlight[InFlightRequest] = InFlight()

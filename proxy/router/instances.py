@@ -1,4 +1,4 @@
-"""The instances that the proxy was told of, and what each of them holds."""
+"""The instances, and what each of them holds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What an instance does for us at one moment.
+    """An instance's requests.
 
     Attributes:
-        in_flight: Requests it holds.
-        awaiting_upstream: Those of them whose next bytes are the instance's to send; for the
-            others, a client has yet to take what was sent.
-        bytes_received: Bytes of answers that came from it so far, pings not counted; never less
-            while it is admitted or holds a request.
-        is_silent: Whether it does not answer `/health`.
+        awaiting_upstream: Those whose next bytes are the instance's to send; for the others, a
+            client has yet to take what was sent.
+        bytes_received: Of responses, without pings; never less while it is in service or holds one.
+        is_silent: It does not answer `/health`.
     """
 
     in_flight: int = 0
@@ -37,16 +35,12 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStats:
-    """What is known of an instance at one moment.
+    """An instance at one moment.
 
     Attributes:
-        upstream: The instance.
-        in_service: Whether it may be given requests.
-        conversations: Conversations it is home to, of the latest ones.
-        prefill_tps: Tokens of prompts it computes each second; 0 before its first answer.
-        decode_tps: Tokens it generates each second for a request; 0 before its first answer.
-        leases: Its slots that are in use.
-        acceptance: Share of the tokens it guesses ahead that come true, 0 to 1; None before any.
+        conversations: Latest conversations that it owns.
+        prefill_tps: 0 before its first answer, as `decode_tps`.
+        acceptance: Share of drafted tokens that are accepted, 0 to 1; None before any.
     """
 
     upstream: Upstream
@@ -60,20 +54,15 @@ class InstanceStats:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """An instance, the requests it holds, and its slots in use.
+    """An instance, its requests, and its slots in use.
 
-    A slot may be in use longer than its request lasts (the engine has yet to stop), or shorter
-    (the client has yet to take the end of the answer).
+    A slot may be in use longer than its request lasts (the engine has yet to stop), or shorter (the
+    client has yet to take the end of the response).
 
     Attributes:
-        upstream: The instance.
-        rates: How fast it is.
-        in_service: Whether it may be given requests.
-        is_silent: Whether it does not answer; it is then given none that another can take.
-        last_used: When it was last given one, in the count of `Instances`.
-        bytes_received: Bytes of answers to requests that are over.
-        in_flight: The requests it holds.
-        leases: Its slots in use, at most as many as it has.
+        is_silent: It does not respond and gets no request that another can take.
+        last_used: In the count of `Instances`.
+        bytes_received: Of responses to requests that are over.
     """
 
     upstream: Upstream
@@ -87,7 +76,6 @@ class Instance:
 
     @property
     def activity(self) -> Activity:
-        """Return what it does for us now."""
         responses = [lease.progress for lease in self.in_flight]
         return Activity(
             len(responses),
@@ -98,7 +86,6 @@ class Instance:
 
     @property
     def has_free_slot(self) -> bool:
-        """Return whether a slot is free."""
         return len(self.leases) < self.upstream.slots
 
     def can_take(self, request: ProxyRequest) -> bool:
@@ -107,7 +94,7 @@ class Instance:
 
     @property
     def free(self) -> int:
-        """Return how many slots are free."""
+        """Free slots."""
         return self.upstream.slots - len(self.leases)
 
     def needed(self, request: ProxyRequest) -> int:
@@ -115,21 +102,20 @@ class Instance:
         return min(request.slots, self.upstream.slots)
 
     def may_take(self, request: ProxyRequest) -> bool:
-        """Return whether a request may come here: one that was passed on stays on this machine."""
+        """Return whether a request may come here: one that was forwarded stays on this machine."""
         return not (request.is_from_proxy and self.upstream.node)
 
     @property
     def ending(self) -> list[Lease]:
-        """Return the slots in use whose requests are over, the oldest first."""
+        """Slots in use whose requests are over, the oldest first."""
         return [lease for lease in self.leases if lease.is_ending]
 
     @property
     def backlog_tokens(self) -> int:
-        """Return how many tokens of prompts it still has to compute."""
+        """Prompt tokens that it still has to compute."""
         return sum(lease.backlog_tokens for lease in self.leases)
 
     def stats(self, homes: int) -> InstanceStats:
-        """Return what is known of it, with the number of its homes."""
         known = bool(self.rates.answers)
         return InstanceStats(
             self.upstream,
@@ -143,7 +129,7 @@ class Instance:
 
 
 class Instances:
-    """All instances by name: those admitted, and those that still hold something."""
+    """All instances by name: those in service, and those that still hold something."""
 
     def __init__(self) -> None:
         self._instances: dict[str, Instance] = {}
@@ -154,11 +140,9 @@ class Instances:
         return iter(self._instances.values())
 
     def get(self, name: str) -> Instance | None:
-        """Return an instance, or None where there is none of the name."""
         return self._instances.get(name)
 
     def in_service(self, model: str) -> list[Instance]:
-        """Return the instances of a model that may be given requests."""
         return [
             instance
             for instance in self
@@ -166,12 +150,12 @@ class Instances:
         ]
 
     def answering(self, model: str) -> list[Instance]:
-        """Return those of them that are not silent; all of them where all are."""
+        """Return those in service that are not silent; all of them where all are."""
         admitted = self.in_service(model)
         return [instance for instance in admitted if not instance.is_silent] or admitted
 
     def admit(self, upstream: Upstream) -> Instance:
-        """Let an instance be given requests; facts of an earlier admission are replaced."""
+        """Take an instance into service; facts of an earlier admission are replaced."""
         rates = self._rates.get(upstream.name, Rates())
         instance = self._instances.setdefault(upstream.name, Instance(upstream, rates))
         instance.upstream = upstream
@@ -179,7 +163,6 @@ class Instances:
         return instance
 
     def mark_used(self, instance: Instance) -> None:
-        """Note that an instance is given a request."""
         instance.last_used = next(self._turn)
 
     def discard_if_unused(self, instance: Instance) -> None:

@@ -39,12 +39,11 @@ _NO_CRASH: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a complete response reports.
+    """What a complete response reports; None for what it does not.
 
     Attributes:
-        timings: None where the instance reports none.
-        reply: The assistant's message in the format of OpenAI's chat API, which identifies the
-            next turn of the conversation; None where there is none.
+        reply: The assistant's message in the format of OpenAI's chat API, which identifies the next
+            turn of the conversation.
     """
 
     timings: Timings | None = None
@@ -59,10 +58,8 @@ class LeaseStats:
         phase: `ending`: the request is over and the engine has not yet confirmed an idle slot.
         prompt_done: Prompt tokens computed or cached.
         prompt_total: An estimate until the instance reports progress.
-        cached: 0 until the instance reports progress.
         decoded: Events of generated text.
-        began_at_s: Monotonic.
-        first_token_at_s: Monotonic, or None.
+        first_token_at_s: Monotonic, as `began_at_s`.
     """
 
     request_id: str
@@ -82,15 +79,13 @@ class Lease(InFlightRequest):
     Attributes:
         progress: Of the response; the relay counts in it.
         expected_cached: Prompt tokens that the instance's cache is believed to hold.
-        queued_s: Seconds in the queue.
         position: In the queue when it joined, from 1; 0 if it did not wait.
-        conversation: The conversation of the prompt, or None.
         slot: The slot that it uses, where the slots of the instance are tracked.
         id_slot: The slot that the request names, or None: the engine chooses.
         beside: Leases of the further slots of a request for several completions.
         is_ending: The request is over and the engine may still use the slot.
         is_overdue: Reported as still in use.
-        crashed: How the instance's process exited; None while it is not known to have exited.
+        crashed: Whether the instance's process crashed; None while it is not known to have exited.
     """
 
     def __init__(
@@ -127,7 +122,6 @@ class Lease(InFlightRequest):
 
     @property
     def slots(self) -> tuple[Lease, ...]:
-        """The leases of all slots that the request uses."""
         return (self, *self.beside)
 
     @property
@@ -136,7 +130,6 @@ class Lease(InFlightRequest):
         return 0 if self.is_ending else self.progress.remaining_tokens(self.expected_cached)
 
     def end(self) -> None:
-        """Note that the request is over, and that the slot may still be in use."""
         self.is_ending = True
         self.ended_at_s = self.clock()
 

@@ -1,9 +1,8 @@
 """The queue of one model: which request gets which slot when. No I/O, no waiting.
 
-Whatever may let a request in (a slot becomes free, an instance is admitted, a request joins) ends
-in `assign_slots`: while a slot is free, the requests in the queue choose in order. One that would
-rather wait for the owner of its conversation keeps its place and holds up none behind it; the
-moment at which it would move is the one thing that happens without an event, and has a timer.
+Whatever may let a request in ends in `assign_slots`: while a slot is free, the requests in the
+queue choose in order. One that would rather wait for the owner of its conversation keeps its place
+and delays none behind it; when it would move is all that happens without an event, and has a timer.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class QueuedRequest(QueueEntry):
     Attributes:
         avoid: Names of instances to take only if there is no other.
         session: The hash of the client's own name for the conversation, or None.
-        lease: Its lease, once it has one.
         position: When it joined, from 1; 0 if it got a slot at once.
         wake: Set when it gets a lease, and when no instance is left that could give it one.
     """
@@ -69,13 +67,8 @@ def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> Queue
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The queue at one moment.
-
-    Attributes:
-        interactive: Requests of the first priority.
-        batch: Requests of the second.
-        oldest_wait_s: Of the request that has waited longest.
-        expected_wait_s: Of a request that joins now.
+    """The numbers of requests, and the longest wait so far; `expected_wait_s` is that of one that
+    joins now.
     """
 
     interactive: int
@@ -86,14 +79,6 @@ class QueueStats:
 
 class ModelQueue:
     """One model's queue.
-
-    Args:
-        model: The id of the model.
-        instances: Of all models.
-        prefix_index: What their caches are believed to hold.
-        settings: The policy, and the longest queue.
-        clock: Monotonic time.
-        on_idle: Called when no request waits and none is held any more.
 
     Attributes:
         admissions: How many times an instance was admitted.
@@ -133,11 +118,7 @@ class ModelQueue:
         return None
 
     def join(self, queued: QueuedRequest) -> None:
-        """Put a request that found no slot into the queue.
-
-        Raises:
-            QueueFull: Too many wait already.
-        """
+        """Put a request that found no slot into the queue; raises QueueFull."""
         self._queue.join(queued)
         self.assign_slots()
         if queued.lease is not None:
@@ -158,7 +139,6 @@ class ModelQueue:
             self.assign_slots()  # slots may have been kept for it
 
     def begin(self, queued: QueuedRequest) -> Lease:
-        """Return the lease of a request that uses it from now on."""
         assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
         self._granted.pop(queued.lease, None)
         return queued.lease
@@ -182,7 +162,6 @@ class ModelQueue:
     # Instances.
 
     def serves(self, request: ProxyRequest) -> bool:
-        """Return whether an instance in service may take a request."""
         return any(
             instance.may_take(request) for instance in self._instances.in_service(self.model)
         )
@@ -235,7 +214,6 @@ class ModelQueue:
                         yield lease
 
     def note_finished(self, lease: Lease) -> None:
-        """Take how long a request that finished held its slot."""
         self._mean_lease_s = average(self._mean_lease_s, self._clock() - lease.began_at_s)
 
     # Granting slots.

@@ -3,21 +3,18 @@
 `affinity`, the default:
 
 1. A conversation goes to its owner, if that holds more than a few of its tokens. It leaves only if
-   the owner has no slot free, another has, and waiting takes longer than the answer elsewhere
-   would: a quarter longer, plus the time in which the owner's cache was filled. It waits no longer
-   than that either, so a wrong estimate costs twice the move at most.
+   the owner has no slot free, another has, and waiting takes longer than the answer elsewhere: a
+   quarter longer, plus the time in which the owner's cache was filled. It waits no longer than that
+   either, so a wrong estimate costs twice the move at most.
 2. A new conversation goes, among the instances that own less than 1.25 times their share and one
    more (the first few would otherwise separate what belongs together), where most of its prompt is
    cached, then to the one that owns the fewest, then to the least busy.
 
 `least-busy` takes the instance with the fewest requests for each slot, `round-robin` the one used
-longest ago.
-
-A spare instance, as one on another machine mostly is, takes only requests that find no free slot
-elsewhere; a conversation that it owns stays there.
-
-No request goes to an instance without a free slot. Source: bounded loads after Mirrokni, Thorup and
-Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.
+longest ago. A spare instance, as one on another machine mostly is, takes only requests that find no
+free slot elsewhere; a conversation that it owns stays there. No request goes to an instance without
+a free slot. Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads",
+2016.
 """
 
 from __future__ import annotations
@@ -39,12 +36,10 @@ class Candidate:
     """An instance as one request sees it.
 
     Attributes:
-        slots: At least 1.
         last_used: In a count of its own; 0 for never.
         conversations: Latest conversations that it owns.
         cached_tokens: Tokens of this prompt that its cache is believed to hold.
         backlog_tokens: Prompt tokens that it still has to compute.
-        prefill_tps: Above 0.
         free_in_s: Estimated seconds until a slot is free; 0 where one is.
         is_spare: Takes only requests that find no free slot elsewhere.
         needed: Slots that the request would use.
@@ -64,7 +59,6 @@ class Candidate:
 
     @property
     def is_free(self) -> bool:
-        """Whether as many slots are free as the request needs."""
         return self.slots_in_use + self.needed <= self.slots
 
     @property
@@ -88,7 +82,7 @@ class Choice:
     Attributes:
         name: The instance whose slot it takes, or None: it waits.
         moves_in_s: Seconds after which it would leave the owner for a slot that is free elsewhere;
-            None where no slot is free, so that only an event can change anything.
+            None where no slot is free.
     """
 
     name: str | None

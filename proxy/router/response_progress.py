@@ -19,13 +19,11 @@ class ResponseProgress:
     """Counted by the relay; read for `/slots`, for liveness and for the backlog of an instance.
 
     Attributes:
-        has_header: Whether the header of the response has arrived.
-        is_awaiting_upstream: Whether the next bytes are the instance's to send; else the client
-            has yet to take what was sent.
+        is_awaiting_upstream: Whether the next bytes are the instance's to send; else the client has
+            yet to take what was sent.
         bytes_received: Of the body, without pings.
         prompt_done: Prompt tokens computed or cached.
         prompt_total: An estimate until the instance reports progress.
-        cached: Prompt tokens from the cache.
         decoded: Events of generated text.
     """
 
@@ -59,7 +57,6 @@ class ResponseProgress:
             self.bytes_received += len(chunk)
 
     def receive_token(self, chunk: bytes) -> None:
-        """Count bytes of generated text."""
         self.receive(chunk)
         self.count_token()
 
@@ -73,7 +70,6 @@ class ResponseProgress:
         self.prompt_done, self.prompt_total, self.cached = done, total, cached
 
     def remaining_tokens(self, expected_cached: int) -> int:
-        """Return how many prompt tokens the instance still has to compute."""
         if self.decoded:
             return 0
         return max(0, self.prompt_total - max(self.prompt_done, expected_cached))

@@ -1,11 +1,8 @@
-"""Which instance answers which request: admitted, withdrawn, waited for, leased, idle, closed.
+"""Which instance answers which request.
 
-A lease is the right to use one slot of one instance for one request; an instance has as many as it
-has slots, so no request ever waits inside an engine. A request that finds no free slot waits in the
-queue of its model, and so does one that finds no instance, while the loader starts one. A withdrawn
-instance gets no new leases and keeps those it has.
-
-All changes happen in methods without `await`, most of them in `proxy.router.model_queue`.
+An instance has as many leases as slots, so no request waits inside an engine. A request that finds
+no free slot, or no instance, waits in the queue of its model. A withdrawn instance gets no new
+leases and keeps those it has. State changes only in methods without `await`.
 """
 
 from __future__ import annotations
@@ -33,14 +30,14 @@ from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.acquire import acquire_slot, ensure_serving
 from proxy.router.background_lease import IsPreempted, background_lease
+from proxy.router.crash_suspects import CrashSuspects
+from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
 from proxy.router.instances import Activity, Instance, Instances, InstanceStats
 from proxy.router.lease import Completion, Lease
 from proxy.router.model_queue import ModelQueue, QueueStats, queued
 from proxy.router.response_progress import Clock
-from proxy.router.silence import IsThere, Silence, answers_health
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.slot_selection import select_slots
-from proxy.router.suspects import Suspects
 from proxy.settings import ProxySettings
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
@@ -49,13 +46,12 @@ from proxy.upstream.upstream import Upstream
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What clients have and want of a model at one moment, other machines aside.
+    """Clients' demand for a model on this machine.
 
     Attributes:
-        waiting: Requests in its queue.
-        working: Requests that its instances here hold.
+        working: Requests that its instances hold.
         idle_since_s: When the last of them ended; minus infinity before the first.
-        cached_tokens: Tokens of conversations that its slots are believed to hold.
+        cached_tokens: Tokens of conversations in its slots, as far as known.
     """
 
     waiting: int
@@ -65,24 +61,22 @@ class ModelDemand:
 
 
 class RouterListener(Protocol):
-    """Whoever runs the instances. None of these may fail or block."""
+    """Runs the instances. None of these may fail or block."""
 
     def idle(self) -> None:
-        """Called when a model holds no request any more."""
+        """A model holds no request any more."""
 
     def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
-        """Called when an instance did not begin to answer a request."""
+        """An instance did not begin to answer a request."""
 
     def overdue(self, upstream: Upstream, reason: str, /) -> None:
-        """Called when an engine still computes `cancel_timeout_s` after its request is over."""
+        """An engine still computes `cancel_timeout_s` after its request is over."""
 
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        """Called with the first response of a conversation in the slot that it was restored to."""
+        """The first response of a conversation in the slot that it was restored to."""
 
 
 class NoListener:
-    """Ignores all of it."""
-
     def idle(self) -> None: ...
 
     def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None: ...
@@ -96,15 +90,12 @@ NO_LISTENER: Final = NoListener()
 
 
 class Router:
-    """The instances, what each of them is doing, and which requests wait for them.
+    """The instances, and the requests that they answer or that wait for them.
 
     Args:
-        settings: The policy, and the longest queue.
-        listener: Whoever runs the instances.
         emit: Takes `upstream.failed` where an engine does not free a slot.
-        clock: Monotonic time.
-        count: Asks an instance how many of its slots are in use; None for the usual way.
-        is_there: Asks an instance whether it responds; None for the usual way.
+        count: Queries how many slots of an instance are in use; None for the usual way.
+        responds: Queries whether an instance responds; None for the usual way.
     """
 
     def __init__(
@@ -115,7 +106,7 @@ class Router:
         *,
         clock: Clock = time.monotonic,
         count: CountBusySlots | None = None,
-        is_there: IsThere | None = None,
+        responds: Responds | None = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -123,56 +114,49 @@ class Router:
         self._clock = clock
         self._instances = Instances()
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks)
-        self._suspects = Suspects(clock, settings.crash_memory_s)
+        self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._queues: dict[str, ModelQueue] = {}
         self._reclaim = SlotReleaser(
             count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._report_overdue
         )
-        self._silence = Silence(self._instances, is_there or answers_health(settings), self._settle)
+        self._first_byte_monitor = FirstByteMonitor(
+            self._instances, responds or answers_health(settings), self._settle
+        )
 
     # What whoever runs the instances tells and asks.
 
     def admit(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
-        """Let an instance be asked from now on; facts of an earlier admission are replaced.
-
-        Args:
-            upstream: The instance.
-            filled: Its slots as its process began with them.
-        """
+        """Route requests to an instance; `filled` are its slots as its process began with them."""
         self._prefix_index.register(upstream, filled)
         self._instances.admit(upstream)
         self._queue(upstream.model).admitted()
 
     def withdraw(self, name: str) -> None:
-        """Give an instance no more requests; those that it holds go on. Unknown names are fine."""
+        """Route no more requests to an instance; those that it holds continue."""
         if instance := self._instances.get(name):
             instance.in_service = False
             self._queue(instance.upstream.model).withdrawn(instance)
 
     def serves(self, model: str) -> bool:
-        """Return whether an instance of the model may be asked now."""
+        """Return whether an instance of the model is in service."""
         return bool(self._instances.in_service(model))
 
     def in_flight(self, name: str) -> int:
-        """Return how many requests an instance holds; 0 where there is no such instance."""
         return self.activity(name).in_flight
 
     def activity(self, name: str) -> Activity:
-        """Return what an instance does for us; nothing where there is no such instance."""
         instance = self._instances.get(name)
         return instance.activity if instance else Activity()
 
     def ended(self, name: str, *, is_crash: bool) -> int:
-        """Hear that the process of an instance is gone; unknown names are fine.
-
-        To be told of each process that was admitted with `tells_its_end`, before it is withdrawn.
+        """Note that a process ended that was admitted with `tells_its_end`, before it is withdrawn.
 
         Args:
             name: The instance.
-            is_crash: Whether a signal ended it that nobody here sent.
+            is_crash: Whether a signal ended it that was not ours.
 
         Returns:
-            How many requests of clients it computed, those included whose clients have left.
+            How many requests of clients it computed, including those whose clients have left.
         """
         instance = self._instances.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
@@ -183,7 +167,7 @@ class Router:
             id(lease.request): lease.request for lease in leases if not lease.request.is_background
         }
         if is_crash:
-            self._suspects.crashed(asks.values())
+            self._crash_suspects.crashed(asks.values())
         return len(asks)
 
     async def wait_idle(self, name: str) -> None:
@@ -192,7 +176,7 @@ class Router:
             await instance.in_flight.wait_empty()
 
     async def close(self, name: str) -> None:
-        """Withdraw an instance and cut what it holds; return when its connections are closed."""
+        """Withdraw an instance and abort what it holds; return when its connections are closed."""
         instance = self._instances.get(name)
         self.withdraw(name)
         if instance:
@@ -200,17 +184,15 @@ class Router:
             await instance.in_flight.wait_empty()
 
     def pause(self, model: str) -> None:
-        """Have all requests for a model wait in line, even where a slot is free."""
+        """Queue all requests for a model, even where a slot is free."""
         self._queue(model).is_paused = True
 
     def resume(self, model: str) -> None:
-        """Let them go on. A model that is not held is fine."""
         queue = self._queue(model)
         queue.is_paused = False
         queue.assign_slots()
 
     def demand(self, model: str) -> ModelDemand:
-        """Return what clients have and want of a model."""
         queue, facts = self._queue(model), self._queue(model).stats()
         cached = sum(
             self._prefix_index.slot_map(instance.upstream.name).tokens
@@ -232,24 +214,19 @@ class Router:
     def conversation_fingerprints(
         self, name: str, page: Sequence[SlotState]
     ) -> Mapping[int, ConversationFingerprint]:
-        """Return what tells the conversations in an instance's idle slots, as far as known.
-
-        Args:
-            name: The instance; unknown names are fine.
-            page: Its slots, as it tells of them now.
-        """
+        """Return the conversations in an instance's idle slots; `page` is its /slots now."""
         return self._prefix_index.fingerprints(name, page, self._clock())
 
     async def run(self) -> None:
-        """Look after slots of requests that were cut, and silent instances; until cancelled."""
+        """Free slots of aborted requests and watch for instances that do not respond."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._silence.serve())
+            group.create_task(self._first_byte_monitor.serve())
             await self._reclaim.run()
 
     # What is known.
 
     def instances(self) -> tuple[InstanceStats, ...]:
-        """Return every instance that is admitted or holds something."""
+        """All that are in service or hold something."""
         return tuple(
             instance.stats(
                 self._prefix_index.conversations_per_instance(instance.upstream.model).get(
@@ -260,7 +237,6 @@ class Router:
         )
 
     def queues(self) -> Mapping[str, QueueStats]:
-        """Return the line of every model that was asked for."""
         return {model: queue.stats() for model, queue in self._queues.items()}
 
     # A request.
@@ -271,12 +247,12 @@ class Router:
     ) -> AsyncIterator[Lease]:
         """Hold one slot of an instance for the length of the block, after a wait if need be.
 
-        The request is to be sent at once, to `lease.upstream` and with `lease.id_slot`. One that
-        needs no slot takes none, and waits in no queue. The slot is free again at once with
-        `finish`; else once the engine has confirmed that it is idle.
+        The request is to be sent at once, to `lease.upstream` and with `lease.id_slot`. `finish`
+        frees the slot at once; else it is free once the engine has confirmed that it is idle. A
+        request that needs no slot takes none, and waits in no queue.
 
         Args:
-            request: The request; it waits no longer than its queue timeout.
+            request: The request.
             avoid: Names of instances to take only if there is no other.
             loader: Loads models; without one, a model without an instance is unavailable.
 
@@ -289,14 +265,14 @@ class Router:
             Unavailable: No instance is ready, and none will be; or the loader's own errors.
             UpstreamShutDown: `close` ended the block.
             UpstreamSilent: The instance does not respond; another has a slot free.
-            UpstreamCrashed: The engine crashed; in place of the error that the block raised.
+            UpstreamCrashed: In place of the error that a crash caused in the block.
         """
-        self._suspects.check(request)
+        self._crash_suspects.check(request)
         lease = await self._acquire(request, avoid, loader)
         try:
-            self._suspects.check(request)  # another like it may have crashed while it waited
+            self._crash_suspects.check(request)  # another like it may have crashed while it waited
             async with lease:
-                self._silence.watch(lease)
+                self._first_byte_monitor.watch(lease)
                 await select_slots(lease, self._prefix_index, self._settings)
                 try:
                     yield lease
@@ -307,7 +283,7 @@ class Router:
                             "not retried; see its log (`corral logs`)"
                         ) from error
                     raise
-                self._suspects.clear(request)
+                self._crash_suspects.clear(request)
         except (UpstreamConnectFailed, CrashesEngine) as error:
             self._release(lease)  # the engine does not compute it
             if isinstance(error, UpstreamConnectFailed):
@@ -317,11 +293,9 @@ class Router:
             self._end(lease)
 
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
-        """Free the slots of a lease whose response is complete, and learn from the response.
+        """Free the slots of a complete response, and learn from it.
 
-        Args:
-            lease: The lease.
-            completed: What the response reports; None where the request was refused.
+        `completed` is None where the request was refused.
         """
         prompt, instance = lease.request.prompt, lease.instance
         if completed:
@@ -374,7 +348,7 @@ class Router:
 
     def _end(self, lease: Lease) -> None:
         instance, queue = lease.instance, self._queue(lease.request.model)
-        self._silence.forget(lease)
+        self._first_byte_monitor.forget(lease)
         instance.bytes_received += lease.progress.bytes_received
         for one in lease.slots:
             if one in instance.leases:
@@ -411,7 +385,6 @@ class Router:
 
 
 def _calm(instance: Instance) -> tuple[bool, float, int]:
-    """Return whether an instance is spare, how busy it is, and when it was last asked."""
     node = instance.upstream.node
     return (
         bool(node and node.is_spare),

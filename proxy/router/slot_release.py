@@ -1,14 +1,14 @@
-"""Gives back the slots of requests that are over before their answer was, once they are idle.
+"""Frees the slots of requests that ended before their response did, once they are idle.
 
-An engine goes on for a while after its client has left: to the end of a batch, which may take
-seconds. A slot that is given away meanwhile would let the next request wait inside the engine. So
-the engine is asked how many of its slots are in use, soon at first and then more and more rarely:
-who asks each second or more often keeps an engine from noticing that others have left.
+After a client has left an engine computes to the end of a batch, which may take seconds. A slot
+that is leased meanwhile would let the next request wait inside the engine. So the engine is queried
+for its busy slots, soon at first and then ever more rarely: a query each second keeps an engine
+from noticing that other clients have left.
 
-What cannot be asked is given back all the same. A slot that is not idle within `cancel_timeout_s`
-is reported once and stays in use until the engine says it is idle or is withdrawn: another request
-in it would wait inside the engine. Source: reading of /slots, builds 10434 and 11434, measured; a
-grammar of 500 000 alternatives keeps build 10434 busy for minutes after its client left.
+A slot that cannot be queried is freed all the same. One that is not idle within `cancel_timeout_s`
+is reported once and stays in use until it is idle or its instance is withdrawn. Source: /slots,
+builds 10434 and 11434, measured; a grammar of 500 000 alternatives keeps build 10434 busy for
+minutes after its client left.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ CountBusySlots = Callable[[Upstream], Awaitable[int | None]]
 
 
 class SlotReleaser:
-    """Looks after the slots of all instances whose requests are over.
+    """Watches the slots of all instances whose requests are over.
 
     Args:
-        count: Asks an instance how many of its slots are in use; None where it does not say.
-        clock: Monotonic time.
-        cancel_timeout_s: Seconds that an engine may take to stop, above 0.
-        overdue: Told once of each slot that the engine still uses after that time.
+        count: Queries how many slots of an instance are in use; None where it does not say.
+        cancel_timeout_s: Above 0.
+        overdue: Called once for each slot that is still in use after that time.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class SlotReleaser:
         self._watched: dict[Instance, asyncio.Event] = {}
 
     async def run(self) -> None:
-        """Look after slots until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 await asyncio.Event().wait()  # without limit: for as long as the proxy runs
@@ -67,10 +65,9 @@ class SlotReleaser:
             self._watched.clear()
 
     def release_when_idle(self, lease: Lease, free: Callable[[Lease], None]) -> None:
-        """Have the slot of a request that is over given back once it is idle.
+        """Free the slot of a request that is over once it is idle.
 
-        At once where nobody is there to look after it, and on another machine: there its slots
-        are for others too, and whoever serves them keeps count.
+        At once while `run` does not run, and on another machine, whose own proxy counts its slots.
         """
         if self._group is None or not lease.instance.in_service or lease.upstream.node:
             free(lease)
@@ -125,7 +122,7 @@ class SlotReleaser:
 
 
 def slots_in_use(settings: ProxySettings) -> CountBusySlots:
-    """Return what asks an instance how many of its slots are in use."""
+    """Return the query of /slots."""
 
     async def request(upstream: Upstream) -> int | None:
         try:

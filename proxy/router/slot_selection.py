@@ -51,8 +51,6 @@ def targeting(request: ProxyRequest) -> SlotTargeting:
 async def select_slots(lease: Lease, prefix_index: PrefixIndex, settings: ProxySettings) -> None:
     """Give a lease its slot, and `id_slot` where its request is to name it.
 
-    Neither where the slots of its instance are not tracked.
-
     To be called right before the request is sent: the order in which requests arrive decides which
     slots the engine gives them.
     """
@@ -88,7 +86,6 @@ async def _target_existing(
     reach: SlotTargeting,
     settings: ProxySettings,
 ) -> TrackedSlot | None:
-    """Return the slot that holds the conversation, if one does."""
     if not slot.is_confirmed:
         await _sync(lease, slot_map, slot, settings)
     if not slot.is_confirmed:
@@ -99,7 +96,7 @@ async def _target_existing(
 
 
 def _shares_prefix(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
-    """Return whether a new conversation begins as another did that is not saved yet."""
+    """Whether a new conversation begins as another did that is not saved yet."""
     return lease.expected_cached >= _WORTH_TOKENS and slot_map.has_unsaved(slot)
 
 

@@ -22,9 +22,9 @@ from fakes.upstream import Call
 from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamSilent
 from proxy.request import ProxyRequest
+from proxy.router.first_byte_monitor import answers_health
 from proxy.router.lease import Lease
 from proxy.router.router import Router
-from proxy.router.silence import answers_health
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 from supervisor.engines.discover import Engine
@@ -63,7 +63,7 @@ class Yard:
 def told(
     story: Story, gone: set[str], *names: str, slots: int = 1, asked: list[str] | None = None
 ) -> None:
-    async def is_there(one: Upstream) -> bool:
+    async def responds(one: Upstream) -> bool:
         if asked is not None:
             asked.append(one.name)
         if one.name in gone:
@@ -72,7 +72,7 @@ def told(
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        router = Router(ProxySettings(policy="round-robin"), clock=clock, is_there=is_there)
+        router = Router(ProxySettings(policy="round-robin"), clock=clock, responds=responds)
         for name in names:
             router.admit(upstream(name, slots=slots))
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
@@ -295,7 +295,7 @@ async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does
     proxy: ProxyHarness, pair: Mapping[str, Path]
 ) -> None:
     one = engines.upstream(pair["chat.2"], 2)
-    is_there = answers_health(ProxySettings())
+    responds = answers_health(ProxySettings())
     proxy.router.admit(one)
 
     async def read_it() -> None:
@@ -304,11 +304,11 @@ async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does
 
     reading = asyncio.get_running_loop().create_task(read_it())
     await until(lambda: proxy.router.in_flight("chat.1") == 1)
-    assert await is_there(one)
+    assert await responds(one)
     reading.cancel()
     await asyncio.wait([reading])
     async with stopped(pair["chat.2"]):
-        assert not await is_there(one)
+        assert not await responds(one)
 
 
 async def test_a_process_that_has_ended_is_not_silent(proxy: ProxyHarness) -> None:

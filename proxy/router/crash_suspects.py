@@ -1,8 +1,8 @@
-"""Requests that engines computed when they crashed; after the second time one is refused a while.
+"""Requests that engines computed when they crashed; after the second crash one is refused a while.
 
-A request is known again by its fingerprint: the page, the model and the body, without what changes
-from one try to the next. Of several that an engine computed, it cannot be told which one it died
-of, so all are suspects; one that is answered to its end is cleared.
+A request is recognised by path, model and body, without members that change between retries. Which
+of several requests caused a crash is not known: all are suspects, and one that completes is
+cleared.
 """
 
 from __future__ import annotations
@@ -45,13 +45,11 @@ _ASIDE: Final = frozenset(
 
 @dataclass(slots=True)
 class _Suspect:
-    """Crashes: how many there were, and when the last one was."""
-
     crashes: int
     at_s: float
 
 
-class Suspects:
+class CrashSuspects:
     """What is remembered of such requests: 1024 of them, the latest.
 
     Args:
@@ -65,11 +63,7 @@ class Suspects:
         self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
 
     def check(self, request: ProxyRequest) -> None:
-        """Do nothing for a request that may be computed.
-
-        Raises:
-            CrashesEngine: Engines crashed twice while they computed it.
-        """
+        """Raise CrashesEngine where engines crashed twice while they computed a request."""
         self._forget_old()
         if not self._suspects:  # so that nothing is hashed as long as no engine crashes
             return
@@ -91,12 +85,10 @@ class Suspects:
             self._suspects.popitem(last=False)
 
     def clear(self, request: ProxyRequest) -> None:
-        """Note that a request was answered to its end."""
         if self._suspects:
             self._suspects.pop(fingerprint(request), None)
 
     def _forget_old(self) -> None:
-        """Forget those whose last crash is long ago; the oldest stand first."""
         while self._suspects:
             key, oldest = next(iter(self._suspects.items()))
             if self._clock() - oldest.at_s < self._memory_s:
@@ -105,7 +97,7 @@ class Suspects:
 
 
 def fingerprint(request: ProxyRequest) -> bytes:
-    """Return what a request is known again by: 16 bytes."""
+    """Return the hash by which a request is recognised: 16 bytes."""
     return xxh3_128_digest(f"{request.path}\0{request.model}\0".encode() + _content(request))
 
 

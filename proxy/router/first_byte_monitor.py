@@ -1,13 +1,10 @@
-"""Moves requests away from instances that do not begin to answer, and are not there to be asked.
+"""Moves requests away from instances that send no first byte and do not respond.
 
-An engine whose process is stopped takes connections, for the kernel does, and says nothing. One
-that reads a long prompt says nothing either, for many seconds, but its HTTP threads answer
-`/health` at once. So beside a request without a first byte its instance is asked for that. One that
-does not answer is given no further requests as long as another instance is there, and what has no
-first byte moves to where a slot is free. It is asked again each second: an answer ends all this.
-Whether its process must end is for others to judge, by their own rules.
-
-With no other instance nobody is asked, and nothing is moved to one that is busy.
+A stopped process accepts connections, for the kernel does, and sends nothing. An engine that
+computes a long prompt sends nothing either, but answers `/health` at once. So while a request waits
+for its first byte, its instance is queried. One that does not answer gets no further requests while
+another does, and its requests without a first byte move to free slots elsewhere. It is queried each
+second until it answers. With no other instance none is queried, and no request moves to a busy one.
 
 Source: `/health` of build 10434 answers in 0.2 ms while all slots are busy.
 """
@@ -35,30 +32,28 @@ _HEALTH_MAX_BYTES: Final = 64 * 1024
 # What a question meets where no process listens any more.
 _ENDED: Final = (ConnectionBroken, ConnectionError, FileNotFoundError)
 
-IsThere = Callable[[Upstream], Awaitable[bool]]
+Responds = Callable[[Upstream], Awaitable[bool]]
 
 
-class Silence:
+class FirstByteMonitor:
     """Watches the requests of all instances that wait for their first byte.
 
     Args:
-        instances: The instances.
-        is_there: Asks one whether it is there; takes a second at most.
-        changed: Called with the model of an instance that fell silent, or is there again.
+        responds: Queries whether an instance responds, in a second at most.
+        changed: Called with the model of an instance that became silent, or responds again.
     """
 
     def __init__(
-        self, instances: Instances, is_there: IsThere, changed: Callable[[str], None]
+        self, instances: Instances, responds: Responds, changed: Callable[[str], None]
     ) -> None:
         self._instances = instances
-        self._is_there = is_there
+        self._is_there = responds
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
         self._timers: dict[Lease, asyncio.TimerHandle] = {}
         self._asked: set[Instance] = set()
 
     async def serve(self) -> None:
-        """Ask instances until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 await asyncio.Event().wait()  # without limit: for as long as the proxy runs
@@ -67,12 +62,11 @@ class Silence:
             self._asked.clear()
 
     def watch(self, lease: Lease) -> None:
-        """Watch a request until `forget`; a node's are that machine's own to watch."""
+        """Watch a request until `forget`; a node's requests are watched by that machine."""
         if self._group is not None and lease.upstream.node is None:
             self._wind(lease)
 
     def forget(self, lease: Lease) -> None:
-        """Watch it no more: its first byte is there, or it is over."""
         if timer := self._timers.pop(lease, None):
             timer.cancel()
 
@@ -81,7 +75,7 @@ class Silence:
         self._timers[lease] = loop.call_later(FIRST_BYTE_S, self._suspect, lease)
 
     def _suspect(self, lease: Lease) -> None:
-        """Have the instance asked, where there is another, and by one at a time."""
+        """Query the instance, where there is another, once at a time."""
         if lease.progress.has_header:
             del self._timers[lease]
             return
@@ -92,7 +86,7 @@ class Silence:
             self._group.create_task(self._examine(instance))
 
     async def _examine(self, instance: Instance) -> None:
-        """Ask until it is there; meanwhile it is given nothing."""
+        """Query an instance until it responds; it gets no requests meanwhile."""
         try:
             while await self._is_gone(instance) and instance.in_service:
                 if not instance.is_silent:
@@ -109,12 +103,12 @@ class Silence:
     async def _is_gone(self, instance: Instance) -> bool:
         loop = asyncio.get_running_loop()
         began_at_s = loop.time()
-        is_there = await self._is_there(instance.upstream)
+        responds = await self._is_there(instance.upstream)
         is_late = loop.time() - began_at_s > _HEALTH_S + _LATE_S
-        return not is_there and (instance.is_silent or not is_late)
+        return not responds and (instance.is_silent or not is_late)
 
     def _move(self, instance: Instance) -> None:
-        """End what has no first byte and finds a free slot elsewhere: it is asked there."""
+        """Abort requests without a first byte that find a free slot elsewhere."""
         others = self._others(instance)
         free = sum(other.free for other in others)
         waiting = [one for one in self._timers if not one.progress.has_header]
@@ -127,16 +121,16 @@ class Silence:
                 lease.abort(UpstreamSilent(instance.upstream.name, reason))
 
     def _others(self, instance: Instance) -> list[Instance]:
-        """Return the other instances of the same model that answer, as far as known."""
+        """Return the other instances of the same model that respond, as far as known."""
         admitted = self._instances.in_service(instance.upstream.model)
         return [one for one in admitted if one is not instance and not one.is_silent]
 
 
-def answers_health(settings: ProxySettings) -> IsThere:
-    """Return what asks an instance whether it is there; any answer says so.
+def answers_health(settings: ProxySettings) -> Responds:
+    """Return a query of `/health`; any answer counts.
 
-    A connection that is refused or broken is no silence but the end of a process: its requests see
-    that themselves, and one that it crashed with must not move to another.
+    A connection that is refused or broken is the end of a process: its requests see that
+    themselves, and one that crashed it must not move to another.
     """
 
     async def request(upstream: Upstream) -> bool:

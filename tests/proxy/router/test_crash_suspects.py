@@ -10,7 +10,7 @@ from fakes.requests import ask
 from proxy.body.form import Form, Part
 from proxy.errors import CrashesEngine
 from proxy.request import ProxyRequest
-from proxy.router.suspects import Suspects, fingerprint
+from proxy.router.crash_suspects import CrashSuspects, fingerprint
 
 
 def asked(**members: Any) -> ProxyRequest:
@@ -36,16 +36,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def suspects(clock: Clock) -> Suspects:
-    return Suspects(clock, 600)
+def suspects(clock: Clock) -> CrashSuspects:
+    return CrashSuspects(clock, 600)
 
 
-def crash(suspects: Suspects, one: ProxyRequest, times: int = 2) -> None:
+def crash(suspects: CrashSuspects, one: ProxyRequest, times: int = 2) -> None:
     for _ in range(times):
         suspects.crashed([one, one])
 
 
-def test_it_is_refused_after_the_second_crash(suspects: Suspects) -> None:
+def test_it_is_refused_after_the_second_crash(suspects: CrashSuspects) -> None:
     crash(suspects, asked(), times=1)
     suspects.check(asked())
     crash(suspects, asked(), times=1)
@@ -57,28 +57,28 @@ def test_it_is_refused_after_the_second_crash(suspects: Suspects) -> None:
 
 @pytest.mark.parametrize("same", [{"seed": 7}, {"stream": True}, {"user": "b"}, {"model": "x"}])
 def test_what_changes_from_try_to_try_makes_no_difference(
-    suspects: Suspects, same: dict[str, Any]
+    suspects: CrashSuspects, same: dict[str, Any]
 ) -> None:
     crash(suspects, asked())
     with pytest.raises(CrashesEngine):
         suspects.check(asked(**same))
 
 
-def test_another_request_model_or_page_is_another(suspects: Suspects) -> None:
+def test_another_request_model_or_page_is_another(suspects: CrashSuspects) -> None:
     crash(suspects, asked())
     suspects.check(asked(prompt="b"))
     suspects.check(replace(asked(), model="other"))
     suspects.check(replace(asked(), path="/completion"))
 
 
-def test_one_that_is_answered_is_cleared(suspects: Suspects) -> None:
+def test_one_that_is_answered_is_cleared(suspects: CrashSuspects) -> None:
     crash(suspects, asked(), times=1)
     suspects.clear(asked())
     crash(suspects, asked(), times=1)
     suspects.check(asked())
 
 
-def test_it_is_forgotten_after_a_while(suspects: Suspects, clock: Clock) -> None:
+def test_it_is_forgotten_after_a_while(suspects: CrashSuspects, clock: Clock) -> None:
     crash(suspects, asked())
     clock.now_s = 599.9
     with pytest.raises(CrashesEngine):
@@ -90,12 +90,12 @@ def test_it_is_forgotten_after_a_while(suspects: Suspects, clock: Clock) -> None
 
 
 def test_without_a_memory_none_is_refused(clock: Clock) -> None:
-    suspects = Suspects(clock, 0)
+    suspects = CrashSuspects(clock, 0)
     crash(suspects, asked())
     suspects.check(asked())
 
 
-def test_of_too_many_the_oldest_is_forgotten(suspects: Suspects) -> None:
+def test_of_too_many_the_oldest_is_forgotten(suspects: CrashSuspects) -> None:
     crash(suspects, asked())
     for number in range(1024):
         crash(suspects, asked(prompt=number))
