@@ -1,4 +1,4 @@
-"""Conversations by the marks of their last turns. Bounded: the least recently used go first."""
+"""Conversations by the hashes of their last turns. Bounded: the least recently used go first."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-# A conversation is known by the ends of its last turns, and by its own name if it has one.
-_MARKS_EACH: Final = 6
-# Only the latest conversations of a model count as an instance's homes: those long over fill no
-# slot, and an instance that starts anew must not be given everything until it has as many.
+# The ends of its last turns, and its own name if it has one.
+_TURNS_MAX: Final = 6
+# Only the latest conversations of a model count for balance: older ones fill no slot, and a new
+# instance must not get all new ones until it owns as many.
 _LATEST_MAX: Final = 128
 
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """One conversation, and its home.
+    """A conversation and its owner.
 
     Attributes:
-        model: The id of the model.
-        owner: The instance that has it.
-        run: The number of the process of it.
-        turn_hashes: By which its next turn is known, the oldest first, at most 6.
+        owner: The instance whose cache holds it.
+        run: The number of the process of the owner.
+        turn_hashes: Which identify its next turn, the oldest first, at hashes_max 6.
     """
 
     model: str
@@ -32,15 +31,13 @@ class Conversation:
 
 
 class Conversations:
-    """Conversations of all models.
+    """Conversations of all models, with at hashes_max `hashes_max` hashes.
 
-    Args:
-        most: Marks that are remembered at most, at least 1.
-        is_alive: Whether the process that has a conversation still runs.
+    `is_alive` returns whether the process that has a conversation still runs.
     """
 
-    def __init__(self, most: int, is_alive: Callable[[Conversation], bool]) -> None:
-        self._most = most
+    def __init__(self, hashes_max: int, is_alive: Callable[[Conversation], bool]) -> None:
+        self._hashes_max = hashes_max
         self._is_alive = is_alive
         self._conversations: OrderedDict[int, Conversation] = OrderedDict()
         self._latest: dict[str, OrderedDict[Conversation, None]] = {}
@@ -48,13 +45,13 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._conversations)
 
-    def get(self, mark: int) -> Conversation | None:
-        """Return the conversation of a mark, be its process alive or not."""
-        return self._conversations.get(mark)
+    def get(self, turn_hash: int) -> Conversation | None:
+        """Return the conversation of a hash, whether or not its process still runs."""
+        return self._conversations.get(turn_hash)
 
-    def find(self, marks: Iterable[int]) -> Conversation | None:
-        """Return the conversation of the first mark that is of one whose process is alive."""
-        found = map(self._conversations.get, marks)
+    def find(self, hashes: Iterable[int]) -> Conversation | None:
+        """Return the first of these hashes' conversations whose process still runs."""
+        found = map(self._conversations.get, hashes)
         return next(
             (
                 conversation
@@ -76,17 +73,17 @@ class Conversations:
         if len(latest) > _LATEST_MAX:
             latest.popitem(last=False)
 
-    def add_turn(self, conversation: Conversation, mark: int) -> None:
-        """Have a conversation known by one more mark; its oldest is forgotten for it."""
-        if self._conversations.get(mark) is not conversation:
-            conversation.turn_hashes.append(mark)
-            self._conversations[mark] = conversation
-        self._conversations.move_to_end(mark)
-        if len(conversation.turn_hashes) > _MARKS_EACH:
+    def add_turn(self, conversation: Conversation, turn_hash: int) -> None:
+        """Identify a conversation by one more hash, and no longer by its oldest."""
+        if self._conversations.get(turn_hash) is not conversation:
+            conversation.turn_hashes.append(turn_hash)
+            self._conversations[turn_hash] = conversation
+        self._conversations.move_to_end(turn_hash)
+        if len(conversation.turn_hashes) > _TURNS_MAX:
             self._remove_turn(conversation, conversation.turn_hashes.popleft())
-        while len(self._conversations) > self._most:
+        while len(self._conversations) > self._hashes_max:
             self._conversations.popitem(last=False)
 
-    def _remove_turn(self, conversation: Conversation, mark: int) -> None:
-        if self._conversations.get(mark) is conversation:
-            del self._conversations[mark]
+    def _remove_turn(self, conversation: Conversation, turn_hash: int) -> None:
+        if self._conversations.get(turn_hash) is conversation:
+            del self._conversations[turn_hash]

@@ -1,7 +1,6 @@
-"""What a conversation is known by while nobody has it in a cache: as a word, and read again. Pure.
+"""What identifies a conversation that is saved, as ASCII to keep with it. Pure.
 
-Whoever saves what a slot holds keeps the word with it, and hands it back when an instance begins
-with that. The word tells nothing of what was said.
+It reveals nothing of the text.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _NUMBER_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ConversationFingerprint:
-    """What tells a conversation from others.
+    """Identifies a conversation.
 
     Attributes:
-        turn_hashes: By which its next turn is known, the oldest first; none where it is known
-            elsewhere, or not at all.
-        blocks: Those of its last prompt.
+        turn_hashes: Which identify its next turn, the oldest first; none where another instance has
+            it, or it is not known.
+        blocks: Of its last prompt.
     """
 
     turn_hashes: tuple[int, ...] = ()
@@ -32,7 +31,7 @@ class ConversationFingerprint:
 
     @property
     def encoded(self) -> str:
-        """Return it as ASCII; empty where there is nothing to tell."""
+        """As ASCII; empty where nothing is known."""
         numbers = (*self.turn_hashes, *self.blocks)
         if not numbers:
             return ""
@@ -42,13 +41,11 @@ class ConversationFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredSlot:
-    """A slot as an instance begins with it.
+    """A slot as a process began with it.
 
     Attributes:
-        id_slot: Its number.
         task: The number of its last task, -1 for none: while that stays so, it holds the same.
-        tokens: How many it holds.
-        fingerprint: What tells the conversation in it.
+        tokens: That it holds.
     """
 
     id_slot: int
@@ -58,7 +55,7 @@ class RestoredSlot:
 
 
 def decode_fingerprint(word: str) -> ConversationFingerprint:
-    """Return what a word tells: nothing, where it is none of ours or was altered."""
+    """Return an empty fingerprint where the text is not ours or was altered."""
     try:
         known, marks, packed = word.split(" ")
         raw = b64decode(packed, validate=True)

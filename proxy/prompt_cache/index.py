@@ -1,9 +1,9 @@
-"""What is believed of the instances' caches: who holds which prompts, who is home to whom.
+"""What the instances' caches are believed to hold, and which instance owns which conversation.
 
-Beliefs are hints. They are noted when a request is given to an instance, weighed by what answers
-say of its cache, and forgotten when its process is another than before. An instance that
-was withdrawn and comes back as the same process still has its cache. All of it is bounded: what
-was used least recently goes first, of a prompt its end before its beginning.
+Beliefs are hints: noted when a request is given to an instance, weighed by what responses report of
+its cache, and forgotten when its process is replaced. A withdrawn instance that is admitted again
+as the same process still has its cache. All of it is bounded: what was used least recently goes
+first, of a prompt its end before its prefix.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings, average
 from proxy.upstream.upstream import Upstream
 
-# Each conversation has some marks and dozens of blocks.
-_BLOCKS_PER_MARK: Final = 8
+# Each conversation has some turn hashes and dozens of blocks.
+_BLOCKS_PER_HASH: Final = 8
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One process of an instance, told from the next by its number.
+    """One process of an instance.
 
     Attributes:
-        slot_map: Its slots.
-        hit_ratio: The share of what was believed of its cache that proved true, lately; 0 to 1.
+        hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
     """
 
     identity: tuple[object, ...]
@@ -50,7 +49,7 @@ class CacheHint:
     Attributes:
         owner: The instance that has the conversation, or None.
         cached_tokens: Tokens of the prompt that each instance holds, by its name.
-        conversation: The conversation, or None for a new one.
+        conversation: None for a new one.
     """
 
     owner: str | None = None
@@ -62,16 +61,12 @@ NO_HINT: Final = CacheHint()
 
 
 class PrefixIndex:
-    """The beliefs of one proxy over all its instances.
-
-    Args:
-        prefix_index_max_blocks: Blocks of prompts that are remembered at most, at least 1.
-    """
+    """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts."""
 
     def __init__(self, prefix_index_max_blocks: int) -> None:
         self._blocks: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._conversations = Conversations(
-            max(1, prefix_index_max_blocks // _BLOCKS_PER_MARK), self._is_alive
+            max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH), self._is_alive
         )
         self._blocks_max = prefix_index_max_blocks
         self._runs: dict[str, _Run] = {}
@@ -81,12 +76,7 @@ class PrefixIndex:
         return len(self._blocks) + len(self._conversations)
 
     def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
-        """Note that an instance is admitted: a new process holds what it was filled with.
-
-        Args:
-            upstream: The instance.
-            filled: Its slots as the process began with them.
-        """
+        """Note that an instance is admitted; a new process holds what it was filled with."""
         # A supervisor gives each run a key of its own.
         identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
         before = self._runs.get(upstream.name)
@@ -94,10 +84,9 @@ class PrefixIndex:
             run = _Run(identity, next(self._numbers), SlotMap(upstream.slots))
             self._runs[upstream.name] = run
             for one in sorted(filled, key=attrgetter("task")):
-                run.slot_map.add_restored(one, self._begun(upstream, run, one.fingerprint))
+                run.slot_map.add_restored(one, self._restored(upstream, run, one.fingerprint))
 
     def slot_map(self, name: str) -> SlotMap:
-        """Return the slots of an instance that was met."""
         return self._runs[name].slot_map
 
     # Questions.
@@ -105,7 +94,6 @@ class PrefixIndex:
     def look_up(
         self, names: Iterable[str], prompt: Prompt | None, session: int | None
     ) -> CacheHint:
-        """Return what the caches of these instances are believed to hold of a prompt."""
         if prompt is None:
             return NO_HINT
         hashes = (*reversed(prompt.turn_hashes), session)
@@ -114,7 +102,7 @@ class PrefixIndex:
         return CacheHint(conversation.owner if conversation else None, tokens, conversation)
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
-        """Return to how many of the latest conversations of a model each instance is home."""
+        """Return how many of the latest conversations of a model each instance owns."""
         counts: dict[str, int] = {}
         for conversation in self._conversations.latest(model):
             counts[conversation.owner] = counts.get(conversation.owner, 0) + 1
@@ -123,17 +111,11 @@ class PrefixIndex:
     def fingerprints(
         self, name: str, page: Sequence[SlotState], now_s: float
     ) -> dict[int, ConversationFingerprint]:
-        """Return what tells the conversations in an instance's idle slots, as far as known.
-
-        Args:
-            name: The instance; one that was never met is fine.
-            page: Its slots, as it tells of them now.
-            now_s: Monotonic time.
-        """
+        """Return the conversations in an instance's idle slots; `page` is its /slots now."""
         if (run := self._runs.get(name)) is None:
             return {}
         held = run.slot_map.idle_conversations(page, now_s)
-        return {slot: self._chain(name, run, tracked) for slot, tracked in held.items()}
+        return {slot: self._fingerprint(name, run, tracked) for slot, tracked in held.items()}
 
     # What happens.
 
@@ -142,8 +124,7 @@ class PrefixIndex:
     ) -> Conversation:
         """Note that a prompt is given to an instance, which owns its conversation from now on.
 
-        Returns:
-            The conversation: the same object for each of its turns.
+        Returns the conversation: the same object for each of its turns.
         """
         run = self._runs[upstream.name]
         conversation = hint.conversation or Conversation(upstream.model, upstream.name, run.number)
@@ -163,15 +144,9 @@ class PrefixIndex:
         timings: Timings | None,
         reply: Mapping[str, Any] | None,
     ) -> None:
-        """Note how an instance answered a prompt.
+        """Note how an instance answered a prompt, of which `expected_cached` tokens were expected.
 
-        Args:
-            name: The instance.
-            prompt: The prompt.
-            expected_cached: Tokens of it that were believed to be cached.
-            timings: None where it reports none.
-            reply: The assistant's message, which identifies the next turn; None where there is
-                none.
+        `reply` is the assistant's message, which identifies the next turn.
         """
         if timings:
             if run := self._runs.get(name):
@@ -183,12 +158,7 @@ class PrefixIndex:
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
 
     def _add_prefix(self, name: str, blocks: Sequence[int]) -> None:
-        """Note that an instance holds a prompt, be it computed or restored; unknown ones do not.
-
-        Args:
-            name: The instance.
-            blocks: Those of the prompt.
-        """
+        """Note that an instance holds a prompt, computed or restored."""
         if (run := self._runs.get(name)) is None:
             return
         alone = (run.number,)  # shared: most blocks have one holder
@@ -201,21 +171,21 @@ class PrefixIndex:
         while len(self._blocks) > self._blocks_max:
             self._blocks.popitem(last=False)
 
-    def _begun(
-        self, upstream: Upstream, run: _Run, chain: ConversationFingerprint
+    def _restored(
+        self, upstream: Upstream, run: _Run, fingerprint: ConversationFingerprint
     ) -> Conversation | None:
-        """Return a conversation that a process begins with; None where it went on elsewhere."""
-        self._add_prefix(upstream.name, chain.blocks)
-        other = self._conversations.find(chain.turn_hashes)
-        if not chain.turn_hashes or (other and other.run != run.number):
+        """Return a conversation that a process begins with; None where it continued elsewhere."""
+        self._add_prefix(upstream.name, fingerprint.blocks)
+        other = self._conversations.find(fingerprint.turn_hashes)
+        if not fingerprint.turn_hashes or (other and other.run != run.number):
             return None
         conversation = Conversation(upstream.model, upstream.name, run.number)
-        for mark in chain.turn_hashes:
-            self._conversations.add_turn(conversation, mark)
+        for turn_hash in fingerprint.turn_hashes:
+            self._conversations.add_turn(conversation, turn_hash)
         self._conversations.touch(conversation)
         return conversation
 
-    def _chain(self, name: str, run: _Run, tracked: TrackedSlot) -> ConversationFingerprint:
+    def _fingerprint(self, name: str, run: _Run, tracked: TrackedSlot) -> ConversationFingerprint:
         conversation = tracked.conversation
         if isinstance(conversation, Conversation) and (conversation.owner, conversation.run) == (
             name,
@@ -232,7 +202,7 @@ class PrefixIndex:
 
     def _held(self, run: _Run, prompt: Prompt) -> int:
         blocks, holders, number = prompt.blocks, self._blocks, run.number
-        # Who holds a block holds all before it, so the first that is missing is searched for.
+        # An instance that holds a block holds all before it: search for the first missing one.
         return bisect_left(
             range(len(blocks)), 1, key=lambda at: number not in holders.get(blocks[at], ())
         )

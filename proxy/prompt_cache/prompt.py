@@ -1,14 +1,9 @@
 """A request's prompt in one canonical form, hashed so that equal prefixes are found. Pure.
 
 Whatever its API, a prompt is a sequence of parts: the tools, then each text, tool call, tool result
-and image (its hash) with the role that speaks. What clients change when they repeat a message is
-left out: ids of calls, the reasoning, white space around a text, cache marks, how JSON is written.
-A response is read by the same rules, so the next request of its conversation is recognised.
-
-- `blocks`: the canonical text cut into pieces of 64 bytes; the hash of a piece contains those of
-  all before it. Two prompts share as many hashes as they share pieces.
-- `turn_hashes`: the hash of everything up to the end of a part, for the last parts. A response is
-  remembered by the hash of the prompt with the response behind it.
+and image (its hash) with its role. What clients change when they repeat a message is left out: ids
+of calls, the reasoning, white space around a text, cache marks, how JSON is written. A response is
+read by the same rules, so the next request of its conversation is recognised.
 
 Hashes are seeded with the model and its LoRA: others never share any. They are the same in every
 process: a saved conversation is recognised after a restart. Blocks are only hints, so a fast hash
@@ -47,10 +42,10 @@ _BLOCK_BYTES: Final = 64
 # English text, and what a template puts around it, is about a token for 4 bytes.
 _TOKEN_BYTES: Final = 4
 BLOCK_TOKENS: Final = _BLOCK_BYTES // _TOKEN_BYTES
-# A prompt of half a million bytes is cut up; what lies behind is hashed, but not in blocks.
+# A prompt of half a million bytes is cut up; the rest is hashed, but not in blocks.
 _CUT_BYTES: Final = 8192 * _BLOCK_BYTES
 # Of a longer history only the end is looked for; more parts than this are not worth reading.
-_MARKS_MAX: Final = 32
+_TURNS_MAX: Final = 32
 _PARTS_MAX: Final = 8192
 _HASH_BYTES: Final = 8
 _PIECE: Final = struct.Struct(f"{_BLOCK_BYTES}s")
@@ -58,13 +53,14 @@ _PIECE: Final = struct.Struct(f"{_BLOCK_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is known of a prompt without its text.
+    """A prompt without its text.
 
     Attributes:
-        blocks: Hashes of its pieces of 64 bytes from the beginning, at most 8192.
-        turn_hashes: Hashes of it up to the end of each of its last parts, at most 32; the last one
-            is of all of it.
-        tokens: How many tokens it may have, at least 1; a guess from its length.
+        blocks: Hashes of its pieces of 64 bytes from the start, each including all before it; at
+            most 8192. Two prompts share as many as they share pieces.
+        turn_hashes: Hashes of it up to the end of each of its last parts, at most 32; the last is
+            of all of it.
+        tokens: Estimated from its length, at least 1.
     """
 
     blocks: tuple[int, ...]
@@ -73,27 +69,18 @@ class Prompt:
     _hash: hashlib.blake2b = field(repr=False, compare=False)
 
     def hash_with_reply(self, reply: Mapping[str, Any]) -> int:
-        """Return the mark of this prompt with an answer behind it.
-
-        Args:
-            reply: The answer, as an assistant's message in the words of OpenAI's chat API.
-        """
-        told = self._hash.copy()
+        """Return the hash of this prompt and an assistant's message (OpenAI's chat API)."""
+        hasher = self._hash.copy()
         for part in answer_parts(reply):
-            told.update(part)
-        return _number(told)
+            hasher.update(part)
+        return _number(hasher)
 
 
 def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> Prompt | None:
     """Return the prompt of a request, or None where it has none that is worth remembering.
 
-    Takes 0.1 ms for 20 kB, and is bounded for any length. Never fails, whatever the body says:
-    what it cannot read is the engine's to refuse.
-
-    Args:
-        kind: What the request is.
-        model: The id of the model.
-        members: What the body says.
+    Takes 0.1 ms for 20 kB and is bounded for any length. Never fails: what it cannot read is the
+    engine's to refuse.
     """
     parts = list(islice(prompt_parts(kind, members), _PARTS_MAX + 1))
     if not parts or len(parts) > _PARTS_MAX:
@@ -103,17 +90,17 @@ def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> P
 
 
 def session_hash(model: str, client: str, session: str) -> int:
-    """Return the mark of a conversation that a client has a name for; no other client's is it."""
-    return _number(_hasher(orjson.dumps([model, client, session])))
+    """Hash the name that a client has for a conversation; other clients never share it."""
+    return _number(_new_hasher(orjson.dumps([model, client, session])))
 
 
 def _prompt(seed: bytes, parts: Sequence[Part]) -> Prompt:
-    told = _hasher(seed)
-    told.update(b"".join(parts[:-_MARKS_MAX]))
-    marks = tuple(_turn_hashes(told, parts[-_MARKS_MAX:]))
+    hasher = _new_hasher(seed)
+    hasher.update(b"".join(parts[:-_TURNS_MAX]))
+    turn_hashes = tuple(_turn_hashes(hasher, parts[-_TURNS_MAX:]))
     size_bytes = sum(map(len, parts))
     blocks = tuple(_blocks(xxh3_64_intdigest(seed), _beginning(parts)))
-    return Prompt(blocks, marks, max(1, size_bytes // _TOKEN_BYTES), told)
+    return Prompt(blocks, turn_hashes, max(1, size_bytes // _TOKEN_BYTES), hasher)
 
 
 def _beginning(parts: Sequence[Part]) -> bytes:
@@ -126,10 +113,10 @@ def _beginning(parts: Sequence[Part]) -> bytes:
     return bytes(text)
 
 
-def _turn_hashes(told: hashlib.blake2b, parts: Iterable[Part]) -> Iterable[int]:
+def _turn_hashes(hasher: hashlib.blake2b, parts: Iterable[Part]) -> Iterable[int]:
     for part in parts:
-        told.update(part)
-        yield _number(told)
+        hasher.update(part)
+        yield _number(hasher)
 
 
 def _blocks(chain: int, text: bytes) -> list[int]:
@@ -138,12 +125,12 @@ def _blocks(chain: int, text: bytes) -> list[int]:
     return [chain := xxh3_64_intdigest(piece, chain) for (piece,) in pieces]
 
 
-def _hasher(seed: bytes) -> hashlib.blake2b:
+def _new_hasher(seed: bytes) -> hashlib.blake2b:
     return hashlib.blake2b(seed, digest_size=_HASH_BYTES)
 
 
-def _number(told: hashlib.blake2b) -> int:
-    return int.from_bytes(told.digest(), "big")
+def _number(hasher: hashlib.blake2b) -> int:
+    return int.from_bytes(hasher.digest(), "big")
 
 
 # The parts of a prompt.
@@ -154,8 +141,8 @@ def prompt_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[Par
     if (reader := _READERS.get(kind)) is None:
         return
     for name in ("chat_template_kwargs", "tools", "functions"):
-        if said := members.get(name):
-            yield _part("", name, _json(said))
+        if value := members.get(name):
+            yield _part("", name, _json(value))
     yield from reader(members)
 
 
@@ -212,7 +199,6 @@ def _messages(given: object) -> Iterator[Part]:
 
 
 def _message(message: Mapping[str, Any]) -> Iterator[Part]:
-    """Return the parts of a chat message, or of an item of the responses API."""
     role = message.get("role")
     if not isinstance(role, str):
         yield from _item("", message)
@@ -235,7 +221,6 @@ def _content(role: str, content: object) -> Iterator[Part]:
 
 
 def _item(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
-    """Return the parts of a piece of content, or of an item of the responses API."""
     match item.get("type"):
         case "tool_use":
             yield _call(item.get("name"), item.get("input"))
@@ -261,12 +246,12 @@ def _result(content: object) -> Iterator[Part]:
 def _text_or_data(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
     kind, text = item.get("type"), item.get("text")
     if not isinstance(kind, str):
-        kind = None  # a client's mistake, for the engine to tell
+        kind = None  # a client's mistake, for the engine to report
     if kind in _TEXTS and isinstance(text, str):
         yield from _text(role, text)
     elif kind not in _UNSEEN:
         # An image, a sound, a file: all of it counts, but not where to mark the cache.
-        kept = {name: said for name, said in item.items() if name != "cache_control"}
+        kept = {name: value for name, value in item.items() if name != "cache_control"}
         yield _part(
             role, "data", hashlib.blake2b(_json(kept), digest_size=_DATA_HASH_BYTES).digest()
         )
@@ -286,7 +271,6 @@ def _call(name: object, arguments: object) -> Part:
 
 
 def _text_or_tokens(prompt: object) -> Iterator[Part]:
-    """Return the parts of a prompt without roles: a text, tokens, or several of either."""
     if isinstance(prompt, list) and not _is_tokens(prompt):
         for one in prompt:
             yield from _one_text([one] if type(one) is int else one)
@@ -317,8 +301,8 @@ def _part(role: str, kind: str, content: bytes) -> Part:
     return b"%s\x1f%s\x1f%s\x1e" % (role.encode(), kind.encode(), content)
 
 
-def _json(said: object) -> bytes:
+def _json(value: object) -> bytes:
     try:
-        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
         return b""  # nested deeper than it writes, which no template reads either

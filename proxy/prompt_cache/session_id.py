@@ -1,9 +1,8 @@
 """The name that a client gives a conversation, wherever its program puts it. Pure.
 
-Of several the first in the order below counts: the more exact a name, the earlier. A request id
-(`x-client-request-id`) is no such name: some clients make a new one for each request.
-
-Source: Claude Code, opencode, Codex, Amp and llama-server's web page, as they send it.
+Of several the first in the order below counts, the most exact. `x-client-request-id` is none: some
+clients make a new one for each request. Source: Claude Code, opencode, Codex, Amp and
+llama-server's web page, as they send it.
 """
 
 from __future__ import annotations
@@ -28,19 +27,14 @@ _USER_MAX_CHARACTERS: Final = 4096
 
 
 def session_id(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
-    """Return the client's name for the conversation, 1 to 512 characters, or None.
-
-    Args:
-        headers: The client's header fields, to be asked in any case.
-        members: What the body says.
-    """
-    for said in _said(headers, members):
-        if isinstance(said, str) and (name := said[:_USER_MAX_CHARACTERS].strip()):
+    """Return the client's name for the conversation, 1 to 512 characters, or None."""
+    for name in _names(headers, members):
+        if isinstance(name, str) and (name := name[:_USER_MAX_CHARACTERS].strip()):
             return name[:_NAME_MAX_CHARACTERS]
     return None
 
 
-def _said(headers: Mapping[str, str], members: Mapping[str, Any]) -> Iterator[object]:
+def _names(headers: Mapping[str, str], members: Mapping[str, Any]) -> Iterator[object]:
     yield from map(headers.get, _HEADERS_FIRST)
     yield members.get("prompt_cache_key")
     yield from map(headers.get, _HEADERS_LAST)

@@ -1,10 +1,8 @@
-"""Which openings many conversations begin with: what stands before anybody says anything. Pure.
+"""Which prefixes many conversations share: what comes before the first message of a user. Pure.
 
-An opening is the leading system and developer messages, the tools, and what else shapes a prompt,
-as a chat request that the engine makes the same prompt of. Conversations are told apart by the
-first message behind it, which each of their turns repeats: a further turn counts for nothing.
-
-What is kept are hashes, of a bounded number of openings; those seen least recently go first.
+A prefix is the leading system and developer messages, the tools, and what else shapes a prompt, as
+a chat request of which the engine makes the same prompt. Conversations are distinguished by the
+first message behind it, which each of their turns repeats.
 
 What the engine makes of other APIs is followed only where that is the same in every build:
 Anthropic's system prompt and plain tools, and the instructions of OpenAI's responses without tools,
@@ -26,14 +24,14 @@ import orjson
 from proxy.endpoints import EndpointKind
 from proxy.prompt_cache.prompt import prompt_parts
 
-# In how many conversations one has to be seen: what two began with, a third one may.
+# What two conversations share, a third one may.
 _OFTEN: Final = 3
-# Fewer tokens are read within one batch, about half a second: less than it takes to notice.
+# Fewer tokens are computed within one batch, about half a second.
 _TOKENS_MIN: Final = 256
 _TOKEN_BYTES: Final = 4
 _SIZE_MAX_BYTES: Final = 1024**2
-_OPENINGS_MAX: Final = 256
-_TALKS_MAX: Final = 64
+_PREFIXES_MAX: Final = 256
+_CONVERSATIONS_MAX: Final = 64
 _HASH_BYTES: Final = 8
 
 _LEADING: Final = frozenset({"system", "developer"})
@@ -54,12 +52,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """What conversations begin with.
-
-    Attributes:
-        body: A chat request.
-        tokens: How many tokens it may have; a guess from its length.
-    """
+    """A prefix as a chat request, and its length estimated from that."""
 
     body: Mapping[str, Any] = field(repr=False)
     tokens: int
@@ -67,14 +60,14 @@ class SharedPrefix:
 
 @dataclass(slots=True)
 class _Observed:
-    """How often an opening was seen: the latest conversations, and those not yet told of."""
+    """The latest conversations with a prefix, and how many were not reported yet."""
 
-    conversations: deque[bytes] = field(default_factory=lambda: deque(maxlen=_TALKS_MAX))
-    untold: int = 0
+    conversations: deque[bytes] = field(default_factory=lambda: deque(maxlen=_CONVERSATIONS_MAX))
+    unreported: int = 0
 
 
 class SharedPrefixes:
-    """Counts the conversations that begin alike, over all models."""
+    """Counts the conversations that share a prefix; keeps hashes of a bounded number."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, _Observed] = OrderedDict()
@@ -82,18 +75,12 @@ class SharedPrefixes:
     def observe(
         self, model: str, kind: EndpointKind, members: Mapping[str, Any]
     ) -> SharedPrefix | None:
-        """Take a request in; return its opening each time that three more began with it.
-
-        Args:
-            model: The id of the model.
-            kind: What the request is.
-            members: What its body says. Whatever that is, nothing fails.
-        """
+        """Take a request; return its prefix each time that three more conversations share it."""
         reader = _READERS.get(kind)
-        begun = reader(members) if reader else None
-        if begun is None:
+        found = reader(members) if reader else None
+        if found is None:
             return None
-        body, first = begun
+        body, first = found
         written = _json(body)
         tokens = len(written) // _TOKEN_BYTES
         if tokens < _TOKENS_MIN or len(written) > _SIZE_MAX_BYTES:
@@ -103,27 +90,27 @@ class SharedPrefixes:
         if conversation in seen.conversations:
             return None
         seen.conversations.append(conversation)
-        seen.untold = (seen.untold + 1) % _OFTEN
-        return None if seen.untold else SharedPrefix(body, tokens)
+        seen.unreported = (seen.unreported + 1) % _OFTEN
+        return None if seen.unreported else SharedPrefix(body, tokens)
 
     def _look(self, key: bytes) -> _Observed:
         seen = self._seen.setdefault(key, _Observed())
         self._seen.move_to_end(key)
-        if len(self._seen) > _OPENINGS_MAX:
+        if len(self._seen) > _PREFIXES_MAX:
             self._seen.popitem(last=False)
         return seen
 
 
-# Each reader returns an opening as a chat request, and the first message behind it.
+# Each reader returns a prefix as a chat request, and the first message behind it.
 
-_Begun = tuple[dict[str, Any], object]
-
-
-def _chat(members: Mapping[str, Any]) -> _Begun | None:
-    return _begun(members.get("messages"), {name: members.get(name) for name in _SHAPING})
+_Prefix = tuple[dict[str, Any], object]
 
 
-def _anthropic(members: Mapping[str, Any]) -> _Begun | None:
+def _chat(members: Mapping[str, Any]) -> _Prefix | None:
+    return _split(members.get("messages"), {name: members.get(name) for name in _SHAPING})
+
+
+def _anthropic(members: Mapping[str, Any]) -> _Prefix | None:
     system, tools = _joined(members.get("system")), _functions(members.get("tools"))
     messages = members.get("messages")
     chooses = members.get("tool_choice") or {"type": "auto"}
@@ -132,10 +119,10 @@ def _anthropic(members: Mapping[str, Any]) -> _Begun | None:
     if not isinstance(chooses, dict) or chooses.get("type") != "auto":
         return None
     shaping = {"tools": tools or None, _KWARGS: members.get(_KWARGS)}
-    return _begun([{"role": "system", "content": system}, *messages], shaping)
+    return _split([{"role": "system", "content": system}, *messages], shaping)
 
 
-def _responses(members: Mapping[str, Any]) -> _Begun | None:
+def _responses(members: Mapping[str, Any]) -> _Prefix | None:
     instructions, given = members.get("instructions"), members.get("input")
     if members.get("tools") or not isinstance(instructions, str):
         return None
@@ -143,7 +130,7 @@ def _responses(members: Mapping[str, Any]) -> _Begun | None:
     if behind and _leads(behind[0]):
         return None
     shaping = {_KWARGS: members.get(_KWARGS)}
-    return _begun([{"role": "system", "content": instructions}, *behind], shaping)
+    return _split([{"role": "system", "content": instructions}, *behind], shaping)
 
 
 _READERS: Final = MappingProxyType(
@@ -155,13 +142,13 @@ _READERS: Final = MappingProxyType(
 )
 
 
-def _begun(messages: object, shaping: Mapping[str, Any]) -> _Begun | None:
+def _split(messages: object, shaping: Mapping[str, Any]) -> _Prefix | None:
     if not isinstance(messages, list):
         return None
     leading = list(takewhile(_leads, messages))
     if len(leading) == len(messages) or not all(map(_is_text, leading)):
         return None
-    shaped = {name: said for name, said in shaping.items() if said is not None}
+    shaped = {name: value for name, value in shaping.items() if value is not None}
     return {"messages": leading, **shaped}, messages[len(leading)]
 
 
@@ -176,7 +163,6 @@ def _is_text(message: Message) -> bool:
 
 
 def _text(part: object) -> str | None:
-    """Return the text of a piece of content, or None where it is none."""
     if not isinstance(part, dict) or part.get("type") != "text":
         return None
     text = part.get("text")
@@ -223,9 +209,9 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _json(said: object) -> bytes:
+def _json(value: object) -> bytes:
     try:
-        return orjson.dumps(said)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError:
         return b""  # nested deeper than it writes, which no template reads either
 

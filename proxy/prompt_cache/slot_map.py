@@ -1,18 +1,17 @@
 """Which slot of a process holds which conversation, as far as that can be told from outside. Pure.
 
 An engine that matches no prompts (`--slot-prompt-similarity 0`) takes the slot used longest ago,
-and looks for the conversation only among those that were saved when the last task began: a turn
-that follows its answer at once is read anew. It goes to the slot that still holds its conversation
-if the request names that slot, and nothing is copied at all. On such an engine that is safe even
-where the slot is in use: the request waits, and nobody's text changes. (On one that does match
-prompts it is not.) A page that takes no number is led there instead: all other idle slots are used
-once more, for an empty prompt, which leaves what they hold as it is; then the one that holds the
-conversation is the one used longest ago.
+and looks for the conversation only among those saved when the last task began: a turn that follows
+its answer at once is computed again. It uses the slot that still holds its conversation if the
+request names that slot. On such an engine that is safe even where the slot is in use: the request
+waits. (On one that matches prompts it is not.) For an API without `id_slot`, all other idle slots
+are used once more, with an empty prompt, which leaves what they hold as it is; then the slot that
+holds the conversation is the one used longest ago.
 
-So the slots are followed: a request that names none is taken to get the one used longest ago, and
-of those never used the last. Where that is only a guess, or others (a probe, a restart from saved
-slots) may have been there, the engine's own page is looked at: it tells which slot began its last
-task when, and how many tokens each holds, and we know in which order we asked.
+So the slots are tracked: a request that names none is expected in the slot used longest ago, and of
+unused ones in the last. Where that is only a guess, or others (a probe, a restart from saved slots)
+may have used them, /slots is read: it shows the order of the last tasks and how many tokens each
+slot holds, and we know the order of our requests.
 
 Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_slot.
 """
@@ -28,7 +27,7 @@ from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.prompt_cache.prompt import Prompt
 from proxy.upstream.slots import SlotState
 
-# What others do to the slots of an idle engine they do after a while; until then nobody looks.
+# What others do to the slots of an idle engine they do after a while.
 _FRESH_S: Final = 5.0
 # The last token of an answer is not in the cache, nor is the one that ends it.
 _TOKENS_AWAY_MAX: Final = 2
@@ -39,17 +38,15 @@ class TrackedSlot:
     """One slot, and what it is believed to hold.
 
     Attributes:
-        id_slot: Its number.
-        conversation: The conversation that it holds, or None for one that nobody will come back
-            for.
-        tokens: Tokens of that conversation.
-        blocks: Those of the last prompt of it that was answered.
-        task: Where it was filled from a disk and nobody has asked it since, the number of its last
-            task: while that stays so, it holds the same. None everywhere else.
+        conversation: None for one that will not be continued.
+        tokens: Of that conversation.
+        blocks: Of its last answered prompt.
+        task: Of a restored slot that was not used since, the number of its last task: while that
+            stays so, it holds the same. None for all others.
         is_confirmed: Whether the number is known, and not only guessed from the order of use.
-        holder: Whose request uses it, or None.
-        asked: When it was last asked, in a count of its own; 0 for never.
-        used: When it was last given back, in a count of its own; 0 for never.
+        holder: The lease that uses it, or None.
+        asked: When a request last used it, in a count of its own; 0 for never.
+        used: When it was last freed, in a count of its own; 0 for never.
     """
 
     id_slot: int
@@ -63,15 +60,12 @@ class TrackedSlot:
     used: int = 0
 
     def empty(self) -> None:
-        """Note that nobody will come back for what it holds."""
         self.conversation, self.tokens, self.blocks, self.task = None, 0, (), None
 
     def verifies_restore(self, prompt: Prompt | None) -> bool:
-        """Return whether the answer to a prompt shows what became of what it was filled with.
+        """Return whether the response to a prompt shows whether the restored cache is used.
 
-        So it is for the first request that names the slot and goes on from the prompt that was
-        answered last. How much of it the engine must have, its tokens tell: a template may put it
-        otherwise on another day.
+        So it is for the first request that names the slot and continues its last answered prompt.
         """
         ours, its = self.blocks, prompt.blocks if prompt else ()
         goes_on = 0 < len(ours) <= len(its) and its[len(ours) - 1] == ours[-1]
@@ -79,11 +73,7 @@ class TrackedSlot:
 
 
 class SlotMap:
-    """The slots of one process.
-
-    Args:
-        slots: How many there are, at least 1.
-    """
+    """The slots of one process."""
 
     def __init__(self, slots: int) -> None:
         self._slots = [TrackedSlot(number) for number in range(slots)]
@@ -92,11 +82,11 @@ class SlotMap:
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens of conversations they hold, as far as is known."""
+        """Tokens of conversations that they hold, as far as known."""
         return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
 
     def add_restored(self, filled: RestoredSlot, conversation: object | None) -> None:
-        """Note what a slot holds as the process begins; to be told in the order of their tasks."""
+        """Note what a slot holds as the process begins; call in the order of their tasks."""
         for tracked in self._slots:
             if tracked.id_slot == filled.id_slot:
                 tracked.conversation, tracked.tokens = conversation, filled.tokens
@@ -109,17 +99,12 @@ class SlotMap:
     ) -> TrackedSlot | None:
         """Give a request the slot that holds its conversation, else the one the engine would take.
 
-        Args:
-            holder: The request.
-            conversation: Its conversation, or None where no slot is to be named.
-            now_s: Monotonic time.
-
-        Returns:
-            None where no slot is known to be free.
+        `conversation` is None where no slot is to be named. Returns None where no slot is known to
+        be free.
         """
         is_stale = now_s - self._seen_at_s > _FRESH_S
         for one in self._slots:
-            # What a slot was filled with is sure when seen by the very request that asks for it.
+            # A restored slot is confirmed only by the request that uses it.
             if is_stale or one.task is not None:
                 one.is_confirmed = False
         idle = [tracked for tracked in self._slots if tracked.holder is None]
@@ -138,42 +123,39 @@ class SlotMap:
     def rebind(
         self, tracked: TrackedSlot, conversation: object, now_s: float
     ) -> TrackedSlot | None:
-        """Give a request another slot, for the one it has does not hold its conversation."""
+        """Give a request another slot: the one it has does not hold its conversation."""
         holder, tracked.holder = tracked.holder, None
         return self.reserve(holder, conversation, now_s)
 
     def reserve_lru(self, tracked: TrackedSlot) -> TrackedSlot:
-        """Give a request the slot used longest ago of those whose number is sure, if there is one.
-
-        That is for a request that is led, and comes for no conversation.
-        """
+        """Give a new conversation the confirmed slot used longest ago, if there is one."""
         holder, tracked.holder = tracked.holder, None
-        sure = (one for one in self._slots if one.is_confirmed and one.holder is None)
-        led = min(sure, key=_age, default=tracked)
-        led.empty()
-        led.holder = holder
-        return led
+        certain = (one for one in self._slots if one.is_confirmed and one.holder is None)
+        chosen = min(certain, key=_age, default=tracked)
+        chosen.empty()
+        chosen.holder = holder
+        return chosen
 
     def has_unsaved(self, tracked: TrackedSlot) -> bool:
-        """Return whether another idle slot holds what came after the engine's last task began.
+        """Return whether another idle slot holds tokens from after the engine's last task began.
 
-        Of that the engine makes nothing for other slots: it looks among what it saved then.
+        The engine does not copy those to other slots: it looks among what it saved then.
         """
         begun = max(one.asked for one in self._slots)
         idle = (one for one in self._slots if one.holder is None and one is not tracked)
         return any(one.used > begun for one in idle)
 
     def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
-        """Note that all other idle slots are used at once, for nothing; return their numbers."""
-        turn = next(self._turn)
+        """Note that all other idle slots are used at once; return their numbers."""
+        now = next(self._turn)
         others = [one for one in self._slots if one.holder is None and one is not tracked]
         for one in others:
-            one.asked = one.used = turn
+            one.asked = one.used = now
             one.task = None
         return [one.id_slot for one in others]
 
     def mark_sent(self, tracked: TrackedSlot) -> None:
-        """Note that the request goes out now."""
+        """Note that the request is sent now."""
         tracked.asked, tracked.task = next(self._turn), None
 
     def release(self, holder: object, now_s: float) -> None:
@@ -187,7 +169,7 @@ class SlotMap:
     def set_conversation(
         self, tracked: TrackedSlot, conversation: object, tokens: int, blocks: tuple[int, ...] = ()
     ) -> None:
-        """Note what a slot holds after an answer, unless the next request has it already."""
+        """Note what a slot holds after a response, unless the next request uses it already."""
         if tracked.holder is None:
             for other in self._slots:
                 if other.conversation is conversation:
@@ -195,43 +177,42 @@ class SlotMap:
             tracked.conversation, tracked.tokens, tracked.blocks = conversation, tokens, blocks
 
     def idle_conversations(self, page: Sequence[SlotState], now_s: float) -> dict[int, TrackedSlot]:
-        """Return the slots that are known to hold a conversation and are idle, by number."""
+        """Return the idle slots that are known to hold a conversation, by number."""
         self.sync(page, None, now_s)
         idle = (one for one in self._slots if one.holder is None and one.is_confirmed)
         return {one.id_slot: one for one in idle if one.conversation is not None}
 
     def sync(self, page: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
-        """Find each slot's number by what the engine says of all of them.
+        """Find each slot's number by what the engine reports of all of them.
 
-        Who was asked last comes first on both sides; those used at once come in any order. A task
-        that is not ours is not tracked here, and a conversation that nothing fits is in no slot any
-        more.
+        The latest come first on both sides; those used at once come in any order. A task that is
+        not ours is not tracked, and a conversation that nothing fits is in no slot any more.
 
         Args:
-            page: What the engine says.
-            pending: The slot of a request that has not gone out yet, or None.
+            page: What the engine reports.
+            pending: The slot of a request that is not sent yet, or None.
             now_s: Monotonic time.
         """
         self._seen_at_s = now_s
         rest = sorted(self._slots, key=lambda one: one.asked, reverse=True)
         lost: list[TrackedSlot] = []
-        strange: list[int] = []
+        unknown: list[int] = []
         for seen in sorted(page, key=lambda one: one.task, reverse=True):
             at = _place(rest, seen, pending)
             if at is None:
-                strange.append(seen.id_slot)
+                unknown.append(seen.id_slot)
                 continue
             tracked = rest.pop(at)
             tracked.id_slot, tracked.is_confirmed = seen.id_slot, True
             while rest and rest[0].asked > tracked.asked:
                 lost.append(rest.pop(0))
-        for tracked, slot in zip((*lost, *rest), strange, strict=False):
+        for tracked, slot in zip((*lost, *rest), unknown, strict=False):
             tracked.empty()
             tracked.id_slot, tracked.is_confirmed = slot, False
 
 
 def _age(tracked: TrackedSlot) -> tuple[int, int]:
-    """Return what sorts slots as engines take them: used longest ago, of unused ones the last."""
+    """Sort slots as engines take them: used longest ago, of unused ones the last."""
     return tracked.used, -tracked.id_slot
 
 
@@ -242,13 +223,13 @@ def _place(
 
     Of those that were used at once, each may be the first.
     """
-    sure = [at for at, one in enumerate(slot_map) if _holds(one, seen)]
+    certain = [at for at, one in enumerate(slot_map) if _holds(one, seen)]
     first = [at for at, one in enumerate(slot_map) if one.asked == slot_map[0].asked]
-    may_be = [at for at in first if _may_be(slot_map[at], seen, pending)]
-    return next(iter((*(at for at in sure if at in may_be), *may_be, *sure)), None)
+    possible = [at for at in first if _may_match(slot_map[at], seen, pending)]
+    return next(iter((*(at for at in certain if at in possible), *possible, *certain)), None)
 
 
-def _may_be(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | None) -> bool:
+def _may_match(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | None) -> bool:
     if (tracked.asked == 0) != (seen.task < 0):
         return False
     is_open = tracked.conversation is None or (

@@ -61,8 +61,9 @@ class Candidates:
     def _keep(
         self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None
     ) -> None:
-        """Keep the slots of its owner, or of the instance that lacks the fewest, for a request that
-        needs several: requests behind it would take each slot as it becomes free.
+        """Keep slots for a request that needs several: those behind it would take each free one.
+
+        Of its owner, or of the instance that lacks the fewest.
         """
         if instances:
             self._kept.add(

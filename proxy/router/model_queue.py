@@ -67,9 +67,7 @@ def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> Queue
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The numbers of requests, and the longest wait so far; `expected_wait_s` is that of one that
-    joins now.
-    """
+    """Numbers of requests; `expected_wait_s` is that of one that joins now."""
 
     interactive: int
     batch: int
