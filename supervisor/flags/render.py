@@ -90,7 +90,7 @@ def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue
 
 
 def _positive(key: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
-    """Return `x` and the opposite for a negative name `no-x`, where it is one."""
+    """Turn a negative name `no-x` into `x` with the opposite value."""
     if not key.startswith("no-") or not isinstance(value, bool):
         return key, value
     positive = key.removeprefix("no-")
