@@ -1,8 +1,7 @@
-"""How many values a JSON text holds and how deep it lies, before anything is made of it. Pure.
+"""Counts the values and levels of a JSON text before it is parsed. Pure.
 
-The text is looked at in pieces, by operations that pass over each piece once: no input takes more
-than a constant time per byte, and none takes the interpreter for longer than a few milliseconds.
-What is no JSON is counted in some way and refused by the parser.
+The text is scanned once, in pieces: time is linear, and no piece holds the interpreter for more
+than a few milliseconds. Invalid JSON gets some count; the parser rejects it.
 """
 
 from __future__ import annotations
@@ -15,29 +14,20 @@ from typing import Final
 from proxy.errors import BodyTooComplex
 
 _PIECE_BYTES: Final = 64 * 1024
-# A list or an object takes as much memory, and as much time to make, as several numbers; the name
-# of a member as two.
+# In memory and time, a list or an object costs as much as several numbers, a member's name as two.
 _CONTAINER_VALUES: Final = 8
 _NAME_VALUES: Final = 2
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NO_SIGNS: Final = bytes(byte for byte in range(256) if byte not in b'",:[]{}')
+_NOT_STRUCTURAL: Final = bytes(byte for byte in range(256) if byte not in b'",:[]{}')
 
 
 def count_values(body: bytes, max_values: int, max_depth: int) -> int:
-    """Return how many values a JSON text holds, or a few more where that is within the limit.
+    """The number of values, or slightly more if that is within the limit.
 
-    A number, a string or a word counts 1, the name of a member 2, a list or an object 8 beside what
-    it holds.
-
-    Args:
-        body: The text.
-        max_values: How many it may hold.
-        max_depth: How deep lists and objects may lie in each other.
-
-    Raises:
-        BodyTooComplex: It holds more, or lies deeper.
+    A number, a string or a literal counts 1, a member's name 2, a list or an object 8 plus its
+    content. Raises BodyTooComplex above a limit.
     """
-    # What stands in the strings of a small text may count too: most pass without a closer look.
+    # For a small text, first count inside strings too: most pass without the exact scan.
     if len(body) <= _PIECE_BYTES and (openings := body.count(b"[") + body.count(b"{")) <= max_depth:
         most = _values(body, openings)
         if most < max_values:
@@ -65,18 +55,18 @@ def _values(text: bytes, openings: int) -> int:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """Yield the signs `,:[]{}` that stand outside of strings, piece by piece."""
+    """Yield the characters `,:[]{}` outside of strings, piece by piece."""
     is_inside, held = False, b""
     for piece in _pieces(body):
         text, held = _unescaped(held + piece)
-        # First all that is no sign goes: what is left is a small part of most texts.
-        parts = text.translate(None, _NO_SIGNS).split(b'"')
+        # Drop everything else first: what is left is a small part of most texts.
+        parts = text.translate(None, _NOT_STRUCTURAL).split(b'"')
         yield b"".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
 
 
 def _unescaped(text: bytes) -> tuple[bytes, bytes]:
-    """Return a piece without escaped quotes, and the backslash that belongs to the next one."""
+    """A piece without escaped quotes, and a backslash that escapes into the next piece."""
     if b"\\" not in text:
         return text, b""
     is_open = (len(text) - len(text.rstrip(b"\\"))) % 2

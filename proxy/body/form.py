@@ -1,10 +1,10 @@
-"""A multipart form: read part by part within limits, and written again in one plain way.
+"""Multipart forms: parsed part by part within limits, and serialised again.
 
-An instance never gets a form as its client wrote it, for two parsers seldom agree on a form that is
-not plain: it gets what was read here, each part with its name and, of a file, its name and type.
+An instance never gets a form as its client wrote it: parsers disagree on unusual forms, so each
+part is written with its name and, for files, file name and type.
 
-Source: RFC 7578; RFC 2046 section 5.1.1 for the boundary. An engine takes a part with a file name
-for a file and any other for a text (build 10434).
+Source: RFC 7578; RFC 2046 section 5.1.1 for the boundary. An engine treats a part with a file name
+as a file and any other as text (build 10434).
 """
 
 from __future__ import annotations
@@ -30,30 +30,23 @@ _LINE_MAX_BYTES: Final = 2048
 _NAME_MAX_CHARACTERS: Final = 128
 _TEXT_MAX_BYTES: Final = 64 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
-# So many chunks are read before others have their turn: a few milliseconds.
+# Chunks read before other tasks run: a few milliseconds.
 _CHUNKS_AT_ONCE: Final = 16
 _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
-_UNFIT: Final = re.compile(r'[\x00-\x1f\x7f"\\\ud800-\udfff]')
+_UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f"\\\ud800-\udfff]')
 _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,64}")
 _PLAIN: Final = frozenset({"7bit", "8bit", "binary"})
 # A client that pins a slot in use corrupts another client's text.
 _DROPPED: Final = frozenset({"id_slot"})
 
-# What is wrong in a part's header is an error here: a warning would be remembered for good.
+# Errors, because Python keeps each distinct warning for good.
 for _category in (BadContentDispositionHeader, BadContentDispositionParam):
     warnings.filterwarnings("error", category=_category)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a form.
-
-    Attributes:
-        name: The field.
-        content: What it holds; UTF-8 where it is a text.
-        filename: The name of a file; empty where it is a text.
-        media_type: The type of a file, or empty: not said.
-    """
+    """One part: a file, or text (UTF-8) without a file name."""
 
     name: str
     content: bytes = field(repr=False)
@@ -63,27 +56,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form; each field of it is there once, but those whose names end in [].
-
-    Attributes:
-        parts: Its parts, in the order in which they came.
-        boundary: What stands between them when it is written.
-    """
+    """A form; only fields whose names end in [] are repeated."""
 
     parts: tuple[Part, ...]
     boundary: str = field(default_factory=lambda: os.urandom(16).hex())
 
     @property
     def content_type(self) -> str:
-        """The Content-Type of the form as it is written."""
         return f"{_TYPE}; boundary={self.boundary}"
 
     def texts(self) -> dict[str, str]:
-        """Return the fields that are no files; of those that come more than once the last."""
+        """The fields that are not files; the last of repeated ones."""
         return {part.name: part.content.decode() for part in self.parts if not part.filename}
 
     def with_model(self, name: str) -> Form:
-        """Return a form with another name in the field `model`; as it is where it has none."""
+        """The form with another `model`, if it has that field."""
         content = name.encode()
         parts = (
             replace(part, content=content) if part.name == "model" and not part.filename else part
@@ -92,7 +79,6 @@ class Form:
         return replace(self, parts=tuple(parts))
 
     def written(self) -> bytes:
-        """Return the form as bytes."""
         return b"".join(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
@@ -104,26 +90,17 @@ class Form:
 
 
 def is_form(content_type: str) -> bool:
-    """Return whether a Content-Type announces a form."""
     return content_type.partition(";")[0].strip().lower() == _TYPE
 
 
 async def read_form(content_type: str, body: bytes) -> Form:
-    """Return the form that a body holds.
-
-    Args:
-        content_type: Its Content-Type, for which `is_form` is true.
-        body: All of it.
-
-    Raises:
-        BadRequest: It is no such form, or has more parts, longer fields or headers than are taken.
-    """
+    """Parse a body. Raises BadRequest if it is malformed or exceeds a limit."""
     try:
         reader = await _reader(content_type, body)
         parts = [part async for part in _parts(reader)]
     except _MALFORMED as error:
-        said = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
-        reason = ascii(str(said).partition("\n")[0][:120])[1:-1]
+        message = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
+        reason = ascii(str(message).partition("\n")[0][:120])[1:-1]
         raise BadRequest(f"the form cannot be read: {reason or type(error).__name__}") from error
     _check_names(parts)
     return Form(tuple(part for part in parts if part.name not in _DROPPED))
@@ -139,20 +116,19 @@ _MALFORMED: Final = (
 
 
 class _Stream(StreamReader):
-    """A body of which no line is longer than those of a part's header."""
+    """Bounds the length of lines: a long one would be joined in quadratic time."""
 
     async def readuntil(self, separator: bytes = b"\n", *, max_size: int | None = None) -> bytes:
-        """Return a line. A long one would be put together in quadratic time."""
         return await super().readuntil(separator, max_size=max_size or _LINE_MAX_BYTES)
 
 
 async def _reader(content_type: str, body: bytes) -> MultipartReader:
     boundary = _boundary(content_type)
-    # What stands before the first part is read line by line, however much it is.
+    # aiohttp reads a preamble line by line, whatever its length.
     if not body.startswith(f"--{boundary}\r\n".encode()):
-        raise BadRequest("the form does not begin with the boundary that its Content-Type names")
+        raise BadRequest("the form does not begin with the boundary of its Content-Type")
     stream = _Stream(BaseProtocol(asyncio.get_running_loop()), len(body) + 1)
-    # In pieces: the reader copies what is left of one when it looks ahead.
+    # In pieces: the reader copies the rest of a piece when it looks ahead.
     for start in range(0, len(body), _CHUNK_BYTES):
         stream.feed_data(body[start : start + _CHUNK_BYTES])
         if start % (_CHUNK_BYTES * _CHUNKS_AT_ONCE) == 0:
@@ -165,16 +141,16 @@ async def _reader(content_type: str, body: bytes) -> MultipartReader:
 
 
 def _boundary(content_type: str) -> str:
-    said = [
+    boundaries = [
         value.strip()
         for name, is_given, value in (
             parameter.partition("=") for parameter in content_type.split(";")[1:]
         )
         if is_given and name.strip().lower() == "boundary"
     ]
-    boundary = said[0].removeprefix('"').removesuffix('"') if len(said) == 1 else ""
+    boundary = boundaries[0].removeprefix('"').removesuffix('"') if len(boundaries) == 1 else ""
     if not _BOUNDARY.fullmatch(boundary):
-        raise BadRequest("the Content-Type of the form names no boundary of 1 to 70 characters")
+        raise BadRequest("the Content-Type of the form has no boundary of 1 to 70 characters")
     return boundary
 
 
@@ -185,20 +161,22 @@ async def _parts(reader: MultipartReader) -> AsyncIterator[Part]:
         if count > _PARTS_MAX:
             raise BadRequest(f"the form has more than {_PARTS_MAX} parts")
         if not isinstance(part, BodyPartReader):
-            raise BadRequest("a part of the form is a form of its own")
+            raise BadRequest("a part of the form is itself multipart")
         yield await _read(part)
 
 
 async def _read(part: BodyPartReader) -> Part:
     name, filename = part.name, part.filename
-    if not name or len(name) > _NAME_MAX_CHARACTERS or _UNFIT.search(name):
-        raise BadRequest("a part of the form has no name, or one that is too long or not plain")
+    if not name or len(name) > _NAME_MAX_CHARACTERS or _UNSAFE.search(name):
+        raise BadRequest(
+            "a part of the form has no name, or one that is too long or has special characters"
+        )
     encoding = part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").strip().lower()
     if encoding not in _PLAIN:
-        raise BadRequest(f"the field {name} of the form is encoded; send it as it is")
+        raise BadRequest(f"the field {name} of the form is encoded; send it unencoded")
     if filename is None:
         return Part(name, await _text(part, name))
-    plain = _UNFIT.sub("_", filename)[:_NAME_MAX_CHARACTERS] or "file"
+    plain = _UNSAFE.sub("_", filename)[:_NAME_MAX_CHARACTERS] or "file"
     media_type = part.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip()
     content = b"".join([chunk async for chunk in _chunks(part)])
     return Part(name, content, plain, media_type if _MEDIA_TYPE.fullmatch(media_type) else "")

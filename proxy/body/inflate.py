@@ -1,4 +1,4 @@
-"""Compressed bodies, unpacked in small pieces and never beyond a ratio.
+"""Decompresses bodies in small pieces, up to a ratio.
 
 Source: RFC 9110 section 8.4 for the codings, RFC 1952 for gzip; `deflate` is a zlib stream (RFC
 1950), which some clients send without its header.
@@ -13,22 +13,14 @@ from typing import Final
 from proxy.errors import BadRequest, BodyExpands, UnknownCoding, quoted
 
 _PIECE_BYTES: Final = 128 * 1024
-# So much may come of any few bytes: a ratio says little about a small body.
+# Exempt from the ratio, which says little about a small body.
 _FREE_BYTES: Final = 1024**2
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 _WINDOWS: Final = {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": zlib.MAX_WBITS}
 
 
 class Inflater:
-    """Unpacks one body.
-
-    Args:
-        coding: The value of Content-Encoding.
-        max_ratio: How many times its size a body may become, above 0; the first MiB is free.
-
-    Raises:
-        UnknownCoding: The body is encoded in another way, or more than once.
-    """
+    """Decompresses one body; the first MiB is exempt from `max_ratio`. Raises UnknownCoding."""
 
     def __init__(self, coding: str, max_ratio: float) -> None:
         self._coding = coding.strip().lower()
@@ -42,33 +34,24 @@ class Inflater:
         self._given_bytes = 0
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
-        """Yield what comes of the next bytes, 128 KiB at a time.
-
-        Raises:
-            BadRequest: They are no such stream, or follow its end.
-            BodyExpands: It becomes too many times larger.
-        """
+        """Yield decompressed pieces of at most 128 KiB. Raises BadRequest, BodyExpands."""
         if not self._taken_bytes and packed:
-            self._look(packed)
+            self._detect_raw(packed)
         self._taken_bytes += len(packed)
         while packed:
             piece = self._unpacked(packed)
             if self._stream.unused_data:
-                raise BadRequest("the body goes on behind the end of its compressed data")
+                raise BadRequest("the body has bytes after the end of its compressed data")
             self._count(len(piece))
             yield piece
             packed = self._stream.unconsumed_tail
 
     def close(self) -> None:
-        """Hear that there are no more bytes.
-
-        Raises:
-            BadRequest: The stream is not complete.
-        """
+        """The body has ended. Raises BadRequest if the stream is incomplete."""
         if not self._stream.eof and self._taken_bytes:
             raise BadRequest(f"the body ends in the middle of its {self._coding} data")
 
-    def _look(self, packed: bytes) -> None:
+    def _detect_raw(self, packed: bytes) -> None:
         if self._coding == "deflate" and packed[0] & 0x0F != zlib.DEFLATED:
             self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
 

@@ -1,8 +1,8 @@
-"""One request to an instance and its answer, as bytes; what goes wrong is a ProxyError.
+"""Sends a request to an instance and reads its response, as bytes; raises only ProxyError.
 
-Each request has a connection of its own, closed with its answer. An instance closes a connection
-after a streamed answer without saying so, and others after 5 s or 100 requests, so a kept one may
-be dead; a new one over a unix socket costs 0.1 ms, and closing it is what frees the slot.
+Each request has its own connection. llama-server closes a connection after a streamed response
+without announcing it, and others after 5 s or 100 requests, so a kept one may be dead; a new one
+over a unix socket costs 0.1 ms, and closing it frees the slot.
 """
 
 from __future__ import annotations
@@ -30,22 +30,14 @@ from proxy.settings import ProxySettings
 from proxy.upstream.connection import ConnectionBroken, OnChunk, ReadTimeout, UpstreamConnection
 from proxy.upstream.upstream import Upstream
 
-# A machine that is gone without a word is noticed after so much silence and three questions.
+# A machine that vanished is detected after so much silence and three probes.
 _ALIVE_S: Final = 15
-_ASK_AGAIN_S: Final = 5
+_PROBE_INTERVAL_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """What is sent to an instance.
-
-    Attributes:
-        method: HTTP method, upper case.
-        path: Path of the page, quoted.
-        query: Query string as it was sent, without the question mark.
-        headers: All fields but the key, Host and framing.
-        body: The body; empty where there is none.
-    """
+    """`headers` are without key, Host and framing; `path` is quoted, `query` without `?`."""
 
     method: str
     path: str
@@ -55,13 +47,6 @@ class UpstreamRequest:
 
 
 class UpstreamResponse:
-    """What comes back: made by `send` once the header is there.
-
-    Attributes:
-        status: HTTP status.
-        headers: Its header fields.
-    """
-
     def __init__(self, connection: UpstreamConnection, upstream: Upstream) -> None:
         self.status: int = connection.response.status
         self.headers: CIMultiDictProxy[str] = connection.response.headers
@@ -70,17 +55,14 @@ class UpstreamResponse:
 
     @property
     def is_read(self) -> bool:
-        """Return whether the whole body was read; until its end comes, that is not known."""
+        """Whether the body was read to its end."""
         return self._connection.is_read
 
     async def read(self, take: OnChunk | None = None) -> bytes:
-        """Return the next bytes of the body as they came, empty at its end.
-
-        Args:
-            take: See `UpstreamConnection.read`.
+        """The next bytes of the body; empty at its end. See `UpstreamConnection.read`.
 
         Raises:
-            UpstreamTimeout: The instance said nothing for too long.
+            UpstreamTimeout: The instance sent nothing for too long.
             UpstreamFailed: It broke off before the end.
         """
         try:
@@ -94,20 +76,20 @@ class UpstreamResponse:
 def send(
     upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
 ) -> AbstractAsyncContextManager[UpstreamResponse]:
-    """Send a request; enter once the header of its answer is there; close it at the end.
+    """Send a request; the block is entered when the response header has arrived.
 
     Raises:
-        UpstreamUnconnected: It refused the connection.
-        UpstreamConnectFailed: It closed the connection without an answer.
-        UpstreamTimeout: It said nothing for too long.
-        UpstreamFailed: It does not speak HTTP, or does not know our key.
-        BadRequest: The request cannot be put into HTTP.
+        UpstreamUnconnected: It accepted no connection.
+        UpstreamConnectFailed: It closed the connection without a response.
+        UpstreamTimeout: It sent nothing for too long.
+        UpstreamFailed: Its response is not HTTP, or it rejected our key.
+        BadRequest: The header of the request contains a line break or a NUL.
     """
     return _Exchange(upstream, upstream_request, settings)
 
 
 class _Exchange:
-    """What `send` returns; a generator in its place costs ten times as much."""
+    """A generator in its place costs ten times as much."""
 
     def __init__(
         self, upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
@@ -138,12 +120,11 @@ class _Exchange:
 async def _connected(
     upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
 ) -> UpstreamConnection:
-    """Return the connection on which the request is on its way."""
     loop = asyncio.get_running_loop()
     connection = UpstreamConnection(loop, upstream_request.method, settings.upstream_read_timeout_s)
     connection.send(_head(upstream, upstream_request), upstream_request.body)
     try:
-        if upstream.socket:  # takes a connection at once, or not at all: no limit is needed
+        if upstream.socket:  # connects at once or not at all, so it needs no timeout
             await loop.create_unix_connection(lambda: connection, upstream.socket)
         else:
             async with asyncio.timeout(settings.connect_timeout_s):
@@ -167,29 +148,28 @@ async def _connect_tcp(
 
 
 def _enable_keepalive(connection: socket.socket) -> None:
-    """Have the kernel find a machine that is gone: an engine may be silent for minutes and well.
+    """The kernel detects a dead machine; a healthy engine may be silent for minutes.
 
     Source: Linux, tcp(7).
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _ALIVE_S),
-        ("TCP_KEEPINTVL", _ASK_AGAIN_S),
+        ("TCP_KEEPINTVL", _PROBE_INTERVAL_S),
         ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 1000 * (_ALIVE_S + 3 * _ASK_AGAIN_S)),
+        ("TCP_USER_TIMEOUT", 1000 * (_ALIVE_S + 3 * _PROBE_INTERVAL_S)),
     ):
-        if option := getattr(socket, name, None):  # not every system has them all
+        if option := getattr(socket, name, None):  # some systems lack some of them
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return how other machines are trusted; reading the system's certificates takes 30 ms."""
+    # Reading the system's certificates takes 30 ms.
     return ssl.create_default_context()
 
 
 async def _begun(connection: UpstreamConnection, upstream: Upstream) -> None:
-    """Wait for the header of the answer."""
     name = upstream.name
     try:
         await connection.response_started()
@@ -200,13 +180,12 @@ async def _begun(connection: UpstreamConnection, upstream: Upstream) -> None:
             raise UpstreamFailed(f"{name} gave no answer that is HTTP: {error}") from error
         raise UpstreamConnectFailed(name, "closed the connection without an answer") from error
     if connection.response.status == HTTPStatus.UNAUTHORIZED:
-        # To the client this would say that its own key is wrong.
+        # A 401 would tell the client that its own key is wrong.
         reason = "see its key_file" if upstream.node else "is something else on its port?"
         raise UpstreamFailed(f"{name} does not know our key; {reason}")
 
 
 def _head(upstream: Upstream, upstream_request: UpstreamRequest) -> bytes:
-    """Return the head of a request as it is sent."""
     path = upstream.prefix + upstream_request.path
     target = f"{path}?{upstream_request.query}" if upstream_request.query else path
     lines = [
@@ -221,8 +200,8 @@ def _head(upstream: Upstream, upstream_request: UpstreamRequest) -> bytes:
     if upstream_request.body or upstream_request.method == "POST":
         lines.append(f"Content-Length: {len(upstream_request.body)}")
     text = "\n".join(lines)
-    # One line more than we wrote would be a field, or a request, that nobody checked.
+    # An additional line would be an unchecked field or request.
     if text.count("\n") != len(lines) - 1 or "\r" in text or "\0" in text:
         raise BadRequest("the header of the request holds a line break or a NUL")
-    # What came as bytes that are not UTF-8 goes on as the same bytes.
+    # Bytes that are not UTF-8 are forwarded unchanged.
     return f"{text}\n\n".replace("\n", "\r\n").encode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
-"""One connection to an instance that carries one request and its answer.
+"""One connection to an instance, for one request and its response.
 
-An answer that nobody reads stays where it is: past 64 KiB, and what one read of the socket brings,
-nothing more is taken from the connection. All changes happen in methods without `await`.
+Back-pressure: with more than 64 KiB unread, the socket is not read. State changes only in methods
+without `await`.
 """
 
 from __future__ import annotations
@@ -13,44 +13,30 @@ from typing import Final, cast
 from proxy.upstream.http1 import InvalidResponse, Response
 
 _HELD_MAX_BYTES: Final = 64 * 1024
-# Up to here one packet for head and body costs less than two; above, a copy of the body costs more.
+# Up to this size, one packet costs less than two; above it, the copy of the body costs more.
 _JOINED_MAX_BYTES: Final = 64 * 1024
 
-# Passes bytes of a body on where they go; False, with nothing done, where they have to wait.
+# Consumes bytes of a body; False if it cannot now, and then it has done nothing.
 OnChunk = Callable[[bytes], bool]
 
 
 class ConnectionBroken(Exception):
-    """The connection ended, or what came on it is no answer.
+    """The connection ended early, or (`is_malformed`) its bytes are not an HTTP response."""
 
-    Attributes:
-        is_malformed: Whether the bytes are to blame, and not the end of them.
-    """
-
-    def __init__(self, what: str, *, is_malformed: bool = False) -> None:
-        super().__init__(what)
+    def __init__(self, reason: str, *, is_malformed: bool = False) -> None:
+        super().__init__(reason)
         self.is_malformed = is_malformed
 
 
 class ReadTimeout(Exception):
-    """Nothing came for too long while it was waited for."""
+    """No bytes arrived in time."""
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """The connection; connected by asyncio, used by one task.
-
-    Attributes:
-        response: What has come of the answer.
-    """
+    """Used by one task."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, method: str, silence_s: float) -> None:
-        """Make it, not yet connected.
-
-        Args:
-            loop: The running loop.
-            method: Method of the request: it decides whether an answer has a body.
-            silence_s: Seconds to wait for the next bytes, above 0.
-        """
+        # `silence_s`: seconds to wait for the next bytes.
         self.response = Response(method)
         self._loop = loop
         self._silence_s = silence_s
@@ -67,36 +53,27 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_read(self) -> bool:
-        """Return whether the whole body was read."""
         return self.response.is_over and not self._held
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Have the request sent once the connection is there, in that very step of the loop.
-
-        The transport holds what the instance does not take at once.
-        """
+        """Send the request in the loop step that connects."""
         self._request = (head + body,) if len(body) <= _JOINED_MAX_BYTES else (head, body)
 
     async def response_started(self) -> None:
-        """Wait until the head of the answer is there.
-
-        Raises:
-            Silent: It did not come in time.
-            Broken: It will not come.
-        """
+        """Wait for the response header. Raises ReadTimeout, ConnectionBroken."""
         while not self.response.status:
             await self._change()
 
     async def read(self, take: OnChunk | None = None) -> bytes:
-        """Return the next bytes of the body, all there are; empty at its end.
+        """All bytes of the body that have arrived; empty at its end.
 
         Args:
-            take: Is given what comes meanwhile, the body's last bytes excepted, in the step of the
-                loop in which it comes; only what it does not take is returned.
+            take: Gets bytes that arrive meanwhile, except the body's last ones, in the loop step in
+                which they arrive; only bytes that it does not consume are returned.
 
         Raises:
-            Silent: Nothing came in time.
-            Broken: The body will not be complete.
+            ReadTimeout: No bytes arrived in time.
+            ConnectionBroken: The body will not be complete.
         """
         self._take = take
         try:
@@ -115,24 +92,22 @@ class UpstreamConnection(asyncio.Protocol):
         return body
 
     def close(self) -> None:
-        """Close the connection at once, whatever is still on its way."""
+        """Abort the connection."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio calls.
+    # asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be connected."""
         self._transport = cast("asyncio.Transport", transport)
         for part in self._request:
             self._transport.write(part)
         self._request = ()
-        self._timer = self._loop.call_later(self._silence_s, self._look)
+        self._timer = self._loop.call_later(self._silence_s, self._check_silence)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the instance sent."""
         if self._failure is not None:
             return
         try:
@@ -150,14 +125,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Be disconnected."""
         self.close()
         self._transport = None
         if self._failure is None and not self.response.end():
             self._fail(ConnectionBroken(str(exc or "the connection was closed")))
         self._wake()
-
-    # What is behind them.
 
     def _is_taken(self, body: bytes) -> bool:
         return self._take is not None and not self._held and self._take(body)
@@ -179,7 +151,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def _change(self) -> None:
-        """Wait until something has come, or nothing can come any more."""
+        """Wait for bytes or the end of the connection."""
         if self._failure is not None:
             raise self._failure
         self._waiting_since_s = self._loop.time()
@@ -189,11 +161,11 @@ class UpstreamConnection(asyncio.Protocol):
         finally:
             self._waiter = None
 
-    def _look(self) -> None:
-        """Fail if the instance is silent; one timer, moved on, costs nothing per chunk."""
+    def _check_silence(self) -> None:
+        # One timer that is moved on, not restarted per chunk.
         now_s = self._loop.time()
         since_s = now_s if self._waiter is None else self._waiting_since_s
         if now_s - since_s >= self._silence_s:
             self._fail(ReadTimeout())
         else:
-            self._timer = self._loop.call_at(since_s + self._silence_s, self._look)
+            self._timer = self._loop.call_at(since_s + self._silence_s, self._check_silence)

@@ -1,4 +1,4 @@
-"""A small page of an instance, read for our own sake."""
+"""Reads small responses of an instance for the proxy's own use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,6 @@ from proxy.upstream.upstream import Upstream
 
 @dataclass(frozen=True, slots=True)
 class FetchedBody:
-    """What came back.
-
-    Attributes:
-        status: HTTP status.
-        body: All of the body.
-    """
-
     status: int
     body: bytes
 
@@ -33,18 +26,11 @@ async def fetch(
     limit_s: float,
     max_bytes: int,
 ) -> FetchedBody:
-    """Return a page.
-
-    Args:
-        upstream: Whose.
-        upstream_request: What asks for it.
-        settings: The proxy's limits.
-        limit_s: Seconds for all of it, above 0.
-        max_bytes: Largest body taken.
+    """The whole response, within `limit_s` seconds.
 
     Raises:
-        UpstreamTimeout: It did not come in time.
-        UpstreamFailed: It did not come, or is too large.
+        UpstreamTimeout: It was not complete in time.
+        UpstreamFailed: The instance failed, or the body is too large.
     """
     body = bytearray()
     limit = asyncio.timeout(limit_s)
@@ -55,11 +41,10 @@ async def fetch(
                 if len(body) > max_bytes:
                     raise UpstreamFailed(f"{upstream_request.path} of {upstream.name} is too large")
     except TimeoutError as error:
-        sentence = f"{upstream.name} did not answer {upstream_request.path} in {limit_s:g} s"
-        raise UpstreamTimeout(sentence) from error
+        message = f"{upstream.name} did not answer {upstream_request.path} in {limit_s:g} s"
+        raise UpstreamTimeout(message) from error
     return FetchedBody(response.status, bytes(body))
 
 
 def get_request(path: str, query: str = "", **fields: str) -> UpstreamRequest:
-    """Return a GET request; `fields` go into its header."""
     return UpstreamRequest("GET", path, query, CIMultiDict(fields), b"")

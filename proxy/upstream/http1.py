@@ -1,8 +1,7 @@
-"""An HTTP/1.1 response out of the bytes of a connection: its head, then its body without framing.
+"""Parses an HTTP/1.1 response: its header, then its body without framing. No I/O.
 
-No I/O: bytes are fed in as they come, in pieces of any size. What is not certain is refused, and
-whatever is kept while something is incomplete has a limit: a head of 64 KiB, interim responses
-counted in; a line of a chunked body of 4 KiB; trailers, which are dropped, of 64 KiB.
+Ambiguous input is rejected, and everything incomplete is bounded: a header to 64 KiB with interim
+responses, a line of a chunked body to 4 KiB, trailers (dropped) to 64 KiB.
 
 Source: RFC 9112, sections 2.2, 4, 5, 6.3 and 7.1.
 """
@@ -30,16 +29,15 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 
 class InvalidResponse(Exception):
-    """The bytes are no HTTP response, or not one that can be trusted; the message says why."""
+    """The bytes are not a valid HTTP response."""
 
 
 class Response:
-    """One response while it is read.
+    """One response.
 
     Attributes:
-        status: HTTP status; 0 until the head is complete.
-        headers: Its fields, once `status` is there.
-        is_over: Whether the body is complete; what is fed later is ignored.
+        status: 0 until the header is complete.
+        is_over: Whether the body is complete; later bytes are ignored.
     """
 
     def __init__(self, method: str) -> None:
@@ -50,25 +48,19 @@ class Response:
         self._rest = b""
         self._spent_bytes = 0
         self._left_bytes = 0
-        # What comes next; not bound to this object, which would then be freed late.
+        # The next parser; unbound, because a bound method would be a reference cycle.
         self._take: Callable[[Response, bytes], bytes] = Response._take_head
         self._meet_line: Callable[[Response, bytes], None] = Response._meet_size
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes of the connection, return those of the body among them.
-
-        Raises:
-            Malformed: They cannot be what comes next.
-        """
+        """The bytes of the body among the next bytes. Raises InvalidResponse."""
         return self._take(self, data)
 
     def end(self) -> bool:
-        """Note that the connection has ended; return whether the response is complete."""
+        """The connection has ended; returns whether the response is complete."""
         if self._take is Response._take_all:
             self.is_over = True
         return self.is_over
-
-    # The head.
 
     def _take_head(self, data: bytes) -> bytes:
         data, status, framing = self._rest + data, 0, 0
@@ -93,8 +85,6 @@ class Response:
             self._take, self._left_bytes = Response._take_counted, framing
         self.status = status
         return self._take(self, data)
-
-    # The body.
 
     def _take_all(self, data: bytes) -> bytes:
         return data
@@ -138,7 +128,7 @@ class Response:
 
     def _meet_end(self, line: bytes) -> None:
         if line:
-            raise InvalidResponse(f"a chunk goes on behind its end with {line[:40]!r}")
+            raise InvalidResponse(f"a chunk is longer than its size: {line[:40]!r}")
         self._meet_line = Response._meet_size
 
     def _meet_trailer(self, line: bytes) -> None:

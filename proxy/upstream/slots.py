@@ -1,6 +1,6 @@
-"""An engine's slots: what its own page says of them, and how a request comes to a certain one.
+"""An engine's slots: reads `/slots`, and makes idle slots the most recently used.
 
-Ask seldom: who asks each second or more often keeps an engine from noticing that others have left.
+Polls at 1 Hz or more delay an engine's notice of disconnected clients.
 Source: tools/server/README.md of llama.cpp, GET /slots; builds 10434 and 11434.
 """
 
@@ -24,8 +24,8 @@ from proxy.upstream.upstream import Upstream
 
 _TIMEOUT_S: Final = 2.0
 _MAX_BYTES: Final = 4 * 1024**2
-# A batch of prompt that is being computed takes about half a second.
-_TOUCH_TIMEOUT_S: Final = 1.0
+# A prompt batch in progress takes about half a second.
+_REFRESH_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,9 @@ class SlotState:
     """One slot.
 
     Attributes:
-        id_slot: Its number, `id_slot`.
-        task: The number of its last task, which grows from one task to the next; -1 for none.
-        tokens: Tokens that it holds; 0 where it was never used.
-        is_busy: Whether it is in use.
-        n_ctx: Tokens that it has room for; 0 where it does not say.
+        task: Number of its last task, increasing; -1 for none.
+        tokens: Tokens in its cache; 0 if it was never used.
+        n_ctx: Its context size in tokens; 0 if not reported.
     """
 
     id_slot: int
@@ -48,10 +46,10 @@ class SlotState:
 
 
 async def get_slots(upstream: Upstream, settings: ProxySettings) -> list[SlotState] | None:
-    """Return every slot of an instance, or None where it does not say.
+    """Every slot of an instance; None if it does not report them.
 
     Raises:
-        UpstreamTimeout: It is there, and busy with something.
+        UpstreamTimeout: It is reachable but busy.
     """
     try:
         page = await fetch(upstream, get_request("/slots"), settings, _TIMEOUT_S, _MAX_BYTES)
@@ -63,9 +61,9 @@ async def get_slots(upstream: Upstream, settings: ProxySettings) -> list[SlotSta
 
 
 async def refresh_slots(upstream: Upstream, slots: Iterable[int], settings: ProxySettings) -> None:
-    """Have idle slots be used, and still hold what they hold, so that others are older.
+    """Use idle slots without changing their caches, so that another is the least recently used.
 
-    What fails is let go: the engine then takes another slot than the one that was meant.
+    Failures are ignored: the engine then takes another slot than intended.
 
     Source: an empty prompt ends before it begins; server-context.cpp, SLOT_STATE_STARTED. Measured
     on build 10434.
@@ -81,11 +79,11 @@ async def _refresh(upstream: Upstream, slot: int, settings: ProxySettings) -> No
         "POST", "/completion", "", CIMultiDict({"Content-Type": JSON}), body
     )
     with suppress(ProxyError):
-        await fetch(upstream, upstream_request, settings, _TOUCH_TIMEOUT_S, _MAX_BYTES)
+        await fetch(upstream, upstream_request, settings, _REFRESH_TIMEOUT_S, _MAX_BYTES)
 
 
 def parse_slots(page: bytes) -> list[SlotState] | None:
-    """Return the slots that a page lists, or None where it is no such page."""
+    """None if the body is not a list of slots."""
     try:
         slots = orjson.loads(page)
     except orjson.JSONDecodeError:

@@ -1,16 +1,16 @@
-"""How fast an instance is: what it says of each answer, and the running averages of that. Pure."""
+"""An instance's speed: the timings of each response, and running averages. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-# The weight of the newest figure: of ten answers, the last five make up nearly all of the average.
+# Weight of the newest value: the last five make up most of the average.
 _NEWEST: Final = 0.3
-# An answer this short says more of how long one batch takes than of the rate.
+# Shorter responses measure the time of one batch, not the rate.
 _PREFILL_MIN_TOKENS: Final = 16
 _DECODE_MIN_TOKENS: Final = 4
-# Of an instance that has not answered yet: rather slow, so that nobody leaves a cache by a guess.
+# Before the first response: rather slow, so that no request leaves a cache because of a guess.
 _PREFILL_TPS: Final = 100.0
 _DECODE_TPS: Final = 30.0
 _NUMBER: Final = (int, float)
@@ -27,19 +27,9 @@ _NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What an instance did for one answer, in its own words.
+    """`timings` of a response; `prompt_tokens` are those computed, without the cached ones.
 
-    Attributes:
-        cached_tokens: Tokens of the prompt that it took from its cache.
-        prompt_tokens: Tokens of the prompt that it computed.
-        prompt_ms: Time that took.
-        decoded_tokens: Tokens it generated.
-        decode_ms: Time that took.
-        drafted_tokens: Tokens it guessed ahead.
-        accepted_tokens: Those of them that came true.
-
-    Source: `timings` of llama-server's answers, builds 10434 and 11434: `cache_n`, `prompt_n`,
-    `prompt_ms`, `predicted_n`, `predicted_ms`, `draft_n`, `draft_n_accepted`.
+    Source: llama-server, builds 10434 and 11434.
     """
 
     cached_tokens: int
@@ -51,11 +41,11 @@ class Timings:
     accepted_tokens: int = 0
 
     @classmethod
-    def read(cls, said: object) -> Timings | None:
-        """Read the member `timings` of an answer; None where it is not what it should be."""
-        if not isinstance(said, dict):
+    def read(cls, timings: object) -> Timings | None:
+        """Parse the member `timings`; None if it is invalid."""
+        if not isinstance(timings, dict):
             return None
-        figures = [said.get(name, 0) for name in _NAMES]
+        figures = [timings.get(name, 0) for name in _NAMES]
         for figure in figures:
             if not isinstance(figure, _NUMBER) or not figure >= 0:  # NaN is neither
                 return None
@@ -71,7 +61,7 @@ class Timings:
         )
 
     def added_to(self, other: Timings | None) -> Timings:
-        """Return the sum of both: tokens, and times, which may have passed side by side."""
+        """The sums; times may overlap."""
         if other is None:
             return self
         return Timings(
@@ -87,13 +77,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Running averages of one instance's own rates, in tokens per second.
+    """Running averages of one instance, in tokens per second; guesses before the first response.
 
     Attributes:
-        prefill_tps: Tokens of prompts computed each second; a guess before the first answer.
-        decode_tps: Tokens generated each second for one request; a guess before the first answer.
-        answers: Answers that went into them.
-        acceptance: Share of the tokens guessed ahead that came true, 0 to 1; None before any was.
+        decode_tps: For one request.
+        answers: Number of responses in the averages.
+        acceptance: Share of drafted tokens that were accepted, 0 to 1.
     """
 
     prefill_tps: float = _PREFILL_TPS
@@ -102,7 +91,7 @@ class Rates:
     acceptance: float | None = None
 
     def after(self, timings: Timings) -> Rates:
-        """Return the averages with one more answer in them."""
+        """The averages after one more response."""
         prefill_tps, decode_tps = self.prefill_tps, self.decode_tps
         if timings.prompt_tokens >= _PREFILL_MIN_TOKENS and timings.prompt_ms > 0:
             prefill_tps = self._mix(prefill_tps, timings.prompt_tokens / timings.prompt_ms * 1000)
@@ -121,5 +110,5 @@ class Rates:
 
 
 def average(before: float, now: float) -> float:
-    """Return a running average with one more figure in it."""
+    """A running average after one more value."""
     return before + _NEWEST * (now - before)

@@ -1,26 +1,21 @@
-"""What the proxy knows of one instance, and where it is reached.
-
-A model on another machine is an instance too, of a node, which is reached over the network.
-"""
+"""An instance and its address. A model on another machine is an instance of a node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# A unix socket has no name on the network; the engine wants some Host.
+# The engine requires a Host, also over a unix socket.
 _UNIX_AUTHORITY = "localhost"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is particular to a model on another machine.
+    """A model on another machine.
 
     Attributes:
-        name: The node's name.
-        model: What the node itself calls the model.
-        prefix: What stands before every path there; empty or `/something`.
-        is_tls: Whether it speaks HTTPS.
-        is_spare: Whether new conversations go there only where nothing else has a slot free.
+        model: The node's id of the model.
+        prefix: Before every path: empty or `/something`.
+        is_spare: Whether it gets new conversations only when no other slot is free.
     """
 
     name: str
@@ -32,21 +27,17 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One instance that may be asked.
+    """One instance.
 
     Attributes:
-        name: The instance's name, unique among all.
-        model: The id of the model it serves.
-        slots: Sequences it decodes at once, at least 1.
-        socket: Path of its unix socket, or None where it listens on TCP.
-        host: Its address where `socket` is None.
-        port: Its TCP port where `socket` is None.
-        api_key: The key that it asks for; empty where it asks for none.
+        slots: Concurrent sequences, at least 1.
+        socket: Path of its unix socket; None: `host` and `port`.
+        api_key: Empty if it needs none.
         aliases: Other names of the model.
-        can_name_slots: Whether a request may name a slot: its engine matches no prompts, and
-            each slot has a cache of its own.
-        tells_its_end: Whether `Router.ended` will be told how its process ended.
-        node: The other machine it is on, or None: it is one of ours.
+        can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
+            each slot has its own cache.
+        tells_its_end: Whether `Router.ended` reports how its process ended.
+        node: None for an instance of this machine.
     """
 
     name: str
@@ -63,12 +54,11 @@ class Upstream:
 
     @property
     def prefix(self) -> str:
-        """Return what stands before every path there."""
         return self.node.prefix if self.node else ""
 
     @property
     def authority(self) -> str:
-        """Return what a request to it says as its Host."""
+        """The value of Host."""
         if self.socket:
             return _UNIX_AUTHORITY
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
