@@ -1,7 +1,4 @@
-"""Attack llama-corral with random inputs, and tell what it does that it should not.
-
-`scripts/fuzz` runs this; it stands here because the test suite shares the parts.
-"""
+"""Attack llama-corral with random inputs and report misbehaviour; `scripts/fuzz` runs this."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _INPUTS_MAX: Final = 10**9
 
 
 def main() -> int:
-    """Do what the words ask for; return 1 when anything was found."""
+    """Run the parts; exit code 1 after a finding."""
     words = _words()
     seed = SystemRandom().randrange(10**6) if words.seed is None else words.seed
     directory = words.out or Path(tempfile.mkdtemp(prefix="corral-fuzz-"))

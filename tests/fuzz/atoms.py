@@ -1,4 +1,4 @@
-"""What a GGUF header is made of: numbers that may be changed each on its own, and bytes.
+"""Parts of a GGUF header: numbers that can be mutated one by one, and bytes.
 
 Source: docs/gguf.md of ggml.
 """
@@ -31,7 +31,7 @@ NAMES: Final = (
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the header that may be changed on its own."""
+    """A number of the header that can be mutated on its own."""
 
     form: str
     value: Any

@@ -1,4 +1,4 @@
-"""The input of each number: what a seed and a number always give."""
+"""HTTP inputs by number: a seed and a number always give the same input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fuzz.request import Input, credentials, post
 
 
 def members(random: Random) -> Input:
-    """Return a valid request of a page with one to three changes to its JSON."""
     path = random.choice(PAGES)
     content = body(random, path)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
@@ -43,7 +42,6 @@ _KINDS: Final[dict[Callable[[Random], Input], int]] = {
 
 
 def attack(seed: int, number: int) -> Input:
-    """Return the input of a number."""
     random = Random(f"{seed}/http/{number}")
     made = random.choices(list(_KINDS), list(_KINDS.values()))[0](random)
     chance = random.random()
@@ -60,7 +58,7 @@ def attack(seed: int, number: int) -> Input:
 
 
 def _slow(random: Random, made: Input) -> Input:
-    """Return the same bytes in pieces that come late; the last may never come."""
+    """Send the same bytes in delayed pieces; the last may be missing."""
     data = made.data[:20_000]
     size = max(1, len(data) // random.choice((3, 10, 40)))
     pieces = tuple(data[at : at + size] for at in range(0, len(data), size))

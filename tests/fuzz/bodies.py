@@ -1,4 +1,4 @@
-"""Valid requests of every page: what others are made of by changes."""
+"""Valid requests for every endpoint, the base of mutations."""
 
 from __future__ import annotations
 
@@ -140,7 +140,6 @@ GENERATING: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "
 
 
 def body(random: Random, path: str) -> dict[str, Any]:
-    """Return a valid request of a page, with some of the members that it may have."""
     name = path.rpartition("/")[2].replace("reranking", "rerank")
     name = path.removeprefix("/").removeprefix("v1/") if "chat" in path else name
     whole = dict(_BODIES[name])
@@ -148,7 +147,7 @@ def body(random: Random, path: str) -> dict[str, Any]:
     chosen = {key: one for key, one in whole.items() if key in needed or random.random() < 0.4}
     if needed & whole.keys():
         chosen |= {key: one for key, one in _SAMPLING.items() if random.random() < 0.15}
-    # Both at once are refused, so mostly only one.
+    # Both at once are rejected, so mostly only one.
     if "grammar" in chosen:
         chosen.pop("json_schema", None)
     model = random.choice(MODELS)

@@ -1,4 +1,4 @@
-"""An input to commands: a file, and what is done with it."""
+"""An input to commands: a file, and the commands that read it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class Case:
     """A file, and the commands that read it.
 
     Attributes:
-        path: Where the file is written, relative to the directory of the part.
-        data: What it says; empty for a file that is made by a word.
-        commands: Words of `corral`; `{home}` stands for the directory of the part.
-        made_by: `write`, or what is made in the place of a file: `fifo`, `directory`, `link`,
-            `device`, `sparse`.
+        path: Relative to the directory of the part.
+        data: Its content, for `made_by` = `write`.
+        commands: Arguments of `corral`; `{home}` is the directory of the part.
+        made_by: `write`, or another kind of file: `fifo`, `directory`, `link`, `device`, `sparse`.
     """
 
     path: str
@@ -28,5 +27,4 @@ class Case:
     made_by: str = "write"
 
     def words(self, home: Path) -> tuple[tuple[str, ...], ...]:
-        """Return the commands as they are run."""
         return tuple(tuple(word.replace("{home}", str(home)) for word in c) for c in self.commands)

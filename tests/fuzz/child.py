@@ -1,6 +1,6 @@
-"""Reads inputs in a process with limits: `python -m fuzz.child PART SEED HOME`, numbers on stdin.
+"""Tests inputs in a process with limits: `python -m fuzz.child PART SEED HOME`, numbers on stdin.
 
-Answers each number with one line of JSON. A traceback of a case that hangs goes to stderr.
+Prints one line of JSON for each number. The traceback of a case that hangs goes to stderr.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _TEXT_MAX: Final = 3000
 
 
 def main() -> None:
-    """Try each number that is read."""
     part, seed, home = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -43,7 +42,6 @@ def main() -> None:
 
 
 def make(case: Case, home: Path) -> tuple[tuple[str, ...], ...]:
-    """Write the file of a case, and return its commands."""
     path = home / case.path
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
@@ -68,7 +66,6 @@ def make(case: Case, home: Path) -> tuple[tuple[str, ...], ...]:
 
 
 def tried(words: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run a command, and return what is wrong with how it went."""
     Path("/proc/self/clear_refs").write_text("5", "ascii")  # the peak of memory counts from now
     faulthandler.dump_traceback_later(_HANG_S)
     began_s = time.process_time()
@@ -90,13 +87,13 @@ def tried(words: tuple[str, ...]) -> list[dict[str, Any]]:
         found.append(
             {"what": f"{name}: takes over {MEMORY_MIB:g} MiB", "detail": f"{peak_mib:.0f}"}
         )
-    if bad := sorted(filter(commands_a_terminal, set(result.output))):
+    if bad := sorted(filter(is_control_character, set(result.output))):
         found.append({"what": f"{name}: prints what commands a terminal", "detail": ascii(bad)})
     return found
 
 
-def commands_a_terminal(character: str) -> bool:
-    """Tell whether a character may move, colour or turn text: controls, separators, direction.
+def is_control_character(character: str) -> bool:
+    """Return whether a character can move, colour or reverse text: controls, separators, direction.
 
     Source: Unicode's general categories and UAX 9; a mark of no width has the class BN.
     """

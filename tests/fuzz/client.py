@@ -1,4 +1,4 @@
-"""One client of the daemon: sends an input as it says, and reads what comes back."""
+"""One client of the daemon: sends an input and reads the response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from fuzz.request import Input
 
-# A complete request without an answer by then hangs.
+# A complete request without a response by then hangs.
 ANSWER_S: Final = 60.0
 _KEPT_BYTES: Final = 4 * 1024**2
 _LINE_MAX_BYTES: Final = 1024**2
@@ -20,7 +20,7 @@ _LINE_MAX_BYTES: Final = 1024**2
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """A response.
 
     Attributes:
         status: Of the first response that is not 1xx; None where there is none.
@@ -36,7 +36,6 @@ class Answer:
 
 
 async def send(address: tuple[str, int], what: Input) -> Answer:
-    """Do what an input says."""
     try:
         reader, writer = await asyncio.open_connection(*address, limit=_LINE_MAX_BYTES)
     except OSError as error:
@@ -107,5 +106,5 @@ def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
         own = writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
             own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    # What is not sent yet is of no use any more.
+    # The rest need not be sent any more.
     writer.transport.abort()

@@ -1,4 +1,4 @@
-"""2 000 connections without a key, on a daemon that may open 1 024 files, beside one with a key."""
+"""2 000 connections without a key, to a daemon that may open 1 024 files, beside one with a key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES_MAX: Final = 1024
 COUNT: Final = 2000
 _HOLD_S: Final = 6.0
 _ANSWERED_S: Final = 5.0
-# What each kind of silent client has sent.
+# What each kind of idle client has sent.
 _BEGINNINGS: Final = {
     "silent": b"",
     "half a header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
@@ -36,8 +36,7 @@ class Connections:
 
     Attributes:
         daemon: The daemon, not yet started; it may open few files.
-        count: How many silent clients.
-        findings: What was found.
+        count: How many idle clients.
     """
 
     daemon: Daemon
@@ -47,7 +46,7 @@ class Connections:
     _slowest_s: float = 0
 
     async def run(self) -> Report:
-        """Go through the kinds of silent clients: half a minute, whatever the limits are."""
+        """Try each kind of idle client: half a minute, whatever the limits are."""
         _raise_own_limit(self.count)
         self.daemon.start()
         observer = Observer(self.daemon, self._found, self.daemon.address)
@@ -67,7 +66,7 @@ class Connections:
         return Report("connections", len(_BEGINNINGS), figures)
 
     async def _crowd(self, kind: str, beginning: bytes, observer: Observer) -> None:
-        """Connect all silent clients; ask as one with a key while they come, stay and go."""
+        """Connect all idle clients; meanwhile send requests with a key."""
         crowd: list[asyncio.StreamWriter] = []
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(self._ask(kind, observer))
@@ -87,7 +86,7 @@ class Connections:
                 crowd.append(writer)
 
     async def _ask(self, kind: str, observer: Observer) -> None:
-        """Ask on a new connection each time; every answer must come, and soon."""
+        """Send requests on new connections; every response must arrive soon."""
         body = json.dumps({"model": "embed", "content": "hello"}).encode()
         own = (f"Authorization: Bearer {NEIGHBOUR_KEY}",)
         asked = Input("asking", (post("/tokenize", body, own),))
@@ -112,7 +111,6 @@ def _leave(crowd: Sequence[asyncio.StreamWriter]) -> None:
 
 
 def _raise_own_limit(count: int) -> None:
-    """Let this process open as many files as it has clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 500:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 500), hard))

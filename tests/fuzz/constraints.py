@@ -1,4 +1,4 @@
-"""Grammars, schemas and triggers that cost an engine more than they should, or break it."""
+"""Grammars, schemas and triggers that are expensive for an engine, or crash it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def grammar(random: Random) -> Members:
 
 
 def _doubled(count: int, form: str) -> str:
-    """Return rules of which each holds the next one twice."""
     rules = "\n".join(f"r{i} ::= " + form.format(f"r{i + 1}") for i in range(count))
     return f'root ::= "b" r0\n{rules}\nr{count} ::= "a" | ""'
 

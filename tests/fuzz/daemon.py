@@ -1,4 +1,4 @@
-"""The daemon that is attacked: a process of its own, with directories of its own."""
+"""The daemon under attack: its own process, in its own directories."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Daemon:
     """A daemon in the foreground, its stderr in a file.
 
     Attributes:
-        home: Where it keeps everything; short, because socket paths are.
-        files_max: Its limit of open files, soft and hard; None leaves it.
+        home: Its directories; a short path, because socket paths must be.
+        files_max: Its soft and hard limit of open files; None keeps ours.
     """
 
     home: Path
@@ -46,22 +46,18 @@ class Daemon:
         self.restore_files()
 
     def restore_files(self) -> None:
-        """Write settings and keys as they were at the start."""
         self.settings_file.write_text(self.settings, "utf-8")
         self.api_keys_file.write_text(KEYS, "utf-8")
 
     @property
     def settings_file(self) -> Path:
-        """Its settings."""
         return self.home / "config" / "corral.toml"
 
     @property
     def api_keys_file(self) -> Path:
-        """Its API keys."""
         return self.home / "config" / "keys.toml"
 
     def start(self) -> None:
-        """Start it, and return when its models are ready."""
         limit = self.files_max
         self.restore_files()
 
@@ -89,41 +85,35 @@ class Daemon:
 
     @property
     def log(self) -> Path:
-        """Everything it wrote to stdout and stderr."""
         return self.home / "daemon.stderr"
 
     def hang_up(self) -> None:
-        """Have it reload by SIGHUP."""
         if self._process and self.is_alive():
             self._process.send_signal(signal.SIGHUP)
 
     @property
     def pid(self) -> int:
-        """Its number."""
         assert self._process
         return self._process.pid
 
     @property
     def client(self) -> Client:
-        """Its control socket."""
         return Client(self.home / "run" / "control.sock")
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where its clients connect."""
         host, _, port = self.client.status()["url"].removeprefix("http://").rpartition(":")
         return host, int(port)
 
     def is_alive(self) -> bool:
-        """Tell whether it has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def exit_code(self) -> int | None:
-        """Return what it ended with; None while it lives."""
+        """Its exit code; None while it runs."""
         return self._process.poll() if self._process else None
 
     def news(self) -> Iterator[dict[str, Any] | str]:
-        """Yield what it has written since the last call: events, and texts between them."""
+        """Yield its output since the last call: events, and text between them."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             data = file.read()
@@ -132,7 +122,7 @@ class Daemon:
         yield from read_log(whole.decode("utf-8", "replace"))
 
     def settle(self, within_s: float = 60) -> str:
-        """Wait until no slot is busy; return what is still busy, or an empty text."""
+        """Wait until no slot is busy; return the slots that still are, as text."""
         until_s = time.monotonic() + within_s
         busy = "the daemon does not tell"
         while time.monotonic() < until_s and busy:
@@ -144,7 +134,7 @@ class Daemon:
         return busy
 
     def stop(self) -> int | None:
-        """Stop it as a user would; return its exit code."""
+        """Stop it with SIGTERM and return its exit code."""
         if self.is_alive():
             self.corral("stop")
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -155,12 +145,10 @@ class Daemon:
         return code
 
     def restart(self) -> None:
-        """Start it again after its death."""
         self.end()
         self.start()
 
     def end(self) -> None:
-        """Kill what is left of it."""
         if self._process and self.is_alive():
             self._process.kill()
             self._process.wait()
@@ -170,7 +158,7 @@ class Daemon:
 
 
 def read_log(text: str) -> Iterator[dict[str, Any] | str]:
-    """Yield the events of a log, and the texts between them: a traceback is one."""
+    """Yield the events of a log, and the text between them, such as a traceback."""
     between: list[str] = []
     for line in text.splitlines():
         if line.startswith("{"):

@@ -1,4 +1,4 @@
-"""Requests with odd header fields, and any method on any page."""
+"""Requests with odd header fields, and any method on any endpoint."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OWN_PAGES: Final = (
     ),
 )
 _TEXTS: Final = (*TEXTS[:8], *TEXTS[9:], "a" * 64, "a b", '"', "\xe9", "\udcff\udcfe")
-# Values that say something; any text besides them.
+# Meaningful values; others are random text.
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "X-Request-Id": (),
     "Origin": ("null", "https://evil.example", "http://localhost:3", "tauri://localhost"),
@@ -99,7 +99,6 @@ def _field(random: Random) -> str:
 
 
 def fields(random: Random) -> Input:
-    """Return a request with odd header fields to any page by any method."""
     chosen = tuple(_field(random) for _ in range(random.choice((1, 1, 2, 5, 40))))
     host = random.choice(
         ("localhost", "localhost", "127.0.0.1:80", "evil.example", "[::1]", "a b", "")
@@ -124,7 +123,6 @@ def fields(random: Random) -> Input:
 
 
 def pages(random: Random) -> Input:
-    """Return any method on any page, with a body that is right, empty or no JSON."""
     method = random.choice(_METHODS[:10])
     path = random.choice((*PAGES, *OWN_PAGES[:10]))
     content = random.choice((b"", b"{}", b"[]", b"null", b'{"model":"m"}', b"\xff", b'{"model":5}'))

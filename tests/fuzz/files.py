@@ -1,4 +1,4 @@
-"""Gives files to commands in child processes: settings, keys, profiles, GGUF."""
+"""Passes files to commands in child processes: settings, keys, profiles, GGUF."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fuzz.case import Case
 from fuzz.finding import Example, Findings, Limits, Report
 from fuzz.sample import ran
 
-# Over this by the clock on the wall, a case hangs; the limit of 2 s is counted in processor time.
+# After this wall time a case hangs; the limit of 2 s is processor time.
 _HANG_S: Final = 15.0
 _CASES_OF_A_CHILD: Final = 500
-# One input of so many is also read by a process of its own.
+# One input in so many is also read by a new process.
 _SAMPLE: Final = 25
 _TESTS: Final = Path(__file__).parent.parent
-# Settings that name the file which each input of a part is written to.
+# Settings that name the file to which each input of a part is written.
 _SETTINGS: Final = {
     "keyed.toml": '[proxy]\napi_keys_file = "keys.toml"\n',
     "profiled.toml": '[models.m]\npath = "tiny.gguf"\nprofile = "fuzzed"\n',
@@ -36,7 +36,6 @@ _SETTINGS: Final = {
 
 
 def run(part: str, seed: int, limits: Limits, findings: Findings, home: Path) -> Report:
-    """Try inputs of a part until time or number is used up."""
     corral = CorralCli(home)
     tiny_gguf.make(home / "tiny.gguf")
     for name, text in _SETTINGS.items():
@@ -73,7 +72,7 @@ def _tell(
 
 
 class Child:
-    """A process that tries inputs by number.
+    """A process that tests inputs by number.
 
     Attributes:
         is_lost: Whether it hangs or died.
@@ -95,36 +94,34 @@ class Child:
 
     @property
     def is_used_up(self) -> bool:
-        """Tell whether it hangs, or has tried so many that its memory says little any more."""
         return self.is_lost or self._count >= _CASES_OF_A_CHILD
 
     def tried(self, number: int) -> list[dict[str, Any]]:
-        """Return what is wrong with an input; that it hangs or died, too."""
+        """Return the problems of an input, including a hang or a crash."""
         self._count += 1
         line = self._asked(number)
         if not line:
             self.is_lost = True
             code = self._process.poll()
             how = "no answer" if code is None else f"exit code {code}"
-            told = self._errors.read_text("utf-8", errors="replace")[-3000:]
-            return [{"what": f"hangs or dies: {how}", "detail": told}]
+            stderr = self._errors.read_text("utf-8", errors="replace")[-3000:]
+            return [{"what": f"hangs or dies: {how}", "detail": stderr}]
         found: list[dict[str, Any]] = json.loads(line)
         return found
 
     def _asked(self, number: int) -> bytes:
-        """Return the line that a number is answered with; empty where there is none."""
+        """Return the line printed for a number; empty if there is none."""
         assert self._process.stdin
         assert self._process.stdout
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{number}\n".encode())
             self._process.stdin.flush()
-        # The first case pays for the imports, and for asking the engine what it can do.
+        # The first case includes the imports and the probe of the engine.
         queue_timeout_s = _HANG_S + (30 if self._count == 1 else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             return self._process.stdout.readline() if selector.select(queue_timeout_s) else b""
 
     def end(self) -> None:
-        """Kill it."""
         self._process.kill()
         self._process.communicate()

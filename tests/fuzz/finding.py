@@ -1,4 +1,4 @@
-"""What was found, told once for each cause, with the bytes that reproduce it."""
+"""Findings, reported once for each cause, with the bytes that reproduce them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _VARIABLE: Final = re.compile(r"req_\w+|0x[0-9a-f]+|\d{3}\d+|(?<=[.\[( ])\d+")
 
 @dataclass(frozen=True)
 class Example:
-    """An input beside its number.
+    """The bytes of an input.
 
     Attributes:
-        name: Of the file that it is written to.
-        data: The bytes.
-        how: How they were sent or read, in words.
+        name: The file to write it to.
+        how: How it was sent or read.
     """
 
     name: str
@@ -33,29 +32,28 @@ class Example:
 
 @dataclass
 class Findings:
-    """Everything that was found.
+    """All findings.
 
     Attributes:
-        directory: Where inputs are written to.
-        seed: Of the inputs.
-        counts: How often each cause was seen.
-        told: The first report of each cause.
+        directory: Where the inputs are stored.
+        counts: How often each cause occurred.
+        reports: The first report of each cause.
     """
 
     directory: Path
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
-    told: dict[str, str] = field(default_factory=dict)
+    reports: dict[str, str] = field(default_factory=dict)
 
     def add(self, part: str, what: str, detail: str, examples: Sequence[Example] = ()) -> None:
-        """Note a finding; the first few of each cause are written with their inputs."""
+        """Count a finding; store the inputs of the first few of each cause."""
         cause = f"{part}: {_VARIABLE.sub('…', what)}"
         self.counts[cause] += 1
         if self.counts[cause] > _EXAMPLES_MAX:
             return
         where = self._write(part, what, detail, examples)
         text = f"FOUND  {part}: {what}\n       {detail[-600:]}\n       inputs: {where}"
-        self.told.setdefault(cause, text)
+        self.reports.setdefault(cause, text)
         print(text, file=sys.stderr, flush=True)
 
     def _write(self, part: str, what: str, detail: str, examples: Sequence[Example]) -> Path:
@@ -73,13 +71,7 @@ class Findings:
 
 @dataclass
 class Limits:
-    """How long a part may go on.
-
-    Attributes:
-        seconds: From now.
-        inputs: At most so many.
-        first: The number of the first input.
-    """
+    """The time of a part from now, the number of its inputs, and the number of the first."""
 
     seconds: float
     inputs: int
@@ -88,31 +80,23 @@ class Limits:
     _next: int = field(init=False, default=0)
 
     def take(self) -> int | None:
-        """Return the number of the next input; None where time or number is used up."""
+        """Return the number of the next input; None at the end of the time or the inputs."""
         if self._next >= self.inputs or self.is_over():
             return None
         self._next += 1
         return self.first + self._next - 1
 
     def is_over(self) -> bool:
-        """Tell whether the time is used up."""
         return time.monotonic() - self.began_at_s > self.seconds
 
     @property
     def taken(self) -> int:
-        """Return how many inputs were taken."""
         return self._next
 
 
 @dataclass
 class Report:
-    """What a part did, for the table at the end.
-
-    Attributes:
-        part: Its name.
-        inputs: How many inputs it tried.
-        figures: What was measured, in words.
-    """
+    """A row of the final table: part, number of inputs, measurements as text."""
 
     part: str
     inputs: int

@@ -1,4 +1,4 @@
-"""HTTP whose framing is broken, or only nearly right."""
+"""HTTP with broken or almost correct framing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ _KEPT: Final = f"Authorization: Bearer {KEY}"
 
 
 def framing(random: Random) -> Input:
-    """Return broken framing, or a good request with changed bytes."""
     if random.random() < 0.5:
         good = _good(random)
         at = good.find(b"\r\n\r\n") + 4

@@ -1,8 +1,7 @@
-"""The time between two moments, less what a busy machine is to blame for.
+"""The time between two moments, without the time in which a busy machine gave no processor.
 
-Time in which the machine gave the daemon, its engine or this process no processor is not counted as
-theirs: Linux says how long a thread that could run waited for one. Source: proc(5),
-/proc/PID/schedstat, its second figure.
+Linux counts how long a runnable thread waited for a processor. Source: proc(5),
+/proc/PID/schedstat, second figure.
 """
 
 from __future__ import annotations
@@ -13,25 +12,22 @@ from pathlib import Path
 
 
 def _waited_s(pid: int | str) -> float:
-    """Return how long the first thread of a process has waited for a processor so far."""
     with contextlib.suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text("ascii").split()[1]) / 1e9
     return 0.0
 
 
 def _children(pid: int) -> list[str]:
-    """Return the processes that a process started: a daemon's engines."""
+    """Return the child processes: a daemon's engines."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
     return []
 
 
 class Gap:
-    """One gap, measured since it was made or begun again.
+    """One gap, measured since it was constructed or restarted.
 
-    Args:
-        pid: The daemon.
-        engines: Whether an engine has a part in it; the one that waited longest counts.
+    With `engines`, the wait of the engine that waited longest counts too.
     """
 
     def __init__(self, pid: int, *, engines: bool = False) -> None:
@@ -40,7 +36,6 @@ class Gap:
         self.restart()
 
     def restart(self) -> None:
-        """Measure from now on."""
         self.began_s = time.monotonic()
         self._own_s = self._ours_s()
         self._engines = self._engines_s()
@@ -52,7 +47,6 @@ class Gap:
         return {pid: _waited_s(pid) for pid in _children(self._pid)} if self._has_engines else {}
 
     def lengths_s(self) -> tuple[float, float]:
-        """Return the time on the wall, and what of it is not the machine's fault."""
         wall_s = time.monotonic() - self.began_s
         engines = self._engines_s()
         waits = (engines[pid] - before for pid, before in self._engines.items() if pid in engines)

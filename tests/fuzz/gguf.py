@@ -1,4 +1,4 @@
-"""GGUF headers with changes: counts, lengths, types, hyper-parameters, bytes.
+"""Mutated GGUF headers: counts, lengths, types, hyper-parameters, bytes.
 
 Source: docs/gguf.md of ggml.
 """
@@ -69,7 +69,6 @@ _TOKENS: Final = (
 
 
 def data(seed: int, number: int) -> bytes:
-    """Return the file of a number."""
     random = Random(f"{seed}/gguf/{number}")
     atoms = _header(random)
     places = [at for at, atom in enumerate(atoms) if isinstance(atom, Number)]
@@ -114,7 +113,6 @@ def _header(random: Random) -> list[Atom]:
 
 
 def case(seed: int, number: int) -> Case:
-    """Return the input of a number."""
     random = Random(f"{seed}/gguf/{number}/case")
     settings = random.choice(("model", "draft", "auto"))
     commands = (

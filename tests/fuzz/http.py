@@ -1,4 +1,4 @@
-"""Attacks a daemon by HTTP with many clients at once, and judges each answer."""
+"""Attacks a daemon over HTTP with many clients at once, and checks each response."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fuzz.verdict import wrong
 
 _CLIENTS: Final = 8
 _REMEMBERED: Final = 400
-# What a fault of the daemon may have been caused by ended at most so long before.
+# An input that ended at most so long before a fault may have caused it.
 _BEFORE_S: Final = 1.0
 
 
 @dataclass
 class Sent:
-    """An input that was sent, and what came of it."""
+    """An input that was sent, and its result."""
 
     number: int
     what: Input
@@ -36,21 +36,13 @@ class Sent:
     ending: str = "under way"
 
     def example(self) -> Example:
-        """Return it as a file of a finding."""
         timing = f"began {self.began_s:.2f}, ended {self.ended_s:.2f}, {self.ending}"
         return Example(f"{self.number}.http", self.what.data, f"{self.what.how}; {timing}")
 
 
 @dataclass
 class Http:
-    """One daemon, its clients, and what was found.
-
-    Attributes:
-        daemon: The daemon, not yet started.
-        seed: Of the inputs.
-        limits: How long it goes on.
-        findings: What was found.
-    """
+    """One daemon, not yet started, and its clients."""
 
     daemon: Daemon
     seed: int
@@ -60,7 +52,6 @@ class Http:
     _sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     async def run(self) -> Report:
-        """Attack until time or inputs are used up, then see that nothing is left of it."""
         self.daemon.start()
         observer = Observer(self.daemon, self._found, self.daemon.address)
         async with asyncio.TaskGroup() as tasks:
@@ -91,20 +82,18 @@ class Http:
         self.statuses[str(answer.status or answer.ending)] += 1
         took = f"input {sent.number}, {sent.ended_s - sent.began_s:.2f} s"
         for what in wrong(sent.what, answer):
-            told = answer.body[:600].decode("utf-8", "replace")
-            self.findings.add("http", what, f"{took}: {told}", [sent.example()])
+            detail = answer.body[:600].decode("utf-8", "replace")
+            self.findings.add("http", what, f"{took}: {detail}", [sent.example()])
 
     def _found(self, what: str, detail: str, from_s: float) -> None:
         self.findings.add("http", what, detail, list(self._suspects(from_s)))
 
     def _suspects(self, from_s: float) -> Iterator[Example]:
-        """Yield what was under way, or had just ended, at a moment."""
         for sent in reversed(self._sent):
             if sent.ended_s > from_s - _BEFORE_S:
                 yield sent.example()
 
     async def _check_end(self, observer: Observer) -> None:
-        """See that all slots are free, and each model answers."""
         await observer.up.wait()
         if busy := await asyncio.to_thread(self.daemon.settle):
             self._found("slots stay busy after all clients left", busy, time.monotonic())
@@ -114,5 +103,5 @@ class Http:
             asked = Input("last", (post("/completion", json.dumps(members).encode(), own),))
             answer = await send(observer.address, asked)
             if answer.status != 200:
-                told = f"{answer.status} {answer.body[:300]!r}"
-                self._found(f"{model} does not answer at the end", told, time.monotonic())
+                detail = f"{answer.status} {answer.body[:300]!r}"
+                self._found(f"{model} does not answer at the end", detail, time.monotonic())

@@ -1,4 +1,4 @@
-"""Files of API keys with changes."""
+"""Mutated files of API keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from fuzz.case import Case
 
 
 def text(seed: int, number: int) -> bytes:
-    """Return the file of a number."""
     random = Random(f"{seed}/keys/{number}")
     full: dict[str, Any] = {
         "max_in_flight": 2,
@@ -27,7 +26,6 @@ def text(seed: int, number: int) -> bytes:
 
 
 def case(seed: int, number: int) -> Case:
-    """Return the input of a number."""
     random = Random(f"{seed}/keys/{number}/case")
     named = ("--config", "{home}/keyed.toml")
     made_by = (

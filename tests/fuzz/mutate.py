@@ -1,4 +1,4 @@
-"""Seeded changes to bytes and to JSON values."""
+"""Seeded mutations of bytes and JSON values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARE_OF_DUPLICATES: Final = 0.03
 
 @dataclass(frozen=True)
 class Raw:
-    """Bytes that stand in JSON as they are, such as `NaN` or a lone surrogate."""
+    """Bytes that are inserted into JSON unchanged, such as `NaN` or a lone surrogate."""
 
     data: bytes
 
@@ -40,7 +40,7 @@ RAW: Final = tuple(
 
 
 def encode(value: Any, random: Random | None = None) -> bytes:
-    """Return JSON; with a source of randomness, some members of objects stand there twice."""
+    """Serialise to JSON; with a source of randomness, some members are duplicated."""
     if isinstance(value, Raw):
         return value.data
     if isinstance(value, dict):
@@ -56,12 +56,11 @@ def encode(value: Any, random: Random | None = None) -> bytes:
 
 
 def odd(random: Random) -> Any:
-    """Return a value that is seldom what is expected."""
     kinds: Sequence[Callable[[], Any]] = (
         lambda: random.choice(INTEGERS),
         lambda: random.choice(NUMBERS),
         lambda: random.choice(TEXTS),
-        # Most of these make the whole body no JSON.
+        # Most of these make the whole body invalid JSON.
         lambda: random.choice(RAW) if random.random() < 0.4 else random.choice(TEXTS),
         lambda: random.choice((None, True, False)),
         lambda: [odd(random) for _ in range(random.randrange(4))],
@@ -75,14 +74,12 @@ def odd(random: Random) -> Any:
 
 
 def nested(depth: int, kind: str) -> Raw:
-    """Return arrays or objects in each other."""
     if kind == "list":
         return Raw(b"[" * depth + b"]" * depth)
     return Raw(b'{"a":' * depth + b"0" + b"}" * depth)
 
 
 def changed(random: Random, value: Any) -> Any:
-    """Return a JSON value with one change at a random place."""
     if isinstance(value, dict) and value and random.random() < 0.85:
         return _changed_object(random, value)
     if isinstance(value, list) and value and random.random() < 0.75:
@@ -117,7 +114,6 @@ def _changed_list(random: Random, value: list[Any]) -> list[Any]:
 
 
 def changed_bytes(random: Random, data: bytes, tokens: Sequence[bytes] = BYTES) -> bytes:
-    """Return bytes with one to four changes at random places."""
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         data = _changed_once(random, data, tokens)
     return data

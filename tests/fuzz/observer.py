@@ -1,4 +1,4 @@
-"""What is seen of a daemon while it is attacked: its log, its process, and what `watch` tells."""
+"""Observes the daemon under attack: its log, its process, and the reports of `watch`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOP_S: Final = 1.0
 STREAM_S: Final = 2.0
 MEMORY_MIB: Final = 400.0
 DEATHS_MAX: Final = 20
-# The model whose file is changed while the daemon runs.
+# The model whose file is mutated while the daemon runs.
 FUZZED: Final = "fuzzed"
 
 _LIMITS: Final[Mapping[str, tuple[float, str]]] = {
@@ -34,18 +34,17 @@ _LOOK_S: Final = 0.25
 _TESTS: Final = Path(__file__).parent.parent
 
 Found = Callable[[str, str, float], None]
-"""Takes what was found, its details, and when it began by the monotonic clock."""
+"""Receives a finding, its details, and its monotonic start time."""
 
 
 @dataclass
 class Observer:
-    """Looks at a daemon until it is cancelled, and starts it again when it dies.
+    """Watches a running daemon until cancelled, and restarts it when it dies.
 
     Attributes:
-        daemon: The daemon, running.
-        found: Hears what is not as it should be.
-        address: Where the daemon listens; another after each death.
-        worst: The most that was measured of each kind.
+        found: Receives the findings.
+        address: Where the daemon listens; changes with each restart.
+        worst: The largest measurement of each kind.
         deaths: How often it died.
         up: Set while the daemon runs.
     """
@@ -58,7 +57,7 @@ class Observer:
     up: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Look; returns after too many deaths."""
+        """Watch; returns after too many deaths."""
         while self.deaths < DEATHS_MAX:
             self.address = await asyncio.to_thread(lambda: self.daemon.address)
             self.up.set()
@@ -90,23 +89,21 @@ class Observer:
     async def _hear(self, watch: asyncio.subprocess.Process) -> None:
         assert watch.stdout
         async for line in watch.stdout:
-            told = json.loads(line)
-            kind, value = told["kind"], told["value"]
+            message = json.loads(line)
+            kind, value = message["kind"], message["value"]
             self.worst[kind] = max(self.worst.get(kind, 0), value)
-            wall_s = told.get("wall_s", 0)
+            wall_s = message.get("wall_s", 0)
             self.worst[f"{kind} wall"] = max(self.worst.get(f"{kind} wall", 0), wall_s)
             limit, what = _LIMITS.get(kind, (float("inf"), ""))
             if value > limit:
-                self.found(what, json.dumps(told), told["from_s"])
+                self.found(what, json.dumps(message), message["from_s"])
 
     async def _follow(self) -> None:
-        """Read the daemon's log as it grows, for as long as the daemon lives."""
         while self.daemon.is_alive():
             await asyncio.sleep(_LOOK_S)
             self.read_log()
 
     def figures(self) -> dict[str, str]:
-        """Return the worst that was measured, in words."""
         worst = {kind: self.worst.get(kind, 0) for kind in _LIMITS}
         walls = {kind: self.worst.get(f"{kind} wall", 0) for kind in _LIMITS}
         return {
@@ -117,16 +114,14 @@ class Observer:
         }
 
     def read_log(self) -> None:
-        """Judge what the daemon has written since the last call."""
         for news in self.daemon.news():
             if isinstance(news, dict) and news.get("model") == FUZZED:
-                continue  # an engine that does not load a wrong file is no fault
+                continue  # it is no fault that an engine does not load an invalid file
             for what in wrong(news):
                 self.found(what, str(news), time.monotonic())
 
 
 def wrong(news: Mapping[str, Any] | str) -> list[str]:
-    """Return what is wrong by a line of the daemon's log."""
     if isinstance(news, str):
         last = news.rstrip().rpartition("\n")[2][:90]
         is_traceback = "Traceback (most recent call last)" in news

@@ -1,4 +1,4 @@
-"""Bodies that are large, compressed, or forms."""
+"""Large bodies, compressed bodies, and forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK: Final = 65_536
 
 @functools.lru_cache(maxsize=32)
 def _bomb(piece: bytes, size: int, container: int) -> bytes:
-    """Return `{"prompt":[…` of so many bytes, compressed; 31 gzip, 15 zlib, -15 raw deflate."""
+    """Compress `{"prompt":[…` of this size; `wbits` 31 is gzip, 15 zlib, -15 raw deflate."""
     packer = zlib.compressobj(9, zlib.DEFLATED, container)
     packed = [packer.compress(b'{"model":"m","prompt":[')]
     block = piece * (_BLOCK // len(piece))
@@ -29,11 +29,11 @@ def _bomb(piece: bytes, size: int, container: int) -> bytes:
 
 
 def _gzip(data: bytes) -> bytes:
-    return gzip.compress(data, mtime=0)  # the time would be another in each run
+    return gzip.compress(data, mtime=0)  # the time differs in each run
 
 
 def compressed(random: Random) -> Input:
-    """Return a body with Content-Encoding: small, large, broken, or not what it says."""
+    """A body with Content-Encoding: small, large, broken, or of another encoding."""
     path = random.choice(PAGES)
     small = encode(body(random, path))
     makers: Sequence[Callable[[], tuple[str, bytes]]] = (
@@ -60,7 +60,7 @@ def compressed(random: Random) -> Input:
 
 
 def large(random: Random) -> Input:
-    """Return a large body: arrays, text, nesting, spaces, many members."""
+    """A large body: arrays, text, nesting, spaces, many members."""
     path = random.choice(PAGES)
     size = random.choice((100_000, _MIB, 3 * _MIB, 15 * _MIB, 17 * _MIB))
     makers: Sequence[Callable[[], bytes]] = (
@@ -97,7 +97,6 @@ _DISPOSITIONS: Final = (
 
 
 def forms(random: Random) -> Input:
-    """Return a multipart body, right or not, to the page of sounds or to any other."""
     boundary = random.choice(("b", "b", "b", "x" * 70, "x" * 200, "a b", ""))
     makers: Sequence[Callable[[], bytes]] = (
         lambda: _parts(random, boundary),

@@ -1,4 +1,4 @@
-"""The parts of the fuzzer, and how much of the time each gets."""
+"""The parts of the fuzzer, and the share of the time that each gets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ _Run = Callable[[int, Limits, Findings, Path], Report]
 
 @dataclass(frozen=True)
 class Part:
-    """One part.
-
-    Attributes:
-        run: Takes the seed, the limits, where findings go, and a directory of its own.
-        share: Of the time, relative to the others.
-    """
+    """One part, and its share of the time relative to the others."""
 
     run: _Run
     share: float
@@ -75,7 +70,6 @@ PARTS: Final[Mapping[str, Part]] = {
 def run(
     part: str, seed: int, seconds: float, inputs: int, first: int, findings: Findings
 ) -> Report:
-    """Run a part in a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="c") as directory:
         limits = Limits(seconds, inputs, first)
         return PARTS[part].run(seed, limits, findings, Path(directory))

@@ -1,4 +1,4 @@
-"""Members that are well-formed and cost an engine, or the daemon, more than they should."""
+"""Well-formed members that are too expensive for an engine or the daemon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ _NUMBER_MEMBERS: Final = (
 
 
 def poison(random: Random) -> Input:
-    """Return a request that is valid but for one or two members."""
     path = random.choice(GENERATING)
     members = body(random, path)
     for _ in range(random.choice((1, 1, 2))):

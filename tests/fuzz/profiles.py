@@ -1,4 +1,4 @@
-"""Profiles with changes."""
+"""Mutated profiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from fuzz.case import Case
 
 
 def text(seed: int, number: int) -> bytes:
-    """Return the file of a number."""
     random = Random(f"{seed}/profiles/{number}")
     full: dict[str, Any] = {
         "parallel": 2,
@@ -30,7 +29,6 @@ def text(seed: int, number: int) -> bytes:
 
 
 def case(seed: int, number: int) -> Case:
-    """Return the input of a number."""
     random = Random(f"{seed}/profiles/{number}/case")
     commands: list[tuple[str, ...]] = [
         ("profile", "check", "fuzzed"),

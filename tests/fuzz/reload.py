@@ -1,4 +1,4 @@
-"""Gives a running daemon changed settings, keys and models, while it is looked at from outside."""
+"""Gives a running daemon mutated settings, keys and models, under observation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ _SETTLE_S: Final = 0.1
 
 @dataclass
 class Reload:
-    """One daemon whose files change.
-
-    Attributes:
-        daemon: The daemon, not yet started.
-        seed: Of the inputs.
-        limits: How long it goes on.
-        findings: What was found.
-    """
+    """One daemon, not yet started, whose files change."""
 
     daemon: Daemon
     seed: int
@@ -42,7 +35,6 @@ class Reload:
     _last: list[Example] = field(default_factory=list)
 
     async def run(self) -> Report:
-        """Change files until time or inputs are used up."""
         self.daemon.start()
         observer = Observer(self.daemon, self._found, self.daemon.address)
         async with asyncio.TaskGroup() as tasks:
@@ -66,12 +58,12 @@ class Reload:
         await asyncio.sleep(_SETTLE_S)
         asked = Input("after", (head("GET", "/v1/models", (f"Authorization: Bearer {KEY}",)),))
         answer = await send(observer.address, asked)
-        # A keys file that was wrong is looked at again within a second.
+        # An invalid keys file is read again within a second.
         if answer.status not in {200, 401, 503} and self.daemon.is_alive():
             self._found(f"{answer.status} ({answer.ending}) afterwards", "", time.monotonic())
 
     async def _settings(self, number: int, random: Random, _address: Address) -> None:
-        """Write settings; what is right in them may fill the machine, so is only tried."""
+        """Write settings; valid ones could fill the machine, so they are only checked."""
         data = settings.text(self.seed, number)
         self._note(f"{number}.toml", data)
         self.daemon.settings_file.write_bytes(data)
@@ -92,7 +84,7 @@ class Reload:
                 self._found(f"{answer.status} with a changed keys file", "", time.monotonic())
 
     async def _model(self, number: int, random: Random, address: Address) -> None:
-        """Add a model whose file is changed; ask for it, then take it out again."""
+        """Add a model with a mutated file, request it, and remove it."""
         path = self.daemon.home / f"{number}.gguf"
         data = gguf.data(self.seed, number)
         path.write_bytes(data)
@@ -113,11 +105,11 @@ class Reload:
         path.unlink()
 
     async def _reload(self, *, dry_run: bool) -> bool:
-        """Ask the daemon to reload; return whether it could use the settings."""
+        """Reload; return whether the settings were valid."""
         try:
             await asyncio.to_thread(lambda: list(self.daemon.client.reload(dry_run=dry_run)))
         except CorralError as error:
-            if "under way" in error.message and self.daemon.is_alive():  # that of SIGHUP
+            if "already running" in error.message and self.daemon.is_alive():  # that of SIGHUP
                 await asyncio.sleep(_SETTLE_S)
                 return await self._reload(dry_run=dry_run)
             if not self.daemon.is_alive() or error.exit_code != 78:

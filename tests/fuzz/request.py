@@ -1,4 +1,4 @@
-"""An input to the HTTP part: bytes, and how they are sent."""
+"""An input to the HTTP part: bytes, and how to send them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-# Written to the keys file of the daemon that is attacked.
+# Written to the keys file of the daemon under attack.
 KEY: Final = "fuzz-key-for-all-models"
 LIMITED_KEY: Final = "fuzz-key-for-one-model"
 NEIGHBOUR_KEY: Final = "key-of-another-client"
@@ -23,15 +23,14 @@ _CREDENTIALS: Final = (
 
 @dataclass(frozen=True)
 class Input:
-    """What one client does.
+    """The actions of one client.
 
     Attributes:
-        kind: A word for the table.
-        pieces: The bytes, in the order they are sent.
-        pause_s: Between two pieces.
-        leave_after_s: The client closes so long after its last byte; None reads to the end.
-        is_reset: Whether it leaves by RST.
-        is_whole: Whether this is HTTP that must be answered.
+        kind: For the table.
+        pieces: The bytes to send, with `pause_s` between them.
+        leave_after_s: Close this long after the last byte; None reads to the end.
+        is_reset: Close with RST.
+        is_whole: It is complete HTTP, which must get a response.
     """
 
     kind: str
@@ -43,23 +42,19 @@ class Input:
 
     @property
     def data(self) -> bytes:
-        """All bytes."""
         return b"".join(self.pieces)
 
     @property
     def is_head(self) -> bool:
-        """Whether the answer has no body."""
         return self.pieces[0].startswith(b"HEAD ")
 
     @property
     def target(self) -> str:
-        """Method and path, for the name of a finding."""
         words = self.pieces[0][:200].partition(b"\r\n")[0].split(b" ")
         return b" ".join(words[:2]).partition(b"?")[0].decode("ascii", "backslashreplace")[:60]
 
     @property
     def how(self) -> str:
-        """How it is sent, in words."""
         words = [self.kind, f"{len(self.pieces)} pieces {self.pause_s:g} s apart"]
         if self.leave_after_s is not None:
             words.append(f"leaves after {self.leave_after_s:.2f} s")
@@ -67,14 +62,13 @@ class Input:
 
 
 def credentials(random: Random) -> tuple[str, ...]:
-    """Return header fields that say who asks: mostly with a key that may do everything."""
+    """Credentials: mostly a key without limits."""
     return random.choice(_CREDENTIALS)
 
 
 def head(
     method: str, target: str, fields: tuple[str, ...] = (), *, host: str = "localhost"
 ) -> bytes:
-    """Return a header, with its last empty line."""
     lines = (f"{method} {target} HTTP/1.1", f"Host: {host}", "Connection: close", *fields)
     return "\r\n".join((*lines, "", "")).encode("utf-8", "surrogateescape")
 
@@ -82,6 +76,5 @@ def head(
 def post(
     path: str, body: bytes, fields: tuple[str, ...] = (), kind: str = "application/json"
 ) -> bytes:
-    """Return a POST whose length is right."""
     length = (f"Content-Length: {len(body)}", f"Content-Type: {kind}")
     return head("POST", path, (*length, *fields)) + body

@@ -1,4 +1,4 @@
-"""A command as a process of its own, as a person runs it."""
+"""A command in its own process, as a user runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS: Final = 2.0
 MEMORY_MIB: Final = 200.0
 _HANG_S: Final = 30.0
 # Runs a command with its output in a file; prints exit code, processor time and memory in KiB. A
-# small process in between, for what Linux calls the peak of a process begins with its parent's.
+# small process in between is needed: the memory peak of a process starts with its parent's.
 _LAUNCH: Final = """
 import os, sys
 output, *words = sys.argv[1:]
@@ -29,7 +29,6 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 
 
 def ran(corral: CorralCli, words: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run a command, and return what is wrong with how it went."""
     output = corral.root / "sample.output"
     name = " ".join(words[:2])
     taken = _launched(corral, output, corral.argv(*words))
@@ -51,7 +50,7 @@ def ran(corral: CorralCli, words: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _launched(corral: CorralCli, output: Path, argv: list[str]) -> tuple[int, float, float] | None:
-    """Return exit code, seconds of processor time and MiB of a command; None where it hangs."""
+    """Return exit code, seconds of processor time and MiB of a command; None if it hangs."""
     launcher = subprocess.Popen(
         [sys.executable, "-S", "-c", _LAUNCH, str(output), *argv],
         env=corral.env,
@@ -60,12 +59,12 @@ def _launched(corral: CorralCli, output: Path, argv: list[str]) -> tuple[int, fl
         start_new_session=True,
     )
     try:
-        told, _ = launcher.communicate(timeout=_HANG_S)
+        printed, _ = launcher.communicate(timeout=_HANG_S)
     except subprocess.TimeoutExpired:
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.communicate()
         return None
-    code, took_s, peak_kib = told.split()
+    code, took_s, peak_kib = printed.split()
     return int(code), float(took_s), int(peak_kib) / 1024
 
 

@@ -1,4 +1,4 @@
-"""The settings and keys of the daemon that is attacked."""
+"""Settings and keys of the daemon under attack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings files with changes, read by the commands that read settings."""
+"""Mutated settings files, for the commands that read settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ _FLAGS: Final = (
 
 
 def tables(random: Random) -> dict[str, dict[str, Any]]:
-    """Return settings that are right, with a random part of all there is to set."""
     made: dict[str, dict[str, Any]] = {
         "": {},
         "proxy": {"listen": "127.0.0.1:0", **_some(random, ProxySettings)},
@@ -72,7 +71,7 @@ def tables(random: Random) -> dict[str, dict[str, Any]]:
 
 
 def _some(random: Random, table: type[BaseModel]) -> dict[str, Any]:
-    """Return some keys of a table with their defaults; one that has none gets a number."""
+    """Return some keys of a table with their defaults, or a number without one."""
     found = {}
     for name, field in table.model_fields.items():
         default = field.default
@@ -82,13 +81,11 @@ def _some(random: Random, table: type[BaseModel]) -> dict[str, Any]:
 
 
 def text(seed: int, number: int) -> bytes:
-    """Return the settings file of a number."""
     random = Random(f"{seed}/settings/{number}")
     return toml.changed(random, tables(random))
 
 
 def case(seed: int, number: int) -> Case:
-    """Return the input of a number."""
     random = Random(f"{seed}/settings/{number}/case")
     path = f"s{number}.toml"
     named = ("--config", f"{{home}}/{path}")

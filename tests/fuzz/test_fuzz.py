@@ -1,4 +1,4 @@
-"""A short run of scripts/fuzz, and what its own judgement rests on."""
+"""A short run of scripts/fuzz, and tests of its own checks."""
 
 import importlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fuzz import finding, observer, parts, verdict
 from fuzz.attacks import attack
-from fuzz.child import commands_a_terminal
+from fuzz.child import is_control_character
 from fuzz.client import Answer
 from fuzz.daemon import read_log
 from fuzz.request import KEY, Input, post
@@ -26,17 +26,17 @@ def test_the_same_seed_gives_the_same_files(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["settings", "keys", "profiles", "gguf"])
-def test_nothing_is_found_in_some_files(part: str, tmp_path: Path) -> None:
+def test_some_files_cause_no_finding(part: str, tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
     report = parts.run(part, 1, 150, 6, 0, findings)
-    assert not findings.told
+    assert not findings.reports
     assert report.inputs == 6
 
 
-def test_nothing_is_found_by_some_requests(tmp_path: Path) -> None:
+def test_some_requests_cause_no_finding(tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
     report = parts.run("http", 1, 60, 40, 0, findings)
-    assert not findings.told
+    assert not findings.reports
     assert report.inputs == 40
     assert report.figures["deaths of the daemon"] == "0"
 
@@ -51,7 +51,7 @@ ASKED = Input("members", (post("/v1/chat/completions", b"{}", (f"X-Api-Key: {KEY
         (Answer(502, {}, b"", "complete"), "502"),
         (Answer(503, {}, b"", "complete"), "without Retry-After"),
         (Answer(400, {"content-type": "text/plain"}, b"no", "complete"), "no error in JSON"),
-        (Answer(200, {"content-type": "application/json"}, b"{", "complete"), "no JSON"),
+        (Answer(200, {"content-type": "application/json"}, b"{", "complete"), "not JSON"),
         (Answer(None, {}, b"", "timeout"), "no answer"),
         (Answer(200, {}, b"", "closed"), "does not end well"),
         (
@@ -63,11 +63,11 @@ ASKED = Input("members", (post("/v1/chat/completions", b"{}", (f"X-Api-Key: {KEY
         ),
     ],
 )
-def test_a_bad_answer_is_found(answer: Answer, words: str) -> None:
+def test_a_bad_response_is_a_finding(answer: Answer, words: str) -> None:
     assert words in "; ".join(verdict.wrong(ASKED, answer))
 
 
-def test_a_good_refusal_is_no_finding() -> None:
+def test_a_correct_rejection_is_no_finding() -> None:
     body = b'{"error":{"message":"m","type":"t","code":"c"}}'
     answer = Answer(400, {"content-type": "application/json"}, body, "complete")
     assert not list(verdict.wrong(ASKED, answer))
@@ -84,17 +84,17 @@ def test_a_good_refusal_is_no_finding() -> None:
         {"event": "request.rejected", "status": 500, "reason": "w"},
     ],
 )
-def test_a_bad_line_of_the_log_is_found(line: dict[str, object] | str) -> None:
+def test_a_bad_log_line_is_a_finding(line: dict[str, object] | str) -> None:
     assert observer.wrong(line)
 
 
 @pytest.mark.parametrize("character", ["\x1b", "\x00", "\x9b", "\u202e", "\u2028"])
-def test_what_commands_a_terminal_is_found(character: str) -> None:
-    assert commands_a_terminal(character)
-    assert not any(map(commands_a_terminal, "\n\ta\u0130\U0001f999\ufeff"))
+def test_a_control_character_is_a_finding(character: str) -> None:
+    assert is_control_character(character)
+    assert not any(map(is_control_character, "\n\ta\u0130\U0001f999\ufeff"))
 
 
-def test_a_traceback_is_one_text_of_a_log() -> None:
+def test_a_traceback_is_one_text_of_the_log() -> None:
     lines = [
         '{"event": "a"}',
         "it failed",

@@ -1,4 +1,4 @@
-"""Seeded TOML: tables, with changes to their values and to their text."""
+"""Seeded TOML: tables with mutated values and mutated text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ _DEPTHS: Final = (10, 300, 100_000)
 
 
 def odd(random: Random) -> Any:
-    """Return a value that is seldom what is expected, for `dump`."""
     depth = random.choice(_DEPTHS)
     kinds: Sequence[Callable[[], Any]] = (
         lambda: random.choice(INTEGERS),
@@ -59,12 +58,7 @@ def odd(random: Random) -> Any:
 
 
 def changed(random: Random, tables: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return the text of tables with some changes.
-
-    Args:
-        random: Decides.
-        tables: Name of each table → keys → values; the name "" is the head of the file.
-    """
+    """Return the text of mutated tables: name → keys → values; the name "" is the top level."""
     made = {name: dict(table) for name, table in tables.items()}
     for _ in range(random.choice((0, 1, 1, 1, 2, 4))):
         _change(random, made)
@@ -94,7 +88,7 @@ def _change(random: Random, tables: dict[str, dict[str, Any]]) -> None:
 
 
 def dump(tables: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return the text of tables; names with dots that are keys are for the caller to quote."""
+    """Return the text of tables; the caller quotes keys that contain dots."""
     parts = []
     for name, table in sorted(tables.items(), key=lambda one: one[0] != ""):
         head = [f"[{_table_name(name)}]".encode()] if name else []
@@ -109,7 +103,6 @@ def _table_name(name: str) -> str:
 
 
 def value(one: Any) -> bytes:
-    """Return a value as TOML writes it."""
     if isinstance(one, Raw):
         return one.data
     if isinstance(one, dict):

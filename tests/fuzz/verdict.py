@@ -1,4 +1,4 @@
-"""What an answer may be, whatever was asked."""
+"""Rules that every response must follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _ANTHROPIC: Final = "/v1/messages"
 
 
 def wrong(what: Input, answer: Answer) -> Iterator[str]:
-    """Yield what is wrong with an answer, as short texts without numbers of its own."""
     status = answer.status
     if status is None:
         if what.is_whole and answer.ending in {"closed", "timeout"}:
@@ -26,7 +25,7 @@ def wrong(what: Input, answer: Answer) -> Iterator[str]:
         return
     if status in {500, 502, 504}:
         yield f"{status} {message(answer.body)} to {what.target}"
-    # A look at a model that is not loaded is not worth another: proxy/DESIGN.md, what fails.
+    # Reading about a model that is not loaded is not retried: proxy/DESIGN.md, what fails.
     is_final = b'"not_loaded"' in answer.body
     if status == 503 and "retry-after" not in answer.headers and not is_final:
         yield f"503 without Retry-After, {message(answer.body)} to {what.target}"
@@ -40,7 +39,7 @@ def _badly_shaped(what: Input, answer: Answer) -> Iterator[str]:
         if not kind.startswith("application/json") or not is_error(what, answer.body):
             yield f"{answer.status} whose body is no error in JSON, to {what.target}"
     elif kind.startswith("application/json") and _json(answer.body) is None:
-        yield f"{answer.status} whose body is no JSON, to {what.target}"
+        yield f"{answer.status} whose body is not JSON, to {what.target}"
     elif kind.startswith("text/event-stream"):
         yield from _bad_events(what, answer.body)
 
@@ -53,18 +52,17 @@ def _bad_events(what: Input, body: bytes) -> Iterator[str]:
         event = _json(data)
         # Build 10434 streams a null between the answers to several prompts.
         if event is None and data != b"null":
-            yield f"an event that is no JSON, to {what.target}"
+            yield f"an event that is not JSON, to {what.target}"
             return
         code = (event.get("error") or {}).get("code") if isinstance(event, dict) else None
         if code == 500 and upstream_errors.reclassified(500, data)[0] == 400:
-            continue  # the engine's own word in its own stream for what the client did wrong
+            continue  # the engine's own error event for a client error
         if code in {500, 502, 504, "internal_error", "upstream_failed", "upstream_timeout"}:
             yield f"an error event {message(data)} to {what.target}"
             return
 
 
 def is_error(what: Input, body: bytes) -> bool:
-    """Tell whether a body has the shape of an error that the page's clients know."""
     content = _json(body)
     error = content.get("error") if isinstance(content, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
@@ -77,7 +75,6 @@ def is_error(what: Input, body: bytes) -> bool:
 
 
 def message(body: bytes) -> str:
-    """Return what an error says, cut short."""
     content = _json(body)
     error = content.get("error") if isinstance(content, dict) else None
     if isinstance(error, dict):

@@ -1,7 +1,7 @@
-"""Looks at a daemon from a process of its own: its event loop, its memory, a stream beside it.
+"""Watches a daemon from another process: its event loop, its memory, a stream beside it.
 
 Prints one JSON object a line: {"kind": "loop" | "memory" | "stream", "from_s", "to_s", "value", …}.
-Times are of the monotonic clock, which all processes share.
+Times are monotonic, a clock that all processes share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _PATIENCE_S: Final = 120.0
 
 
 def main() -> None:
-    """Look until the daemon or the parent is gone."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("host", "port", "pid", "key"):
         parser.add_argument(name)
@@ -49,15 +48,13 @@ def _tell(kind: str, began_s: float, value: float, **more: Any) -> None:
     )
 
 
-def _told(kind: str, gap: Gap, **more: Any) -> None:
-    """Tell how long a gap was, and measure the next."""
+def _report(kind: str, gap: Gap, **more: Any) -> None:
     wall_s, own_s = gap.lengths_s()
     _tell(kind, gap.began_s, own_s, wall_s=wall_s, **more)
     gap.restart()
 
 
 async def _probe(address: tuple[str, int], pid: int) -> None:
-    """Ask /health on a kept connection each 100 ms."""
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -67,7 +64,7 @@ async def _probe(address: tuple[str, int], pid: int) -> None:
                 writer.write(request)
                 async with asyncio.timeout(_PATIENCE_S):
                     await _skip_answer(reader)
-                _told("loop", gap)
+                _report("loop", gap)
                 await asyncio.sleep(_PROBE_S)
         await asyncio.sleep(_PROBE_S)
 
@@ -79,7 +76,6 @@ async def _skip_answer(reader: asyncio.StreamReader) -> None:
 
 
 async def _memory(pid: int) -> None:
-    """Tell each new peak of the memory that is resident, in MiB."""
     peak = 0
     while True:
         began_s = time.monotonic()
@@ -101,7 +97,6 @@ async def _streams(address: tuple[str, int], pid: int, key: str) -> None:
 
 
 async def _stream(address: tuple[str, int], pid: int, key: str) -> None:
-    """Read one answer as it comes, and see that each letter follows the one before."""
     members = {"model": "m", "stream": True, "max_tokens": _STREAM_TOKENS, "temperature": 0}
     body = json.dumps({**members, "messages": [{"role": "user", "content": "hello"}]}).encode()
     head = (
@@ -121,19 +116,19 @@ async def _stream(address: tuple[str, int], pid: int, key: str) -> None:
 
 
 async def _follow(reader: asyncio.StreamReader, pid: int) -> None:
-    """Read a stream to its end; it runs from its first text on."""
+    """Read a stream to its end; it counts from its first text."""
     gap, last = Gap(pid, engines=True), ""
     async for line in reader:
         if line.strip() == b"data: [DONE]":
             return
         if reason := _error(line):
-            _told("stream", gap)
+            _report("stream", gap)
             _tell("broken", gap.began_s, 0, reason=reason)
             return
         if not (text := _text(line)):
             continue
         if last:
-            _told("stream", gap)
+            _report("stream", gap)
         gap.restart()
         if wrong := _disorder(last + text):
             _tell("wrong", gap.began_s, 0, reason=wrong)
@@ -157,7 +152,7 @@ def _text(line: bytes) -> str:
 
 
 def _disorder(text: str) -> str:
-    """Return where a letter does not follow the one before: the model says the alphabet."""
+    """Return where a letter does not follow the one before: the model repeats the alphabet."""
     for before, after in itertools.pairwise(text):
         if after != _ALPHABET[(_ALPHABET.find(before) + 1) % 26]:
             return f"{after!r} follows {before!r}"
