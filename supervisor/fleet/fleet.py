@@ -266,7 +266,7 @@ class Fleet:
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)
-        self._traffic.admit(upstream, replica.restored_slots(snapshot.run))
+        self._traffic.admit(upstream, replica.slots.restored_slots(snapshot.run))
 
     def _fingerprints(self, name: str, slots: Sequence[SlotState]) -> dict[int, str]:
         found = self._traffic.conversation_fingerprints(name, slots)

@@ -8,9 +8,8 @@ Model names have no tilde, so sockets and logs named after instances never clash
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
-from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.upstream.upstream import Upstream
 from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
@@ -72,13 +71,6 @@ class Replica:
             can_name_slots=plan is not None and plan.has_own_slots,
             tells_its_end=True,
         )
-
-    def restored_slots(self, run: int) -> Iterator[RestoredSlot]:
-        """Yield all slots at the start of a run, for the proxy's prefix index."""
-        for one in self.slots.restored_slots(run):
-            tokens = one.kept.tokens if one.kept else 0
-            encoded = one.kept.fingerprint if one.kept else ""
-            yield RestoredSlot(one.id_slot, one.task, tokens, decode_fingerprint(encoded))
 
 
 class Model:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
 from supervisor.errors import AccessDenied
@@ -19,7 +20,7 @@ from supervisor.events import Emit
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.manifest import cache_key
-from supervisor.slot_store.restore import RestoredSlot, restore
+from supervisor.slot_store.restore import restore
 from supervisor.slot_store.save import save
 from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.task import Fingerprints, ReplicaRef, SlotTask, SlotTransfer
@@ -75,11 +76,11 @@ class SlotManager:
         restored for this model and build any more. One token from the cache is enough: a template
         that writes the date makes another prompt from there on, on another day.
         """
-        manifest = next((one.kept for one in self._restored if one.id_slot == id_slot), None)
         task = self._task(self._run)
-        if manifest is None or task is None:
+        if task is None:
             return
-        expected = min(manifest.tokens, timings.cached_tokens + timings.prompt_tokens)
+        restored = next((one.tokens for one in self._restored if one.id_slot == id_slot), 0)
+        expected = min(restored, timings.cached_tokens + timings.prompt_tokens)
         if timings.cached_tokens == 0 and expected >= task.budget.tokens_min:
             task.emit("slots.restore_unused", expected=expected, cached=0)
             task.store.ineffective.add(task.owner.model, task.key)

@@ -12,14 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.flags.plan import Plan
 from supervisor.host.files import is_regular
-from supervisor.slot_store.slot_file import SlotFileHeader
 
 FORMAT: Final = 3
-# The fingerprint of a prompt of half a million bytes has some 90,000 characters.
-_FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
 
 # Options that do not change the contents of a cache. All others must be equal, also unknown ones of
 # later builds: a discarded cache costs seconds, a wrong one makes wrong text.
@@ -86,38 +82,6 @@ class Manifest:
     fingerprint: str
     saved_at: datetime
     used_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class SlotOrigin:
-    """The fields of a manifest that are known before the file is written."""
-
-    model: str
-    replica: int
-    identity: CacheKey
-    ctx_slot: int
-    fingerprint: str
-    saved_at: datetime
-    used_at: datetime
-
-    def manifest(
-        self, name: str, written: SlotFileInfo, header: SlotFileHeader, sha256: str
-    ) -> Manifest:
-        is_short = len(self.fingerprint) <= _FINGERPRINT_MAX_CHARACTERS
-        return Manifest(
-            name=name,
-            model=self.model,
-            replica=self.replica,
-            identity=self.identity,
-            size_bytes=written.size_bytes,
-            sha256=sha256,
-            tokens=written.tokens,
-            tokens_sha256=header.digest,
-            ctx_slot=self.ctx_slot,
-            fingerprint=self.fingerprint if is_short else "",
-            saved_at=self.saved_at,
-            used_at=self.used_at,
-        )
 
 
 def cache_key(plan: Plan) -> CacheKey:

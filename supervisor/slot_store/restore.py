@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
@@ -17,20 +17,6 @@ from supervisor.slot_store.policy import fill_order, to_restore, uses_prompt_sim
 from supervisor.slot_store.quarantine import QuarantinedFile
 from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.task import SlotTask, SlotTransfer
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredSlot:
-    """A slot at the start of a run.
-
-    Attributes:
-        task: Its latest task; -1 for none.
-        kept: What it was restored from; None if it is empty.
-    """
-
-    id_slot: int
-    task: int = -1
-    kept: Manifest | None = None
 
 
 async def restore(
@@ -80,9 +66,11 @@ def needs_refresh(plan: Plan) -> bool:
 
 
 def restored_slot(slot: SlotState, filled: Mapping[int, Manifest]) -> RestoredSlot:
-    kept = filled.get(slot.id_slot)
-    is_there = kept is not None and slot.tokens in {kept.tokens, 0}  # 0: not reported
-    return RestoredSlot(slot.id_slot, slot.task, kept if is_there else None)
+    manifest = filled.get(slot.id_slot)
+    if manifest is None or slot.tokens not in {manifest.tokens, 0}:  # 0: not reported
+        return RestoredSlot(slot.id_slot, slot.task)
+    fingerprint = decode_fingerprint(manifest.fingerprint)
+    return RestoredSlot(slot.id_slot, slot.task, manifest.tokens, fingerprint)
 
 
 def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:

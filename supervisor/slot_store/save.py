@@ -12,7 +12,7 @@ from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.gguf.metadata import Gguf
-from supervisor.slot_store.manifest import Manifest, SlotOrigin
+from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import worth_saving
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
@@ -20,6 +20,8 @@ from supervisor.slot_store.task import SlotTask, SlotTransfer
 _RESERVE_BYTES: Final = 256 * 1024**2
 # The size of a token in a file beside its keys and values, generously.
 _TOKEN_EXTRA_BYTES: Final = 64
+# The fingerprint of a prompt of half a million bytes has some 90,000 characters.
+_FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
 
 
 async def save(
@@ -45,8 +47,8 @@ async def save(
     fingerprints, now = task.fingerprints(found), datetime.now(tz=UTC)
     for rank, slot in enumerate(_worth_saving(task, found, saved_tasks)):
         used_at = now - timedelta(milliseconds=rank)
-        origin = _origin(task, slot, fingerprints.get(slot.id_slot, ""), used_at)
-        if manifest := await _save_one(task, client, slot, origin):
+        fingerprint = fingerprints.get(slot.id_slot, "")
+        if manifest := await _save_one(task, client, slot, fingerprint, used_at):
             transfer.add(manifest)
         saved_tasks[slot.id_slot] = slot.task
 
@@ -66,7 +68,7 @@ def _token_bytes(gguf: Gguf) -> int:
 
 
 async def _save_one(
-    task: SlotTask, client: EngineClient, slot: SlotState, origin: SlotOrigin
+    task: SlotTask, client: EngineClient, slot: SlotState, fingerprint: str, used_at: datetime
 ) -> Manifest | None:
     """Save one slot; None if it is redundant or the engine refused."""
     spooled = task.spool() / f"{secrets.token_hex(8)}.new"
@@ -76,18 +78,20 @@ async def _save_one(
             reason = f"slot {slot.id_slot}: {written.message or written.status}"
             task.emit("slots.save_failed", run=task.run, reason=reason)
             return None
-        return await asyncio.to_thread(task.store.add, spooled, origin, written, task.budget)
+        unverified = Manifest(
+            name=spooled.stem,
+            model=task.owner.model,
+            replica=task.owner.replica,
+            identity=task.key,
+            size_bytes=written.size_bytes,
+            sha256="",
+            tokens=written.tokens,
+            tokens_sha256="",
+            ctx_slot=slot.n_ctx,
+            fingerprint=fingerprint if len(fingerprint) <= _FINGERPRINT_MAX_CHARACTERS else "",
+            saved_at=datetime.now(tz=UTC),
+            used_at=used_at,
+        )
+        return await asyncio.to_thread(task.store.add, spooled, unverified, task.budget)
     finally:
         spooled.unlink(missing_ok=True)
-
-
-def _origin(task: SlotTask, slot: SlotState, fingerprint: str, used_at: datetime) -> SlotOrigin:
-    return SlotOrigin(
-        model=task.owner.model,
-        replica=task.owner.replica,
-        identity=task.key,
-        ctx_slot=slot.n_ctx,
-        fingerprint=fingerprint,
-        saved_at=datetime.now(tz=UTC),
-        used_at=used_at,
-    )

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from supervisor.host.files import sync, write_atomic
 from supervisor.host.paths import is_ours, make_private
 from supervisor.slot_store import slot_file
 from supervisor.slot_store.ineffective import IneffectiveRestores
-from supervisor.slot_store.manifest import Manifest, ManifestInvalid, SlotOrigin, dump, load
+from supervisor.slot_store.manifest import Manifest, ManifestInvalid, dump, load
 from supervisor.slot_store.policy import DiskBudget, is_redundant, to_evict
 from supervisor.slot_store.quarantine import Quarantine, QuarantinedFile
 from supervisor.slot_store.slot_file import (
@@ -80,29 +81,27 @@ class SlotStore:
             self._quarantine(one.model, one.name)
         return invalid
 
-    def add(
-        self, spooled: Path, origin: SlotOrigin, written: SlotFileInfo, budget: DiskBudget
-    ) -> Manifest | None:
-        """Store a file that an engine has written; evict what it makes redundant or too much.
+    def add(self, spooled: Path, unverified: Manifest, budget: DiskBudget) -> Manifest | None:
+        """Store a file that an engine wrote, and delete what it makes redundant or too much.
 
         Args:
-            spooled: The file; it is gone from the spool afterwards in any case.
-            written: What the engine reported.
+            spooled: The file; deleted in any case.
+            unverified: Its manifest, as the engine reported it, without hashes.
 
         Returns:
-            None if the file is redundant.
+            The complete manifest; None if the file is redundant.
 
         Raises:
             InvalidSlotFile: It is not what the engine reported; nothing was stored.
             OSError: The disk refused; nothing was stored.
         """
         try:
-            header = read_checked(spooled, written)
-            others = self._same_key(origin)
-            redundant, leaving = is_redundant(header, origin.used_at, others, budget.tokens_min)
+            header = _read_header(spooled, unverified)
+            others = self._same_key(unverified)
+            redundant, leaving = is_redundant(header, unverified.used_at, others, budget.tokens_min)
             if redundant:
                 return None
-            manifest = origin.manifest(spooled.stem, written, header, sha256_of(spooled))
+            manifest = replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
             self._put(spooled, manifest)
         finally:
             spooled.unlink(missing_ok=True)
@@ -121,7 +120,7 @@ class SlotStore:
         """
         path = self._path(manifest)
         try:
-            header = read_checked(path, SlotFileInfo(manifest.tokens, manifest.size_bytes))
+            header = _read_header(path, manifest)
             if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
                 raise InvalidSlotFile("its content was altered")
             link = spool / path.name
@@ -181,11 +180,11 @@ class SlotStore:
         path = self._kept / model / name
         self.quarantine.take(path.with_suffix(_DATA), path.with_suffix(_MANIFEST))
 
-    def _same_key(self, origin: SlotOrigin) -> dict[Manifest, SlotFileHeader]:
+    def _same_key(self, manifest: Manifest) -> dict[Manifest, SlotFileHeader]:
         """Return the files with the same cache key."""
         found = {}
-        for one in self.saved(origin.model):
-            if one.identity == origin.identity:
+        for one in self.saved(manifest.model):
+            if one.identity == manifest.identity:
                 with suppress(NotASlotFile, OSError):  # found before it is restored
                     found[one] = slot_file.read(self._path(one))
         return found
@@ -211,6 +210,10 @@ class SlotStore:
 
     def _path(self, manifest: Manifest) -> Path:
         return self._kept / manifest.model / f"{manifest.name}{_DATA}"
+
+
+def _read_header(path: Path, manifest: Manifest) -> SlotFileHeader:
+    return read_checked(path, SlotFileInfo(manifest.tokens, manifest.size_bytes))
 
 
 def _read_manifest(path: Path) -> Manifest | QuarantinedFile | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.engine_client.slots import SlotFileInfo
-from supervisor.slot_store.manifest import CacheKey, Manifest, SlotOrigin
+from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import MAGIC
 
 IDENTITY = CacheKey("model", "b10434", ("--cache-type-k f16",))
@@ -27,19 +27,6 @@ def write(path: Path, tokens: Sequence[int]) -> SlotFileInfo:
     """Write a slot file, and return what an engine would say of it."""
     path.write_bytes(content(tokens))
     return SlotFileInfo(len(tokens), path.stat().st_size)
-
-
-def label(minutes: int = 0, **changes: Any) -> SlotOrigin:
-    """Return a label used that long after noon."""
-    when = NOON + timedelta(minutes=minutes)
-    given = {
-        "model": "chat",
-        "replica": 0,
-        "identity": IDENTITY,
-        "ctx_slot": 2048,
-        "fingerprint": "",
-    }
-    return SlotOrigin(**{**given, "saved_at": when, "used_at": when, **changes})
 
 
 def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:

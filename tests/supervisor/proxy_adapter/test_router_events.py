@@ -36,7 +36,7 @@ class Proxy:
         self._harness = harness
         replica = harness.replica
         snapshot = replica.instance.snapshot()
-        restored = replica.restored_slots(snapshot.run)
+        restored = replica.slots.restored_slots(snapshot.run)
         self.router.admit(replica.upstream(snapshot, ()), restored)
 
     async def turn(self, *texts: str, lie: int | None = None) -> tuple[str, int | None, Timings]:

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 import tiny_gguf
 from fakes.fleet_harness import FleetHarness
-from fakes.slot_files import NOON
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.timings import Timings
 from supervisor.slot_store import config
 from supervisor.slot_store import save as save_module
 from supervisor.slot_store.manifest import Manifest, dump
-from supervisor.slot_store.restore import RestoredSlot
 
 Harm = Callable[[FleetHarness, Manifest], None]
 
@@ -277,7 +275,7 @@ async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None
 async def begun(harness: FleetHarness) -> RestoredSlot:
     """Return the one slot that the run began with."""
     run = harness.replica.instance.snapshot().run
-    (one,) = (found for found in harness.replica.slots.restored_slots(run) if found.kept)
+    (one,) = (found for found in harness.replica.slots.restored_slots(run) if found.tokens)
     assert not harness.replica.slots.restored_slots(run + 1)
     return one
 
@@ -330,17 +328,20 @@ async def test_a_directory_that_cannot_be_made_does_not_keep_a_model_from_starti
     assert "--slot-save-path" not in harness.log
 
 
-async def test_what_the_proxy_calls_a_conversation_is_kept_with_it(
-    tiny_model: Path, runtime: Path
+@pytest.mark.parametrize(("hashes", "is_kept"), [(1, True), (20_000, False)])
+async def test_the_fingerprint_of_a_conversation_is_saved_unless_it_is_too_long(
+    tiny_model: Path, runtime: Path, hashes: int, *, is_kept: bool
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
+    fingerprint = ConversationFingerprint(tuple(range(hashes)))
     harness.traffic.fingerprints = lambda _, slots: {
-        slot.id_slot: ConversationFingerprint((slot.tokens,)) for slot in slots if slot.tokens > 256
+        slot.id_slot: fingerprint for slot in slots if slot.tokens > 256
     }
     _, kept = await harness.saved_one()
-    assert kept.fingerprint == ConversationFingerprint((kept.tokens,)).encoded
     async with harness.up():
-        assert (await begun(harness)).kept == kept
+        found = await begun(harness)
+    assert found.tokens == kept.tokens
+    assert found.fingerprint == (fingerprint if is_kept else ConversationFingerprint())
 
 
 @pytest.mark.parametrize(
@@ -355,12 +356,14 @@ async def test_every_slot_that_was_filled_still_holds_it_when_asked(
     tiny_model: Path, runtime: Path, flags: dict[str, int], page: str
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, flags)
+    harness.traffic.fingerprints = lambda _, slots: {
+        slot.id_slot: ConversationFingerprint((slot.task,)) for slot in slots if slot.tokens > 256
+    }
     async with harness.up():
         turns = [await harness.converse(f"{number} ") for number in range(flags["parallel"])]
     async with harness.up():
         found = harness.replica.slots.restored_slots(harness.replica.instance.snapshot().run)
-        order = sorted(found, key=lambda one: one.kept.used_at if one.kept else NOON)
+        order = sorted(found, key=lambda one: one.fingerprint.turn_hashes)
         for messages, one in zip(turns, order, strict=True):
             _, timings = await harness.ask(messages, one.id_slot if page == "names it" else None)
-            assert one.kept
-            assert timings["cache_n"] >= 0.95 * one.kept.tokens
+            assert timings["cache_n"] >= 0.95 * one.tokens > 0

@@ -2,14 +2,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import label, manifest
+from fakes.slot_files import manifest
 from samples import engine, model
 
-from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.flags.plan import Plan, PlanLine
 from supervisor.memory.estimate import MemoryInputs
 from supervisor.slot_store.manifest import ManifestInvalid, cache_key, dump, load
-from supervisor.slot_store.slot_file import SlotFileHeader
 
 
 def plan(*words: tuple[str, str | None]) -> Plan:
@@ -51,16 +49,6 @@ def test_a_manifest_of_another_format_is_refused_though_it_is_whole(
     monkeypatch.undo()
     with pytest.raises(ManifestInvalid, match="another format"):
         load(earlier)
-
-
-def test_a_word_of_the_proxy_that_is_too_long_is_left_out() -> None:
-    head = SlotFileHeader(2, (1, 2, 3))
-    kept = label(fingerprint="x" * 200_000).manifest("a", SlotFileInfo(3, 1000), head, "0" * 64)
-    assert kept.fingerprint == ""
-    assert (
-        label(fingerprint="x y").manifest("a", SlotFileInfo(3, 1000), head, "0" * 64).fingerprint
-        == "x y"
-    )
 
 
 BASE = (("--cache-type-k", "f16"), ("--threads", "4"), ("--parallel", "2"))

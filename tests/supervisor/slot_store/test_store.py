@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import label, write
+from fakes.slot_files import manifest, write
 
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.slot_store import quarantine
@@ -19,11 +19,16 @@ def store(tmp_path: Path) -> SlotStore:
     return SlotStore(tmp_path / "slots")
 
 
+def unverified(spooled: Path, written: SlotFileInfo, minutes: int = 0) -> Manifest:
+    tokens, size_bytes = written.tokens, written.size_bytes
+    return manifest(spooled.stem, minutes, tokens=tokens, size_bytes=size_bytes)
+
+
 def put(store: SlotStore, first: int, minutes: int = 0, budget: DiskBudget = PLENTY) -> Manifest:
     """Adopt a conversation of 300 tokens that begins with this one."""
     spooled = store.spool("chat.0") / f"{first}.new"
     moved = write(spooled, range(first, first + 300))
-    found = store.add(spooled, label(minutes), moved, budget)
+    found = store.add(spooled, unverified(spooled, moved, minutes), budget)
     assert found
     return found
 
@@ -43,13 +48,9 @@ def test_a_file_that_is_not_what_the_engine_says_is_not_kept(store: SlotStore) -
     for told in (SlotFileInfo(300, 7), SlotFileInfo(299, 0)):
         spooled = store.spool("chat.0") / "a.new"
         moved = write(spooled, range(300))
+        reported = SlotFileInfo(told.tokens, told.size_bytes or moved.size_bytes)
         with pytest.raises(InvalidSlotFile):
-            store.add(
-                spooled,
-                label(),
-                SlotFileInfo(told.tokens, told.size_bytes or moved.size_bytes),
-                PLENTY,
-            )
+            store.add(spooled, unverified(spooled, reported), PLENTY)
         assert names(store) == set()
 
 
@@ -134,5 +135,5 @@ def test_a_disk_that_refuses_the_manifest_keeps_nothing(
     moved = write(spooled, range(300))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.add(spooled, label(), moved, PLENTY)
+        store.add(spooled, unverified(spooled, moved), PLENTY)
     assert names(store) == set()
