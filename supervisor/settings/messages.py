@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, get_args, get_origin
@@ -16,15 +17,26 @@ from supervisor.settings.renamed import new_name
 from supervisor.settings.schema import ModelSettings, Settings
 
 _LINES_MAX: Final = 20
+_TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
 
 
 def explain(error: ValidationError, path: Path | None) -> str:
-    """Return a line for each error, twenty at most."""
+    """Return a line for each wrong key, twenty at most."""
     where = f"{path}: " if path else ""
-    details = error.errors(include_url=False, include_context=False)
-    lines = [f"{where}{_sentence(detail)}" for detail in details[:_LINES_MAX]]
-    more = len(details) - len(lines)
+    by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        by_key.setdefault(_key(detail), []).append(detail)
+    lines = [f"{where}{_sentence(key, by_key[key])}" for key in list(by_key)[:_LINES_MAX]]
+    more = len(by_key) - len(lines)
     return "\n".join([*lines, *([f"… and {more} more"] if more else [])])
+
+
+def _key(detail: ErrorDetails) -> tuple[str, ...]:
+    """Return the parts of a key, without those with which pydantic names the types of a union."""
+    parts = [str(part) for part in detail["loc"]]
+    while parts and _TYPE.fullmatch(parts[-1]):
+        parts.pop()
+    return tuple(parts) or ("settings",)
 
 
 def check_tables(merged: Mapping[str, object], path: Path | None) -> None:
@@ -65,18 +77,22 @@ def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
         yield from (f"{base}:{variant}" for variant in model.variants)
 
 
-def _sentence(detail: ErrorDetails) -> str:
-    *table, key = [str(part) for part in detail["loc"]] or ["settings"]
-    name = brief(".".join([*table, key]), quoted=False)
-    if detail["type"] == "extra_forbidden":
+def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
+    *table, key = parts
+    name, first = brief(".".join(parts), quoted=False), details[0]
+    if first["type"] == "extra_forbidden":
         if renamed := new_name(table[-1] if table else "", key):
             return f"{name} was renamed: write {renamed}"
         return _unknown(name, _known_keys(table), key)
-    if detail["type"] == "missing":
+    if first["type"] == "missing":
         return f"{name} is missing"
-    sentence = f"{name.removesuffix('.[key]')}: {detail['msg']}"
-    # An address may hold a password.
-    return sentence if key == "url" else f"{sentence} (it is {brief(detail['input'])})"
+    reasons = " or ".join(dict.fromkeys(map(_reason, details)))
+    # A URL may contain a password.
+    return f"{name}: {reasons}" + ("" if key == "url" else f" (it is {brief(first['input'])})")
+
+
+def _reason(detail: ErrorDetails) -> str:
+    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def _unknown(name: str, known: list[str], key: str) -> str:

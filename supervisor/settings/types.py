@@ -24,8 +24,11 @@ def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
 
 
 def _bytes(amount: object) -> object:
-    found = _SIZE.fullmatch(amount) if isinstance(amount, str) else None
-    return int(float(found[1]) * 1024 ** _UNITS[found[2]]) if found else amount
+    if not isinstance(amount, str) or amount.isdecimal():
+        return amount
+    if found := _SIZE.fullmatch(amount):
+        return int(float(found[1]) * 1024 ** _UNITS[found[2]])
+    raise ValueError("not a number of bytes, nor a size such as 12 GiB")
 
 
 ModelName = Annotated[str, _matching(_MODEL_NAME, "a model name")]

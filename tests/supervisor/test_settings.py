@@ -157,6 +157,26 @@ def test_an_invalid_memory_budget_is_rejected(value: object) -> None:
         read(CHAT, supervisor={"memory_budget": value})
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "replicas = 0",
+            "replicas: must be greater than or equal to 1 or must be 'auto' (it is 0)",
+        ),
+        ("draft = 7", "draft: must be 'auto' or "),
+        ("flags = { 'a b' = 1 }", "flags.a b: not an option of llama-server (it is 'a b')"),
+        ("ttl_s = 'x'", "ttl_s: must be a valid number, unable to parse string as a number"),
+    ],
+)
+def test_a_message_names_the_key_and_what_is_allowed(line: str, message: str) -> None:
+    assert f"models.chat.{message}" in refusal(f"{CHAT}{line}\n")
+
+
+def test_a_size_with_another_unit_gets_an_example() -> None:
+    assert "such as 12 GiB (it is '12 GB')" in refusal("[supervisor]\nmemory_budget = '12 GB'\n")
+
+
 def test_draft_and_replicas_can_be_auto(tmp_path: Path) -> None:
     found = read(
         '[models.a]\npath = "a.gguf"\ndraft = "auto"\nreplicas = "auto"\n'
