@@ -121,8 +121,9 @@ def is_json(fields: _Fields) -> bool:
 
 def _kept(fields: _Fields, dropped: frozenset[str]) -> list[tuple[str, str]]:
     if "Connection" in fields:
-        named = ",".join(fields.getall("Connection")).lower().split(",")
-        dropped = dropped.union(name.strip() for name in named)
+        named = {name.strip() for name in ",".join(fields.getall("Connection")).lower().split(",")}
+        if not named - dropped <= {"close"}:
+            dropped |= named
     return [(name, value) for name, value in fields.items() if not _is_dropped(name, dropped)]
 
 

@@ -15,7 +15,7 @@ import orjson
 from proxy.endpoints import EndpointKind
 from proxy.forward.apis import reader_for
 from proxy.router.lease import Completion
-from proxy.upstream.sse import InvalidEvent, Splitter, members_of
+from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
 from proxy.upstream.timings import Timings
 
 # A few tokens: read together for less than one at a time, and little to keep for each stream.
@@ -64,9 +64,8 @@ class CompletedResponse:
         batch, self._batch_bytes = b"".join(self._chunks), 0
         self._chunks.clear()
         try:
-            for event in self._splitter.feed(batch):
-                if piece := members_of(event):
-                    self._reader.add(piece)
+            for piece in filter(None, objects_of(self._splitter.feed(batch))):
+                self._reader.add(piece)
             self._reader.pack()
         except (InvalidEvent, KeyError, TypeError, AttributeError):
             self._total_bytes = _TOTAL_MAX_BYTES + 1

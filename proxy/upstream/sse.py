@@ -1,7 +1,6 @@
-"""Server-sent events, cut out of a stream of bytes that comes in pieces of any size. No I/O.
+"""Splits a byte stream, received in pieces of any size, into server-sent events. No I/O.
 
-An event is handed on as it came, with the blank line that ends it: put together again, the events
-are the stream. What is kept while one is incomplete has a limit.
+Each event keeps its bytes and the blank line that ends it, so the joined events are the stream.
 
 Source: WHATWG HTML, section "Parsing an event stream". llama-server (builds 10434 and 11434) ends
 each event with two line feeds, writes one `data` line for each, and sends `:` as a keep-alive.
@@ -10,7 +9,7 @@ each event with two line feeds, writes one `data` line for each, and sends `:` a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -19,30 +18,24 @@ import orjson
 EVENT_MAX_BYTES: Final = 4 * 1024**2
 DONE: Final = b"[DONE]"
 
+_DONE_EVENT: Final = b"data: [DONE]\n\n"
 _BLANK: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
-_FEEDS: Final = re.compile(rb"\n\n")
-# The longest blank line, less the byte that completes it.
+# The longest blank line without the byte that completes it.
 _OVERLAP_BYTES: Final = 3
 
 
 class InvalidEvent(Exception):
-    """The bytes are not the events that were asked for; the message says why."""
+    """The bytes are not valid events, or not the expected ones."""
 
 
 class Splitter:
-    """Cuts one stream into events."""
-
     def __init__(self, max_bytes: int = EVENT_MAX_BYTES) -> None:
-        """Begin.
-
-        Args:
-            max_bytes: Longest event taken, at least 1.
-        """
+        """`max_bytes`: of one event."""
         self._rest = b""
         self._max_bytes = max_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes, return the events that are complete now.
+        """Add the next bytes; return the events that they complete.
 
         Raises:
             InvalidEvent: An event is longer than the limit.
@@ -50,24 +43,34 @@ class Splitter:
         seen = max(0, len(self._rest) - _OVERLAP_BYTES)
         stream = self._rest + chunk
         events: list[bytes] = []
-        begin = 0
-        blanks = _BLANK if b"\r" in stream else _FEEDS  # the plain one is five times as fast
-        for blank in blanks.finditer(stream, seen):
-            events.append(stream[begin : blank.end()])
-            begin = blank.end()
-        self._rest = stream[begin:]
+        if b"\r" in stream:
+            events = self._split_at_any_line_end(stream, seen)
+        elif stream.find(b"\n\n", seen) < 0:
+            self._rest = stream
+        else:  # as an engine writes it; five times as fast as the regular expression
+            *whole, self._rest = stream.split(b"\n\n")
+            events = [event + b"\n\n" for event in whole]
         if len(stream) > self._max_bytes < max(len(self._rest), *map(len, events), 0):
             raise InvalidEvent(f"an event is longer than {self._max_bytes} bytes")
         return events
 
     def rest(self) -> bytes:
-        """Return the bytes of the event that is not complete, and forget them."""
+        """Remove and return the bytes of the incomplete event."""
         rest, self._rest = self._rest, b""
         return rest
 
+    def _split_at_any_line_end(self, stream: bytes, seen: int) -> list[bytes]:
+        events: list[bytes] = []
+        start = 0
+        for blank in _BLANK.finditer(stream, seen):
+            events.append(stream[start : blank.end()])
+            start = blank.end()
+        self._rest = stream[start:]
+        return events
+
 
 def data_of(event: bytes) -> bytes:
-    """Return what an event says; empty where it says nothing, as a comment does."""
+    """The data of an event; empty if it has none, as a comment."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2]  # as an engine writes it: one line
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
@@ -75,10 +78,10 @@ def data_of(event: bytes) -> bytes:
 
 
 def members_of(event: bytes) -> Mapping[str, Any] | None:
-    """Return the JSON object that an event carries, or None where it carries no object.
+    """The JSON object in an event, or None if it has other JSON, `[DONE]` or no data.
 
     Raises:
-        InvalidEvent: What it carries is not JSON.
+        InvalidEvent: Its data is not JSON.
     """
     if event.startswith(b"data: {"):
         with suppress(orjson.JSONDecodeError):  # as an engine writes it: on one line
@@ -87,7 +90,23 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
     if not data or data == DONE:
         return None
     try:
-        said = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidEvent(f"an event is not JSON: {error}") from error
-    return said if isinstance(said, dict) else None
+    return value if isinstance(value, dict) else None
+
+
+def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:
+    """The JSON objects in some events, in order; one parser call for events as engines write them.
+
+    Raises:
+        InvalidEvent: The data of an event is not JSON.
+    """
+    with_data = [event for event in events if event != _DONE_EVENT]
+    texts = [event[6:-2] for event in with_data if event.startswith(b"data: {")]
+    if len(texts) == len(with_data):
+        with suppress(orjson.JSONDecodeError):  # an event has more lines, or is not JSON
+            return [
+                one for one in orjson.loads(b"[%b]" % b",".join(texts)) if isinstance(one, dict)
+            ]
+    return [members for event in events if (members := members_of(event)) is not None]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.upstream.sse import InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.sse import InvalidEvent, Splitter, data_of, members_of, objects_of
 
 EVENTS = [b"data: 1\n\n", b":\n\n", b"event: a\r\ndata: 2\r\n\r\n", b"data: 3\r\r", b"data: 4\n\n"]
 
@@ -58,3 +58,29 @@ def test_what_carries_no_object_has_no_members(event: bytes) -> None:
 def test_what_is_not_json_is_garbled() -> None:
     with pytest.raises(InvalidEvent, match="not JSON"):
         members_of(b"data: <html>\n\n")
+
+
+ANY_EVENT = st.sampled_from(
+    [
+        b'data: {"a": 1}\n\n',
+        b'data: {"b": "x"}\r\n\r\n',
+        b'data: {"c":\ndata: 2}\n\n',
+        b'event: e\ndata: {"d": 3}\n\n',
+        b'data: {"e": 4}\nid: 5\n\n',
+        b"data: [1]\n\n",
+        b"data: {}\n\n",
+        b"data: [DONE]\n\n",
+        b":\n\n",
+    ]
+)
+
+
+@given(st.lists(ANY_EVENT, max_size=8))
+def test_the_objects_of_several_events_are_those_of_each(events: list[bytes]) -> None:
+    each = [members for event in events if (members := members_of(event)) is not None]
+    assert objects_of(events) == each
+
+
+def test_one_event_that_is_not_json_is_invalid_among_others() -> None:
+    with pytest.raises(InvalidEvent, match="not JSON"):
+        objects_of([b'data: {"a": 1}\n\n', b'data: {"a": \n\n'])
