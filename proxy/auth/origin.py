@@ -63,7 +63,7 @@ class OriginPolicy:
             raise Forbidden(
                 f"Origin {quoted(origin)} is not allowed; add it to allowed_origins under [proxy]"
             )
-        if origin is None and _is_cross_site(request):
+        if origin is None and "Sec-Fetch-Site" in request.headers and _is_cross_site(request):
             raise Forbidden(
                 "cross-site requests without an Origin are not allowed; enter the address by hand, "
                 "or use fetch() and add the page's origin to allowed_origins under [proxy]"

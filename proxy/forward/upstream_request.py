@@ -50,13 +50,15 @@ _STREAMED: Final = _ASSEMBLED | {EndpointKind.INFILL}
 # On Anthropic's page `return_progress` changes nothing.
 _WITH_PROGRESS: Final = _STREAMED - {EndpointKind.MESSAGES}
 _REWRITTEN_MAX_BYTES: Final = 1024**2
-_UNEQUAL: Final = (
-    "logprobs",
-    "n_probs",
-    "verbose",
-    "response_fields",
-    "return_tokens",
-    "continue_final_message",
+_UNEQUAL: Final = frozenset(
+    (
+        "logprobs",
+        "n_probs",
+        "verbose",
+        "response_fields",
+        "return_tokens",
+        "continue_final_message",
+    )
 )
 
 
@@ -117,7 +119,7 @@ def _is_assembled(request: ProxyRequest) -> bool:
     members = request.json
     is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream"))
     is_apart = request.kind is not EndpointKind.LLAMA_COMPLETION or is_single(members)
-    is_equal = is_apart and not any(members.get(name) for name in _UNEQUAL)
+    is_equal = is_apart and not any(members[name] for name in _UNEQUAL.intersection(members))
     return is_whole and is_equal and not request.form
 
 

@@ -8,7 +8,7 @@ llama-server's web page, as they send it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 _HEADERS_FIRST: Final = (
@@ -28,17 +28,16 @@ _USER_MAX_CHARACTERS: Final = 4096
 
 def session_id(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
     """Return the client's name for the conversation, 1 to 512 characters, or None."""
-    for name in _names(headers, members):
-        if isinstance(name, str) and (name := name[:_USER_MAX_CHARACTERS].strip()):
+    given = (
+        *map(headers.get, _HEADERS_FIRST),
+        members.get("prompt_cache_key"),
+        *map(headers.get, _HEADERS_LAST),
+        _in_metadata(members.get("metadata")),
+    )
+    for value in filter(None, given):
+        if isinstance(value, str) and (name := value[:_USER_MAX_CHARACTERS].strip()):
             return name[:_NAME_MAX_CHARACTERS]
     return None
-
-
-def _names(headers: Mapping[str, str], members: Mapping[str, Any]) -> Iterator[object]:
-    yield from map(headers.get, _HEADERS_FIRST)
-    yield members.get("prompt_cache_key")
-    yield from map(headers.get, _HEADERS_LAST)
-    yield _in_metadata(members.get("metadata"))
 
 
 def _in_metadata(metadata: object) -> str | None:

@@ -19,7 +19,7 @@ from proxy.app import build_app
 from proxy.metrics.prometheus import Metrics
 from proxy.models import ModelInfo, ModelNames
 from proxy.router.router import Router
-from proxy.server import Server
+from proxy.server import Server, tune_gc
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
@@ -47,6 +47,7 @@ async def serve(socket: str, port: int) -> None:
     router = Router(settings)
     router.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
     server = Server(build_app(router, OneModel(), settings, Metrics(settings, discard)), settings)
+    tune_gc()
     await server.start()
     print(server.url, flush=True)
     await router.run()

@@ -92,10 +92,13 @@ def _run(
     import uvloop
 
     from proxy.failures import FailureHandler
+    from proxy.server import tune_gc
 
     async def main() -> None:
         logging.basicConfig(level=logging.WARNING, handlers=[FailureHandler()])
-        await make_daemon().run(wanted, report)
+        daemon = make_daemon()
+        tune_gc()
+        await daemon.run(wanted, report)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
