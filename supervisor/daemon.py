@@ -57,11 +57,7 @@ _FORCED_DRAIN_S: Final = (5.0, 0.0)
 class Daemon:
     """One daemon; construct it on a running loop, and `run` it once.
 
-    Args:
-        loaded: The settings, with their origins.
-        reread: Reads the same sources again, in a thread; raises CorralError.
-        directories: All directories.
-        events: The stream to emit to.
+    `reread` reads the sources of the settings again, in a thread; it raises CorralError.
     """
 
     def __init__(
@@ -128,16 +124,11 @@ class Daemon:
         return Server(app, settings)
 
     async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:
-        """Start models and serve until shutdown.
-
-        Args:
-            models: The models to start.
-            report: Called once the proxy and the control socket answer.
+        """Start models and serve until shutdown; `report` once clients and commands are answered.
 
         Raises:
-            DaemonBusy: Another daemon owns the runtime directory.
-            AccessDenied: A directory or the address to listen on cannot be used.
-            NoSuchModel: A model is not configured.
+            CorralError: Another daemon runs, a directory or the address cannot be used, or a model
+                is not configured.
         """
         for name in models:
             self._fleet.planner.entry(name)

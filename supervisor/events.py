@@ -25,71 +25,51 @@ Level = Literal["info", "warning", "error"]
 LOAD_PROGRESS: Final = "instance.load_progress"
 DAEMON_STOPPED: Final = "daemon.stopped"
 
-_SLOTS: Final = ("instance", "model", "run", "slots", "tokens", "size_bytes", "duration_ms")
-
+# Name → level and fields.
+_TABLE: Final[Mapping[str, tuple[Level, str]]] = {
+    "daemon.started": ("info", "version url control settings"),
+    "daemon.stopping": ("info", "reason"),
+    "daemon.stopped": ("info", "took_s"),
+    "instance.state_changed": ("info", "instance model before after run reason"),
+    "instance.load_progress": ("info", "instance model run stage value"),
+    "instance.withdrawn": ("info", "instance model run in_flight"),
+    "instance.drained": ("info", "instance model run"),
+    "instance.requests_aborted": ("warning", "instance model run in_flight"),
+    "instance.exit_requested": ("info", "instance model run how"),
+    "instance.exited": ("info", "instance model run code signal up_s fault"),
+    "instance.failed": ("error", "instance model failures reason hint log"),
+    "model.unloaded": ("info", "model reason"),
+    "model.load_refused": ("warning", "model reason"),
+    "slots.saved": ("info", "instance model run slots tokens size_bytes duration_ms"),
+    "slots.restored": ("info", "instance model run slots tokens size_bytes duration_ms"),
+    "slots.save_failed": ("warning", "instance model run reason"),
+    "slots.quarantined": ("warning", "model file reason"),
+    "slots.restore_unused": ("warning", "instance model expected cached"),
+    "prompt.prefilled": ("info", "instance model run prompt tokens cached"),
+    "prompt.stored": ("info", "model prompt tokens"),
+    "prompt.store_failed": ("warning", "model reason"),
+    "prompt.rejected": ("warning", "instance model run prompt reason"),
+    "settings.reloaded": ("info", "added removed changed kept notes"),
+    "settings.rejected": ("warning", "reason"),
+    "engine.orphan_killed": ("warning", "instance pid since"),
+    "node.up": ("info", "node models"),
+    "node.down": ("warning", "node reason"),
+    "request.finished": (
+        "info",
+        (
+            "request model instance status attempts queued_ms first_byte_ms first_token_ms "
+            "duration_ms bytes_out expected_cached_tokens cached_tokens prompt_tokens "
+            "decoded_tokens decode_ms drafted_tokens accepted_tokens"
+        ),
+    ),
+    "request.rejected": ("warning", "request model status code reason"),
+    "upstream.failed": ("warning", "request model instance phase error"),
+    "task.failed": ("error", "task error traceback more"),
+    "events.withheld": ("warning", "event cause count"),
+    "events.dropped": ("warning", "count"),
+}
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
-    {
-        "daemon.started": ("info", ("version", "url", "control", "settings")),
-        "daemon.stopping": ("info", ("reason",)),
-        "daemon.stopped": ("info", ("took_s",)),
-        "instance.state_changed": (
-            "info",
-            ("instance", "model", "before", "after", "run", "reason"),
-        ),
-        "instance.load_progress": ("info", ("instance", "model", "run", "stage", "value")),
-        "instance.withdrawn": ("info", ("instance", "model", "run", "in_flight")),
-        "instance.drained": ("info", ("instance", "model", "run")),
-        "instance.requests_aborted": ("warning", ("instance", "model", "run", "in_flight")),
-        "instance.exit_requested": ("info", ("instance", "model", "run", "how")),
-        "instance.exited": (
-            "info",
-            ("instance", "model", "run", "code", "signal", "up_s", "fault"),
-        ),
-        "instance.failed": ("error", ("instance", "model", "failures", "reason", "hint", "log")),
-        "model.unloaded": ("info", ("model", "reason")),
-        "model.load_refused": ("warning", ("model", "reason")),
-        "slots.saved": ("info", _SLOTS),
-        "slots.restored": ("info", _SLOTS),
-        "slots.save_failed": ("warning", ("instance", "model", "run", "reason")),
-        "slots.quarantined": ("warning", ("model", "file", "reason")),
-        "slots.restore_unused": ("warning", ("instance", "model", "expected", "cached")),
-        "prompt.prefilled": ("info", ("instance", "model", "run", "prompt", "tokens", "cached")),
-        "prompt.stored": ("info", ("model", "prompt", "tokens")),
-        "prompt.store_failed": ("warning", ("model", "reason")),
-        "prompt.rejected": ("warning", ("instance", "model", "run", "prompt", "reason")),
-        "settings.reloaded": ("info", ("added", "removed", "changed", "kept", "notes")),
-        "settings.rejected": ("warning", ("reason",)),
-        "engine.orphan_killed": ("warning", ("instance", "pid", "since")),
-        "node.up": ("info", ("node", "models")),
-        "node.down": ("warning", ("node", "reason")),
-        "request.finished": (
-            "info",
-            (
-                "request",
-                "model",
-                "instance",
-                "status",
-                "attempts",
-                "queued_ms",
-                "first_byte_ms",
-                "first_token_ms",
-                "duration_ms",
-                "bytes_out",
-                "expected_cached_tokens",
-                "cached_tokens",
-                "prompt_tokens",
-                "decoded_tokens",
-                "decode_ms",
-                "drafted_tokens",
-                "accepted_tokens",
-            ),
-        ),
-        "request.rejected": ("warning", ("request", "model", "status", "code", "reason")),
-        "upstream.failed": ("warning", ("request", "model", "instance", "phase", "error")),
-        "task.failed": ("error", ("task", "error", "traceback", "more")),
-        "events.withheld": ("warning", ("event", "cause", "count")),
-        "events.dropped": ("warning", ("count",)),
-    }
+    {name: (level, tuple(fields.split())) for name, (level, fields) in _TABLE.items()}
 )
 
 _LISTENER_QUEUE_MAX: Final = 1024
@@ -160,12 +140,7 @@ class EventStream:
         self._throttle = Throttle(_CLIENT_CAUSED_MAX, self._report_withheld)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Pass on an event; never blocks, and no sink or listener makes it fail.
-
-        Raises:
-            KeyError: `name` is not in EVENTS.
-            ValueError: `fields` are not those that EVENTS lists for `name`.
-        """
+        """Pass on an event; never blocks, and no sink or listener makes it fail."""
         if fields.keys() != set(EVENTS[name][1]):
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
         cause = _CLIENT_CAUSED.get(name)

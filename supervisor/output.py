@@ -68,31 +68,22 @@ def run_command(command: str, call: Callable[[], CommandResult], *, as_json: boo
 
 
 def _finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> int:
+    error = None
     try:
-        outcome = call()
-    except CorralError as error:
-        _show_error(command, error, as_json=as_json)
-        return error.exit_code
-    _show_outcome(command, outcome, as_json=as_json)
-    sys.stdout.flush()
-    return outcome.exit_code
-
-
-def _show_outcome(command: str, outcome: CommandResult, *, as_json: bool) -> None:
+        result = call()
+    except CorralError as caught:
+        error, result = caught, CommandResult(None, exit_code=caught.exit_code)
     if as_json:
-        _print_envelope(command, outcome, None)
-        return
-    if outcome.text:
-        write(outcome.text, raw=outcome.is_raw)
-    for note in outcome.notes:
-        write(colored(note, "yellow", sys.stderr), sys.stderr)
-
-
-def _show_error(command: str, error: CorralError, *, as_json: bool) -> None:
-    if as_json:
-        _print_envelope(command, CommandResult(None, exit_code=error.exit_code), error)
-    else:
+        _print_envelope(command, result, error)
+    elif error:
         write(describe(error, sys.stderr), sys.stderr)
+    else:
+        if result.text:
+            write(result.text, raw=result.is_raw)
+        for note in result.notes:
+            write(colored(note, "yellow", sys.stderr), sys.stderr)
+    sys.stdout.flush()
+    return result.exit_code
 
 
 @functools.cache

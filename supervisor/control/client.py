@@ -39,18 +39,16 @@ class Client:
             return cast("DaemonStatus", json.load(response))
 
     def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
-        """Start, stop, restart, load or unload models; no names means all."""
+        """Start, stop, restart, load or unload models, or all."""
         return self._messages("POST", f"/v1/{verb}", {"models": list(models)})
 
     def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/reload", {"dry_run": dry_run})
 
     def save_slots(self, models: Sequence[str]) -> Iterator[StreamMessage]:
-        """Save the idle slots of models; no names means all."""
         return self._messages("POST", "/v1/slots/save", {"models": list(models)})
 
     def warm(self, model: str, body: Mapping[str, Any]) -> Iterator[StreamMessage]:
-        """Prefill the prompt of a chat request on every instance of a model."""
         return self._messages("POST", f"/v1/models/{quote(model)}/warm", body)
 
     def shutdown(self) -> Iterator[StreamMessage]:
@@ -75,8 +73,6 @@ class Client:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """An HTTP connection over a unix socket."""
-
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=_READ_TIMEOUT_S)
         self._path = path

@@ -52,8 +52,7 @@ class InstanceStatus(TypedDict):
 class WaitStatus(TypedDict):
     """A wait for a model's memory, by requests or (0 requests) a command.
 
-    `place`: 1 for the model that loads next. `leaving`: models that get no new requests, so that
-    they can be unloaded.
+    `place`: 1 for the model that loads next. `leaving`: models that drain to be unloaded.
     """
 
     place: int
@@ -82,10 +81,7 @@ class ModelStatus(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """A remote server; `state`: up, or down with a `reason`.
-
-    `slots`: how many requests it gets at once over all models, 0 while it is down.
-    """
+    """`state`: up, or down with a `reason`. `slots`: of all models, 0 while it is down."""
 
     name: str
     state: str
@@ -122,7 +118,7 @@ class ReloadReport(TypedDict):
 
 
 class SavedSlot(TypedDict):
-    """A saved conversation; `saved_at` is ISO 8601 in UTC."""
+    """`saved_at` is ISO 8601 in UTC."""
 
     name: str
     model: str
@@ -157,10 +153,7 @@ class LoadProgress(TypedDict):
 
 
 class StreamMessage(TypedDict):
-    """One line of a stream, with exactly one key; the last five end it.
-
-    `waiting` is sent after so many seconds without another message.
-    """
+    """Exactly one key; the last five end the stream. `waiting`: seconds without another message."""
 
     event: NotRequired[EventLine]
     progress: NotRequired[LoadProgress]

@@ -46,10 +46,9 @@ Value = TypeVar("Value")
 
 
 class Service(Protocol):
-    """The daemon, as the control API uses it.
+    """The daemon. Model names that are not configured raise NoSuchModel.
 
-    Methods that take model names raise NoSuchModel for one that is not configured. Those that
-    return a future raise DaemonBusy while the daemon stops, and it cancels the future when it does.
+    Methods that return a future raise DaemonBusy while the daemon stops, and a stop cancels it.
     """
 
     def status(self) -> DaemonStatus: ...
@@ -61,11 +60,7 @@ class Service(Protocol):
         """Begin a command on models; return a test for its end."""
 
     def reload(self, *, dry_run: bool) -> asyncio.Future[ReloadResult | CorralError]:
-        """Begin to reload the settings; emits an event at the end unless it is a dry run.
-
-        Raises:
-            DaemonBusy: Another reload is in progress.
-        """
+        """Begin to reload; emits an event at the end unless `dry_run`. DaemonBusy if one runs."""
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
         """Begin to save idle slots; the result is everything that is saved then."""
@@ -73,7 +68,7 @@ class Service(Protocol):
     def warm(
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Future[list[PrefillResult] | CorralError]:
-        """Begin to prefill a prompt on every instance of a model."""
+        """Begin to prefill a prompt on every instance."""
 
     def shutdown(self, reason: str) -> None:
         """Begin to drain and stop; a repeated call shortens the drain."""
@@ -81,7 +76,6 @@ class Service(Protocol):
 
 @asynccontextmanager
 async def serve(service: Service, events: EventStream, path: Path) -> AsyncIterator[None]:
-    """Serve the control socket until the block ends."""
     app = web.Application(client_max_size=_BODY_MAX_BYTES, middlewares=[_errors_as_json])
     api = _Api(service, events)
     app.add_routes(
@@ -257,11 +251,6 @@ def _is_bool(value: object) -> TypeGuard[bool]:
 async def _member(
     request: web.Request, name: str, is_valid: Callable[[object], TypeGuard[Value]], shape: str
 ) -> Value:
-    """Return a member of the JSON body.
-
-    Raises:
-        SettingsInvalid: The body does not have this shape.
-    """
     try:
         value = orjson.loads(await request.read())[name]
     except (ValueError, TypeError, KeyError) as error:

@@ -131,7 +131,7 @@ def test_a_field_named_like_a_key_of_the_log_does_not_replace_it() -> None:
 
 def test_a_record_of_a_library_is_logged_as_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(FAILURES, "tell", EventStream(json_sink(lines.append)).emit)
+    monkeypatch.setattr(FAILURES, "_emit", EventStream(json_sink(lines.append)).emit)
     record = logging.makeLogRecord(
         {"name": "aiohttp.server", "levelno": logging.WARNING, "msg": "odd %s", "args": ("peer",)}
     )
