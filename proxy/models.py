@@ -1,7 +1,4 @@
-"""What the proxy needs of whoever runs the instances.
-
-The models there are, one made ready, and prompts read ahead.
-"""
+"""What the proxy needs of the supervisor: the models, one made ready, and prompts prefilled."""
 
 from __future__ import annotations
 
@@ -21,18 +18,14 @@ _SUBSETS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What clients may know of a model.
+    """A model as clients may see it.
 
     Attributes:
-        id: The name clients use.
-        aliases: Other names clients may use.
-        state: `loaded` can answer now; `loading` is on its way; `unloaded` is loaded when asked
-            for; `failed` cannot answer until somebody acts.
+        state: `unloaded` is loaded by a request; `failed` needs an operator.
         created: Unix time in whole seconds; the same for the life of the model's entry.
         context_length: Tokens that one request may use, or None where not known yet.
-        slots: Sequences that are decoded at once over all instances; 0 where not known yet.
-        reason: Why it failed, in a sentence, or None.
-        variants: What is made of requests for `ID:VARIANT`, by the name of the variant.
+        slots: Over all instances; 0 where not known yet.
+        reason: Why it failed, or None.
         is_local: Whether this machine has it; otherwise only others do.
         local_only: The same without other machines, where those make a difference.
     """
@@ -136,8 +129,6 @@ def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
 
 
 class ModelLoader(Protocol):
-    """What the proxy needs of whoever runs the instances."""
-
     def models(self) -> Sequence[ModelInfo]:
         """Return every configured model, in the order of the settings."""
 
@@ -148,19 +139,13 @@ class ModelLoader(Protocol):
         """Return once an instance of the model is admitted; the caller sets the deadline.
 
         Raises:
-            ProxyError: It will not be: Unavailable, UnknownModel or UpstreamFailed say why.
+            ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """A prompt that an instance has read ahead.
-
-    Attributes:
-        instance: The instance.
-        tokens: How many tokens it computed.
-        cached_tokens: How many it had already.
-    """
+    """A prompt that an instance has prefilled; `tokens` are those that were not cached."""
 
     instance: str
     tokens: int
@@ -168,22 +153,18 @@ class PrefillResult:
 
 
 class PromptWarmer(Protocol):
-    """Who has instances read prompts ahead, and keeps what they are to read at their next start."""
+    """Prefills prompts, and keeps those to prefill at the next start."""
 
     def learns(self, model: str, /) -> bool:
-        """Return whether openings of a model's conversations are learnt."""
+        """Return whether shared prefixes of a model's conversations are kept."""
 
     def learn(self, model: str, opening: SharedPrefix, /) -> None:
-        """Hear that three more conversations of a model have begun alike; must not block."""
+        """Take a prefix that three more conversations of a model share; must not block."""
 
     async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[PrefillResult]:
-        """Have every instance of a model that is up read a prompt; clients come first.
-
-        Args:
-            model: Its id.
-            body: A chat request.
+        """Prefill a chat request on every instance of a model that is ready; clients come first.
 
         Raises:
             BadRequest: The body is no chat request, or an instance refused it.
-            Unavailable: None is up, or one did not come to it.
+            Unavailable: None is ready, or one had no free slot.
         """

@@ -1,7 +1,7 @@
-"""POST /corral/v1/models/{id}/warm: prefills the prompt of a chat request.
+"""POST /corral/v1/models/{id}/warm: prefill a prompt, given as a chat request.
 
-It loads no model, uses no node, and changes only caches. Each model prefills one prompt at a time,
-while no client needs its instances; a client disconnect cancels it.
+It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
+prefilled for a model, while no client needs its instances; a client that leaves ends it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ class WarmEndpoint:
         self._prefilling: set[str] = set()
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """The tokens that each instance prefilled. Raises ProxyError."""
+        """Answer with the tokens that each instance prefilled.
+
+        Raises:
+            UnknownModel: No model here has the name.
+            LimitExceeded: The prompt exceeds the limits of an engine.
+            TooManyRequests: A prompt is being prefilled for the model already.
+            ProxyError: As `PromptWarmer.warm` and `read_body` do.
+        """
         key = request[KEY]
         names = self._loader.names().local.visible(key.models if key else None)
         pick = names.resolve(request[MODEL_ID])

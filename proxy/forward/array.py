@@ -1,8 +1,8 @@
 """A request with an array of prompts, as requests with one prompt each. Pure.
 
 An engine computes the prompts of an array in as many slots as it has, and queues the rest inside:
-others would wait behind all of them. As requests of their own each takes a lease. An array that an
-engine refuses anyway is left to it.
+other requests would wait behind all of them. As requests of their own each takes a lease. An array
+that an engine refuses anyway is passed to it.
 
 Source: llama-server, build 10434. An array with a number in it is one prompt in tokens; the
 elements of any other are prompts: a string, an array with numbers, or an object. Embeddings read
@@ -33,11 +33,10 @@ class PromptArray:
     """The request, and where its prompts are.
 
     Attributes:
-        request: The request.
         name: The member that holds the prompts.
-        prompts: The prompts, at least 2.
-        choices: How many answers to each of them are asked for, at least 1.
-        is_ranked: Whether the answers are put in order of their scores.
+        prompts: At least 2.
+        choices: Completions of each of them, at least 1.
+        is_ranked: The results are ordered by score.
     """
 
     request: ProxyRequest
@@ -48,16 +47,16 @@ class PromptArray:
 
     @property
     def top_n(self) -> int:
-        """Return how many of the ranked answers are wanted."""
+        """How many of the ranked results are wanted."""
         said = self.request.json.get("top_n")
         is_said = isinstance(said, int) and not isinstance(said, bool)
         return said if is_said and said is not None else len(self.prompts)
 
     def part(self, at: int) -> ProxyRequest:
-        """Return the request for one of the prompts, 0 for the first.
+        """Return the request for one of the prompts, from 0.
 
         Raises:
-            BadRequest: What it says beside the prompts lies deeper than can be written again.
+            BadRequest: Its other members are nested too deeply to be serialised again.
         """
         prompt, request = self.prompts[at], self.request
         # An array of one is read as the array was; a string is what every other request has.
@@ -79,8 +78,8 @@ def array_of(request: ProxyRequest) -> PromptArray | None:
     """Return the prompts of a request, or None where it has not several.
 
     Raises:
-        BadRequest: `top_n` is negative, which build 10434 finds out when all is computed, or what
-            stands beside the prompts is too much to be sent with each of them.
+        BadRequest: `top_n` is negative, which build 10434 notices at the end of the computation, or
+            the other members are too large to be sent with each prompt.
     """
     name = _member(request)
     prompts = request.json.get(name) if name else None
@@ -104,8 +103,8 @@ def _check_size(array: PromptArray) -> None:
     size_bytes = len(_written(beside))
     if size_bytes > most_bytes:
         raise BadRequest(
-            f"what stands beside the {len(array.prompts)} prompts has {size_bytes} bytes, where "
-            f"{most_bytes} may be sent with each of so many; send fewer prompts at once"
+            f"the members beside the {len(array.prompts)} prompts have {size_bytes} bytes, and at "
+            f"most {most_bytes} are sent with each of so many; send fewer prompts at once"
         )
 
 

@@ -1,14 +1,13 @@
-"""What a client is sent: an answer, an error in its client library's shape, or an honest break.
+"""What a client receives: a response, an error in the format of its API, or an aborted connection.
 
-A request may wait long: in a queue, for a model to load, while its prompt is computed. Clients and
-the proxies on their way give up on a response that does not begin. So a stream begins after two
+A request may wait long: in a queue, for a model to load, while its prompt is computed, and clients
+and the proxies before them give up on a response that does not begin. So a stream begins after two
 seconds, and every few seconds a comment follows, which client libraries skip. From then on an error
 cannot be a status: it is the last event of a complete body.
 
-A break behind the first byte of an instance's own answer cannot be repaired. A stream of events
-gets one more event that says what went wrong, and then the connection ends without the mark of a
-complete body; any other body ends in an aborted connection. Never a clean end, never a false
-`[DONE]`.
+A response that breaks after the first byte cannot be repaired. A stream gets one more event with
+the error, and the connection ends without the end mark of the body; any other body ends in an
+aborted connection. Never a clean end, never a false `[DONE]`.
 
 Source: WHATWG HTML, section "Authoring notes" of server-sent events, on comments as keep-alives;
 Anthropic's streaming API, event `ping`.
@@ -44,8 +43,7 @@ _EVENT_END: Final = b"\n\n"
 class ResponseWriter(Protocol):
     """Takes the response to one request or, of an array, to one prompt.
 
-    Attributes:
-        record: What is remembered of it.
+    The methods that send raise ConnectionError where the client has left.
     """
 
     record: AccessRecord
@@ -78,20 +76,17 @@ class ResponseWriter(Protocol):
 
 
 class _Response(web.StreamResponse):
-    """A response whose header goes out with the first bytes behind it, in one packet."""
+    """A response whose header is sent with the first bytes behind it, in one packet."""
 
     # As aiohttp has it for its own whole responses; a public name for it there is none.
     _send_headers_immediately = False
 
 
 class ClientResponse:
-    """The response to one request, written piece by piece.
+    """The response to one request (`ResponseWriter`).
 
     Attributes:
-        record: What is remembered of the request.
-        is_committed: Whether anything of an instance's own answer was sent; no other instance can
-            then take over.
-        extra_headers: Header fields that every answer of an instance gets besides its own.
+        extra_headers: Header fields that every response of an instance gets besides its own.
     """
 
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
@@ -108,26 +103,21 @@ class ClientResponse:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was sent; an error can then no longer become a status."""
         return self._response is not None
 
     @property
     def response(self) -> web.StreamResponse:
-        """What aiohttp is given back; an empty one where nothing has begun."""
+        """For aiohttp; an empty one where nothing has begun."""
         return _Response() if self._response is None else self._response
 
     def leased(self, lease: Lease) -> None:
-        """Note that an instance has the request now."""
         self.record.set_instance(lease.upstream.name, lease.queued_s, lease.expected_cached)
         self.extra_headers = _traces(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Set the status and the header of an instance's answer; not again where a wait did.
+        """Set the status and the header, unless a comment was sent.
 
-        They go out with the first bytes of the body, or with its end.
-
-        Raises:
-            ConnectionError: Nobody is there to take it.
+        They are sent with the first bytes of the body, or with its end.
         """
         await self._stop_pings()
         self.is_committed = True
@@ -136,7 +126,7 @@ class ClientResponse:
             await self._prepare(status, headers)
 
     def keep_alive(self, kind: EndpointKind) -> None:
-        """Send comments from the second second on until the response begins, or `end_wait`."""
+        """Send comments after two seconds until the response begins, or `end_wait`."""
         ping = _ANTHROPIC_PING if kind is EndpointKind.MESSAGES else _COMMENT
         loop = asyncio.get_running_loop()
         self._ping_timer = loop.call_later(FIRST_PING_S, self._start_pings, ping)
@@ -149,11 +139,7 @@ class ClientResponse:
             await asyncio.wait([self._ping_task])
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Answer with an instance's own error: as it is, or as an event where a wait began.
-
-        Raises:
-            ConnectionError: Nobody is there to take it.
-        """
+        """Send an instance's own error: as it is, or as an event after a comment."""
         await self._stop_pings()
         if self.has_begun:
             self.record.status = status
@@ -162,11 +148,6 @@ class ClientResponse:
         await self.finish(body)
 
     async def write(self, chunk: bytes) -> None:
-        """Send bytes of the body; returns when the client has room for more.
-
-        Raises:
-            ConnectionError: Nobody is there to take them.
-        """
         self._last_chunk = chunk
         self.record.count(chunk)
         await self.response.write(chunk)
@@ -174,8 +155,8 @@ class ClientResponse:
     def put(self, chunk: bytes) -> bool:
         """Send bytes of a stream that has begun, at once; return False, with nothing sent, if not.
 
-        They have to wait where the kernel has yet to take what was sent before, and nobody takes
-        them where the client has left: `write` waits, and tells.
+        They must wait where the kernel has yet to take what was sent before; where the client has
+        left, `write` raises.
         """
         transport = self._request.transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
@@ -186,11 +167,7 @@ class ClientResponse:
         return True
 
     async def finish(self, last: bytes = b"") -> None:
-        """Send the last bytes of the body, and mark it as complete.
-
-        Raises:
-            ConnectionError: Nobody is there to see it.
-        """
+        """Send the last bytes of the body, and mark it as complete."""
         self.record.count(last)
         await self.response.write_eof(last)
 
@@ -249,7 +226,6 @@ class ClientResponse:
         self._is_chunked = "Transfer-Encoding" in self._response.headers
 
     async def _end_with(self, error: ProxyError) -> None:
-        """End a stream in which nothing was said yet."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
                 await self.response.write(_error_event(self._request.path, error))
@@ -257,7 +233,6 @@ class ClientResponse:
 
 
 def _traces(lease: Lease) -> dict[str, str]:
-    """Return what a client is told of how its request fared."""
     traces = {"X-Corral-Instance": lease.upstream.name}
     if lease.position:
         traces["X-Corral-Queue-Position"] = str(lease.position)
@@ -266,7 +241,7 @@ def _traces(lease: Lease) -> dict[str, str]:
 
 
 def error_response(path: str, error: ProxyError) -> web.Response:
-    """Return an error as the client libraries of this path understand it."""
+    """Return an error in the format of the API of this path."""
     response = web.Response(
         status=error.status,
         headers=error.headers(),
@@ -288,7 +263,6 @@ def _event(path: str, body: bytes) -> bytes:
 
 
 def error_body(path: str, error: ProxyError) -> dict[str, object]:
-    """Return what an error says, in the shape that the clients of this path understand."""
     if path.startswith(_ANTHROPIC_PATH):
         details = {"type": anthropic_type(error.status), "message": error.message}
         return {"type": "error", "error": details}

@@ -1,9 +1,7 @@
-"""What a complete answer tells beyond its text: what it cost, and the message that was said. Pure.
+"""The timings and the message of a response, read after its bytes were passed on. Pure.
 
-A client repeats our answer in its next request: whoever knows the message knows which conversation
-goes on. A stream is gone when it is over, so its bytes are gathered as they pass and read in
-batches, each after it was passed on. An answer that is too long, or that is not understood, has no
-gist; nobody waits for it and nothing fails.
+A client repeats our answer in its next request: the message identifies the conversation. A response
+that is too long, or of another format, has neither; nothing waits for them and nothing fails.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ _TOTAL_MAX_BYTES: Final = 4 * 1024**2
 
 
 class CompletedResponse:
-    """Reads one response out of the bytes of its stream or of its whole body."""
-
     def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
         self._is_stream = is_stream
         self._chunks: list[bytes] = []
@@ -46,7 +42,6 @@ class CompletedResponse:
             self._read_batch()
 
     def close(self) -> Completion:
-        """Return what the response reports, now that it is complete."""
         if self._total_bytes > _TOTAL_MAX_BYTES:
             return Completion()
         if self._is_stream:

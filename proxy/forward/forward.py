@@ -1,13 +1,12 @@
-"""Has a request answered: a lease, an exchange with the instance, one more try where that is safe.
+"""Forwards a request: a lease, an exchange with the instance, one retry where that is safe.
 
-An instance that does not begin to answer, has not loaded its model yet, breaks off before anything
-of its answer went out, or is stopped before that, is forgiven once: the request goes to another, or
-to the same where there is no other. Never where its engine crashed: it may have been the cause.
-What breaks later breaks the answer. A client that leaves closes the connection upstream at once,
-and the instance is not blamed.
+An instance that refuses the connection, still loads its model, breaks off or is stopped before
+anything of its response was sent, is replaced once: by another, or by itself where there is none.
+Never where its engine crashed: the request may have been the cause. What breaks later breaks the
+response. A client that leaves closes the upstream connection at once.
 
-An instance that sends no first byte and does not answer `/health` either is left for another as
-soon as that has a slot free. The prompts of an array are requests of their own.
+An instance that sends no first byte and does not answer `/health` is left for another as soon as
+that has a slot free. The prompts of an array are requests of their own.
 """
 
 from __future__ import annotations
@@ -45,21 +44,19 @@ _LARGE_BYTES: Final = 1024**2
 
 
 class Forward:
-    """Carries requests to instances and their answers back."""
-
     def __init__(
-        self, router: Router, loader: ModelLoader, settings: ProxySettings, tell: Emit
+        self, router: Router, loader: ModelLoader, settings: ProxySettings, emit: Emit
     ) -> None:
         self._router = router
         self._loader = loader
         self._settings = settings
-        self._tell = tell
+        self._emit = emit
 
     async def handle(self, request: ProxyRequest, client_response: ClientResponse) -> None:
-        """Have a request answered, with one more try where nothing of the first went out.
+        """Answer a request.
 
         Raises:
-            ConnectionError: The client left before its answer was complete.
+            ConnectionError: The client left before its response was complete.
             ProxyError: No instance took it, or none answered to the end.
         """
         if array := array_of(request):
@@ -84,9 +81,9 @@ class Forward:
             await self._request(request, plan, client_response, avoid=(error.instance,))
 
     async def _forward_parts(self, array: PromptArray, client_response: ClientResponse) -> None:
-        """Have the prompts of an array answered, as many at once as slots are given for them.
+        """Answer the prompts of an array, as many at once as slots are leased for them.
 
-        One of them at a time waits for its turn, so the request has one place in the line.
+        One of them at a time waits for a slot, so the request has one place in the queue.
         """
         is_stream = array.request.is_stream and array.request.kind.generates
         parts = parts_of(array, client_response)
@@ -121,7 +118,7 @@ class Forward:
         client_response: ResponseWriter,
         avoid: Collection[str] = (),
     ) -> None:
-        """Ask an instance, and others instead as long as those that are asked are not there."""
+        """Send to an instance, and to others instead of those that do not respond."""
         for _ in range(_MOVES_MAX):
             try:
                 await self._attempt(request, plan, client_response, avoid)
@@ -147,7 +144,7 @@ class Forward:
                     await self._exchange(plain(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:
             if is_leased and not isinstance(error, UpstreamShutDown):
-                client_response.record.emit_upstream_failure(self._tell, error)
+                client_response.record.emit_upstream_failure(self._emit, error)
             raise
 
     async def _exchange(

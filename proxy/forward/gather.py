@@ -1,8 +1,7 @@
-"""The answers to the prompts of an array, put together as the engine would have given them. Pure.
+"""The responses to the prompts of an array, combined as the engine would do it. Pure.
 
-Source: llama-server, build 10434, measured. Of text completions the whole has the figures of the
-first prompt; embeddings and reranking have the sum of their `usage`, in tokens; llama-server's own
-pages answer with a list.
+Source: llama-server, build 10434, measured. A text completion has the timings of the first prompt;
+embeddings and reranking have the sum of `usage`; llama-server's own endpoints return a list.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SCORES: Final = ("relevance_score", "score")
 
 
 class Gather:
-    """The whole answers to the prompts of one request."""
+    """The whole responses to the prompts of one request."""
 
     def __init__(self, array: PromptArray) -> None:
         self._array = array
@@ -36,22 +35,22 @@ class Gather:
         self._list = ""
 
     def add(self, at: int, body: bytes) -> None:
-        """Take the answer to one prompt.
-
-        Raises:
-            UpstreamFailed: It is no such answer, or all of them are too large.
-        """
+        """Take the response to one prompt; raises UpstreamFailed."""
         self._size_bytes += len(body)
         if self._size_bytes > GATHERED_MAX_BYTES:
             limit = f"{GATHERED_MAX_BYTES} bytes"
-            raise UpstreamFailed(f"the answers are larger than {limit}; send fewer prompts at once")
+            raise UpstreamFailed(
+                f"the responses are larger than {limit}; send fewer prompts at once"
+            )
         try:
             self._take(at, orjson.loads(body))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UpstreamFailed(f"the answer to prompt {at} is not one: {error!r}") from error
+            raise UpstreamFailed(
+                f"the response to prompt {at} has another format: {error!r}"
+            ) from error
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the whole answer, piece by piece."""
+        """Yield the combined response, piece by piece."""
         base = self._base[0]
         if base is None:
             yield b"["
@@ -104,10 +103,10 @@ def _numbered(item: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 class Renumber:
-    """The events of the streams that answer the prompts of one request, as those of one stream.
+    """The events of several streams as those of one stream.
 
     Attributes:
-        is_done: Whether a stream said that it is done, which is said once, at the end of all.
+        is_done: Whether a stream ended with `[DONE]`, which is sent once, at the end of all.
     """
 
     def __init__(self, array: PromptArray) -> None:

@@ -1,6 +1,5 @@
-"""A request as another machine takes it: with its name of the model. Pure.
+"""A request for a node, with its name of the model. Pure.
 
-A node knows the model by a name of its own, which takes the place of whatever the client called it.
 A header field marks it as forwarded, so that no two proxies forward it in a loop.
 """
 
@@ -21,15 +20,10 @@ from proxy.upstream.upstream import Node
 def for_node(
     upstream_request: UpstreamRequest, node: Node, form: Form | None = None
 ) -> UpstreamRequest:
-    """Rewrite a request for a node.
-
-    Args:
-        upstream_request: Its body, where it has one, is a form or a JSON object.
-        node: Where it goes.
-        form: The form that its body is.
+    """Rewrite a request, whose body is empty, a JSON object or `form`, for a node.
 
     Raises:
-        BadRequest: The body lies deeper than what can be written again.
+        BadRequest: The body is nested too deeply to be serialised again.
     """
     headers = upstream_request.headers.copy()
     headers[HOP] = "1"
@@ -51,7 +45,7 @@ def _json(body: bytes, model: str) -> bytes:
     try:
         return orjson.dumps({**orjson.loads(body), "model": model})
     except TypeError as error:
-        raise BadRequest(f"the body cannot be passed on to another machine: {error}") from error
+        raise BadRequest(f"the body cannot be forwarded to a node: {error}") from error
 
 
 def _query(upstream_request: UpstreamRequest, node: Node, *, is_said: bool) -> str:

@@ -1,7 +1,7 @@
-"""The parts of one response: the answers to the prompts of an array, each from a lease of its own.
+"""The parts of one response: those to the prompts of an array, each from a lease of its own.
 
-Whole answers are held until all are there, streams are passed on as one stream. An error of one
-part is the answer to the request.
+Whole responses are held until all are complete, streams are passed on as one stream. An error of
+one part is the response to the request.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ _LAST_EVENT: Final = b"data: " + DONE + b"\n\n"
 
 
 class PartRefused(Exception):
-    """An instance refused one of the prompts: what it said is the answer to the request.
-
-    Attributes:
-        status: HTTP status.
-        headers: Header fields.
-        body: The body.
-    """
+    """An instance refused one of the prompts."""
 
     def __init__(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         super().__init__(status)
@@ -39,31 +33,23 @@ class PartRefused(Exception):
 
 
 class Part(ResponseWriter, Protocol):
-    """One of them.
-
-    Attributes:
-        is_leased: Set once an instance has it.
-    """
+    """One of them; `is_leased` is set once an instance has it."""
 
     is_leased: asyncio.Event
 
     def end(self) -> None:
-        """Note that its answer is complete."""
+        """Add its record to that of the request."""
 
 
 class Parts(Protocol):
-    """All of them."""
-
     def part(self, at: int, /) -> Part:
-        """Return what takes the answer to one prompt, 0 for the first."""
+        """Return the writer for one prompt, from 0."""
 
     async def finish(self) -> None:
         """End the response, when all are complete."""
 
 
 class _Part:
-    """What the parts of whole answers and of streams have in common."""
-
     def __init__(self, answer: ClientResponse, at: int) -> None:
         self.record = answer.record.part()
         self.is_leased = asyncio.Event()
@@ -71,7 +57,7 @@ class _Part:
         self._at = at
 
     def leased(self, lease: Lease) -> None:
-        """Note that an instance has it now; the first gives the response its traces."""
+        """Note that an instance has it now; the first sets the header fields of the response."""
         self.record.set_instance(lease.upstream.name, lease.queued_s, lease.expected_cached)
         if self._answer.record.instance is None:
             self._answer.leased(lease)
@@ -82,16 +68,14 @@ class _Part:
         return False
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """End all of them with an instance's own error."""
         raise PartRefused(status, headers, body)
 
     def end(self) -> None:
-        """Note that its answer is complete."""
         self._answer.record.add(self.record)
 
 
 class _WholePart(_Part):
-    """One whole answer, held here."""
+    """One whole response, held here."""
 
     has_begun = False
     is_committed = False
@@ -108,7 +92,7 @@ class _WholePart(_Part):
     async def write(self, chunk: bytes) -> None:
         self._body += chunk
         if len(self._body) > GATHERED_MAX_BYTES:
-            raise UpstreamFailed("an answer is too long; ask for a stream")
+            raise UpstreamFailed("a response is too long; request a stream")
 
     async def finish(self, last: bytes = b"") -> None:
         await self.write(last)
@@ -117,22 +101,14 @@ class _WholePart(_Part):
 
 
 class WholeParts:
-    """Whole answers, gathered into one."""
-
     def __init__(self, answer: ClientResponse, array: PromptArray) -> None:
         self._answer = answer
         self._gather = Gather(array)
 
     def part(self, at: int) -> Part:
-        """Return what takes the answer to one prompt."""
         return _WholePart(self._answer, self._gather, at)
 
     async def finish(self) -> None:
-        """Send the whole.
-
-        Raises:
-            ConnectionError: The client left.
-        """
         pieces = list(self._gather.pieces())
         length = str(sum(map(len, pieces)))
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
@@ -143,8 +119,6 @@ class WholeParts:
 
 
 class _StreamPart(_Part):
-    """One stream of several that are passed on as one."""
-
     def __init__(self, streams: StreamParts, answer: ClientResponse, at: int) -> None:
         super().__init__(answer, at)
         self._streams = streams
@@ -168,7 +142,7 @@ class _StreamPart(_Part):
 
 
 class StreamParts:
-    """Streams, passed on as one: event by event, with one end."""
+    """Streams passed on as one: event by event, with one end."""
 
     def __init__(self, answer: ClientResponse, array: PromptArray) -> None:
         self._answer = answer
@@ -176,7 +150,6 @@ class StreamParts:
         self._turn = asyncio.Lock()
 
     def part(self, at: int) -> Part:
-        """Return what takes the answer to one prompt."""
         return _StreamPart(self, self._answer, at)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
@@ -186,23 +159,16 @@ class StreamParts:
                 await self._answer.begin(status, headers)
 
     async def write(self, at: int, events: list[bytes]) -> None:
-        """Pass on events of one of them."""
         passed = b"".join([self._renumber.event(at, event) for event in events])
         if passed:
             async with self._turn:
                 await self._answer.write(passed)
 
     async def finish(self) -> None:
-        """End the stream.
-
-        Raises:
-            ConnectionError: The client left.
-        """
         await self._answer.finish(_LAST_EVENT if self._renumber.is_done else b"")
 
 
 def parts_of(array: PromptArray, answer: ClientResponse) -> Parts:
-    """Return what takes the answers to the prompts of a request."""
     kind = array.request.kind
     is_stream = array.request.is_stream and kind.generates
     return StreamParts(answer, array) if is_stream else WholeParts(answer, array)

@@ -1,16 +1,14 @@
-"""What comes in a stream before its first token: progress, which few clients ask for. No I/O.
+"""A stream before its first token: progress is read, and removed for clients that did not ask.
 
-A piece that only says how far the prompt is computed is read, and taken out where the client did
-not ask for it. So are comments: while a client waits it gets our own. From the first token on,
-nothing is looked at any more.
+So are comments: a client that waits gets our own. After the first token nothing is inspected.
 
-A chat template may end in text that belongs to the answer (`<think>` and a thought, begun). With
-progress, the engine sends that text in the first progress, and the role again for each later one;
-without, it sends the role once, and that text with the first token. A client that did not ask for
-progress gets the second.
+A chat template may end in text that belongs to the answer (`<think>` and the start of a thought).
+With progress, the engine sends that text in the first progress, and the role again with each later
+one; without, it sends the role once, and that text with the first token. A client that did not ask
+for progress gets the second.
 
 Source: llama-server, builds 10434 and 11434: `prompt_progress` {total, cache, processed, time_ms},
-tokens; `processed` counts those of the cache too.
+tokens; `processed` includes those of the cache.
 """
 
 from __future__ import annotations
@@ -26,13 +24,7 @@ from proxy.upstream.sse import Splitter, data_of, members_of
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """How far an instance is with a prompt, in tokens.
-
-    Attributes:
-        done: Tokens of the prompt that are there, those of the cache among them.
-        total: Tokens of the prompt.
-        cached: Tokens that came out of the cache.
-    """
+    """Prompt tokens; `done` includes `cached`."""
 
     done: int
     total: int
@@ -40,7 +32,7 @@ class PrefillProgress:
 
 
 def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
-    """Return the progress that a piece tells, or None where it tells something else."""
+    """Return the progress in a piece, or None."""
     said = piece.get("prompt_progress")
     if not isinstance(said, dict):
         return None
@@ -50,7 +42,7 @@ def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
 
 
 def is_start(piece: Mapping[str, Any]) -> bool:
-    """Return whether a piece only opens an answer, which may come before any text is there."""
+    """Return whether a piece only opens a response, which may come before any text."""
     match piece:
         case {"choices": [{"delta": {"role": _, "content": None}, "finish_reason": None}]}:
             return True
@@ -63,8 +55,8 @@ class PrefillFilter:
     """One stream up to its first token.
 
     Attributes:
-        latest: The last progress that was told, or None.
-        is_over: Whether the first token has come; then bytes need not be fed any more.
+        latest: The last progress, or None.
+        is_over: Whether the first token has arrived; then no more bytes are to be fed.
     """
 
     def __init__(self, *, hides_progress: bool) -> None:
@@ -76,11 +68,7 @@ class PrefillFilter:
         self._begun: Mapping[str, Any] | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next bytes, return those that are for the client.
-
-        Raises:
-            InvalidEvent: They are not the events that were asked for.
-        """
+        """Take the next bytes, return those for the client; raises InvalidEvent."""
         kept = b"".join([self._kept(event) for event in self._splitter.feed(chunk)])
         return kept + self._splitter.rest() if self.is_over else kept
 
@@ -108,7 +96,7 @@ class PrefillFilter:
         return b""
 
     def _joined(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
-        """Return the first token behind what the template began the answer with."""
+        """Return the first token behind the template's text."""
         if self._begun is None:
             return event
         begun, text = _text_of(self._begun), _text_of(piece)
@@ -119,7 +107,7 @@ class PrefillFilter:
 
 
 def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the member of a chat's delta that gets text, and the text; None where none does."""
+    """Return the member of a chat's delta that has text, and the text; None where none has."""
     match piece:
         case {"choices": [{"delta": {"content": str(text)}}]} if text:
             return "content", text

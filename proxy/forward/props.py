@@ -1,10 +1,10 @@
-"""The page `/props`: without paths of this machine, and remembered while its model is not loaded.
+"""`/props`: without paths of this machine, and remembered while its model is not loaded.
 
-Editors ask this of every model in the list, and a web page can make a browser ask for it, so it
-never loads a model. What a model's instance said last is said again until the model has changed.
+Editors request it for every model in the list, and a web page can make a browser request it, so it
+never loads a model. The last response of a model's instance is repeated until the model changes.
 
 Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
-out of memory and comes back when asked.
+out of memory and returns with a request.
 """
 
 from __future__ import annotations
@@ -39,27 +39,23 @@ class _Seen:
 
 
 class Remembered:
-    """What each model's instance said last; one page for each model that is configured.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """The last response for each configured model."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
 
     def keep(self, model_info: ModelInfo, body: bytes, known: Collection[str]) -> None:
-        """Remember the page of a model, and forget models that are not known any more."""
+        """Remember the response of a model, and forget models that are not in `known`."""
         self._seen = {name: seen for name, seen in self._seen.items() if name in known}
         self._seen[model_info.id] = _Seen(
             body, model_info.context_length, model_info.slots, self._clock()
         )
 
     def page(self, model_info: ModelInfo) -> web.Response | None:
-        """Return what is remembered of a model, or None where that is nothing, or not it any more.
+        """Return the last response for a model, or None where there is none or the model changed.
 
-        `Age` says how many seconds ago it was true (RFC 9111 section 5.1).
+        `Age` is in seconds (RFC 9111 section 5.1).
         """
         seen = self._seen.get(model_info.id)
         if seen is None or (seen.context_length, seen.slots) != (
@@ -76,10 +72,10 @@ class Remembered:
 
 
 class PropsResponse(ClientResponse):
-    """An answer that is held back until it is whole, and goes out without paths.
+    """A response that is held until it is whole, and sent without paths.
 
     Attributes:
-        page: What was sent, where that was the whole page of an instance.
+        page: The body that was sent, where the request succeeded.
     """
 
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
@@ -90,26 +86,15 @@ class PropsResponse(ClientResponse):
         self._begun: tuple[int, CIMultiDict[str]] | None = None
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Hold the status and the header back."""
         self._begun = status, headers
 
     async def write(self, chunk: bytes) -> None:
-        """Hold a piece back.
-
-        Raises:
-            UpstreamFailed: The page is too large.
-        """
+        """Hold a piece; raises UpstreamFailed for too large a body."""
         self._held += chunk
         if len(self._held) > _MAX_BYTES:
             raise UpstreamFailed(f"the page {PATH} of {self.record.instance} is too large")
 
     async def finish(self, last: bytes = b"") -> None:
-        """Send all of it.
-
-        Raises:
-            ConnectionError: The client has left.
-            UpstreamFailed: The page is too large.
-        """
         await self.write(last)
         assert self._begun is not None, "it begins before it ends"  # noqa: S101 (for mypy)
         status, headers = self._begun
@@ -124,7 +109,7 @@ class PropsResponse(ClientResponse):
 
 
 def without_paths(body: bytes) -> bytes:
-    """Return a page in which `model_path` has only the name of the file."""
+    """Reduce `model_path` to the name of the file."""
     try:
         members = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,9 +1,8 @@
-"""One answer on its way from an instance to the client: passed, streamed, assembled or refused.
+"""Relays one response to the client: passed, streamed, assembled or refused.
 
-Of a stream, everything up to the first token is looked at; from there on a chunk costs one read,
-one write and a count, all in one step of the loop and without waking the request. A client that
-reads slowly holds up the instance, not our memory. What the answer tells beyond its text is read
-after it was passed on.
+A stream is inspected up to the first token; after that a chunk costs one read, one write and a
+count, all in one step of the loop and without waking the request. A client that reads slowly holds
+up the instance, not our memory. Timings and message are read after the bytes were passed on.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ _UNLEARNED: Final = frozenset(
 
 
 class ResponseRelay:
-    """One answer; `carry` brings it to the client."""
-
     def __init__(
         self,
         router: Router,
@@ -70,17 +67,17 @@ class ResponseRelay:
         self._name = lease.upstream.name
 
     async def run(self) -> bool:
-        """Bring the answer to the client, to its end.
+        """Relay the response to its end.
 
         Returns:
-            Whether the client has it. If not, nothing went out: the stream had no text to
-            assemble, and the answer must be asked for whole.
+            Whether the client has it. If not, nothing was sent: the stream had no text to assemble,
+            and the whole response must be requested.
 
         Raises:
             ConnectionError: The client left.
-            UpstreamConnectFailed: Nothing of the answer went out, and nothing more will come.
-            UpstreamFailed: The instance broke off, or sent what was not asked for.
-            UpstreamTimeout: It said nothing for too long.
+            UpstreamConnectFailed: Nothing was sent, and nothing more will arrive.
+            UpstreamFailed: The instance broke off, or sent another format than requested.
+            UpstreamTimeout: It sent nothing for too long.
         """
         response, plan = self._response, self._plan
         try:
@@ -93,13 +90,12 @@ class ResponseRelay:
             elif is_event_stream(response.headers):
                 await self._relay_stream()
             else:
-                raise UpstreamFailed(f"{self._name} gave no stream of events where one was asked")
+                raise UpstreamFailed(f"{self._name} sent no event stream where one was requested")
         except InvalidEvent as error:
-            raise UpstreamFailed(f"{self._name} gave a broken stream: {error}") from error
+            raise UpstreamFailed(f"{self._name} sent a broken stream: {error}") from error
         return True
 
     async def _relay_body(self) -> None:
-        """Pass a body on as it comes."""
         learns = self._response.status == 200 and self._request.kind not in _UNLEARNED
         completed = CompletedResponse(self._request.kind, is_stream=False) if learns else None
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
@@ -115,7 +111,7 @@ class ResponseRelay:
         await self._finish(completed, chunk)
 
     async def _relay_stream(self) -> None:
-        """Pass a stream on, once its first token is there; its last piece goes with its end."""
+        """Pass a stream on; its last piece is sent with its end."""
         progress, client_response, response = self._progress, self._client_response, self._response
         completed = CompletedResponse(self._request.kind, is_stream=True)
         before, last = b"", await self._until_first_token(completed)
@@ -143,7 +139,7 @@ class ResponseRelay:
         await self._finish(completed, last)
 
     async def _until_first_token(self, completed: CompletedResponse) -> bytes:
-        """Wait for the first token, pass on what comes before it; return what comes with it."""
+        """Pass on what comes before the first token; return what comes with it."""
         prefill_filter = PrefillFilter(hides_progress=self._plan.hides_progress)
         while True:
             chunk = await self._read()
@@ -169,7 +165,7 @@ class ResponseRelay:
             self._progress.is_awaiting_upstream = True
 
     async def _assemble(self) -> bool:
-        """Answer with the whole that a stream adds up to; return False where that is blank."""
+        """Send the whole that a stream adds up to; return False where that is blank."""
         assembler = assembler_for(self._request.kind)
         splitter = Splitter()
         total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
@@ -177,7 +173,7 @@ class ResponseRelay:
             self._progress.receive(chunk)
             total_bytes += len(chunk)
             if total_bytes > _ASSEMBLED_MAX_BYTES:
-                raise UpstreamFailed(f"the answer of {self._name} is too long; ask for a stream")
+                raise UpstreamFailed(f"the response of {self._name} is too long; request a stream")
             for event in splitter.feed(chunk):
                 is_done = is_done or data_of(event) == DONE
                 if not self._added(assembler, event):
@@ -191,7 +187,7 @@ class ResponseRelay:
         return not assembler.is_blank
 
     def _added(self, assembler: Assembler, event: bytes) -> bool:
-        """Add an event to an answer; return False if it is an error instead."""
+        """Add an event to a response; return False if it is an error instead."""
         piece = members_of(event)
         if piece is None:
             return True
@@ -205,7 +201,7 @@ class ResponseRelay:
         try:
             assembler.add(piece)
         except (LookupError, TypeError, AttributeError) as error:
-            raise InvalidEvent(f"an event is no piece of an answer: {error!r}") from error
+            raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
         return True
 
     async def _send_json(self, assembler: Assembler) -> None:
@@ -216,18 +212,17 @@ class ResponseRelay:
         await self._client_response.finish(body)
 
     async def _relay_error(self) -> None:
-        """Answer with the instance's own error."""
         body = b""
         while chunk := await self._response.read():
             self._progress.receive(chunk)
             body += chunk
             if len(body) > _ERROR_MAX_BYTES:
-                raise UpstreamFailed(f"{self._name} gave an error without end")
+                raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
             self._progress.is_awaiting_upstream = True
         await self._send_error(self._response.status, for_client(self._response.headers), body)
 
     async def _relay_error_event(self, event: bytes) -> None:
-        """Answer with an error that came where the client sees no stream."""
+        """Send an error that arrived where the client sees no stream."""
         body = data_of(event)
         code = (parse_error(body) or {}).get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
@@ -247,7 +242,6 @@ class ResponseRelay:
         await self._client_response.refuse(status, headers, said)
 
     async def _finish(self, completed: CompletedResponse | None, last: bytes) -> None:
-        """End an answer that is complete with its last bytes."""
         if completed is None:
             self._learn(Completion())
         else:
@@ -261,7 +255,7 @@ class ResponseRelay:
         self._router.finish(self._lease, completion)
 
     async def _read(self) -> bytes:
-        """Read as long as nothing of the answer went out: what breaks can be tried again."""
+        """Read while nothing of the response was sent: what breaks can be retried."""
         try:
             return await self._response.read()
         except UpstreamShutDown:

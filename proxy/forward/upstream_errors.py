@@ -1,10 +1,9 @@
-"""An instance's own error in the shape that the client's library understands. Pure.
+"""An instance's own error in the format of the client's API. Pure.
 
-llama-server gives `code` as a number and says the same on every page. OpenAI's clients take `code`
-for a string or null, and know one for a prompt that is too long; Anthropic's have a shape of their
-own. Message, type and figures stay as the instance gave them. Its own pages are for its own
-clients: there, nothing is changed. It takes some mistakes of clients for faults of its own, for
-which a client's library would ask twice more.
+llama-server has a number as `code` in every API. OpenAI's clients expect a string or null, and know
+one for a prompt that is too long; Anthropic's have a format of their own. Message, type and figures
+stay. llama-server's own endpoints are not changed. It reports some mistakes of clients as its own
+failures, which a client library would retry twice.
 
 Source: llama-server, build 10434; openai-python and anthropic-python, their exceptions.
 """
@@ -59,12 +58,12 @@ _TOO_LONG: Final = re.compile(
 
 
 def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
-    """Return the status and the body of an error, a client's mistake called what it is.
+    """Return the status and the body of an error, with 400 for a client's mistake.
 
-    What a model or its engine does not do (501) is a mistake too: asked again, it is the same.
+    A feature that a model or its engine lacks (501) is one too: a retry changes nothing.
 
-    Source: llama-server, build 10434, a wrong value for each member of each page
-    (`tests/laws/test_mistakes.py`); openai-python and anthropic-python ask again from 500 on.
+    Source: llama-server, build 10434, a wrong value for each member of each endpoint
+    (`tests/laws/test_mistakes.py`); openai-python and anthropic-python retry from 500 on.
     """
     error = parse_error(body) or {}
     message = str(error.get("message"))
@@ -81,7 +80,7 @@ def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
 
 
 def _too_long(tokens: int, limit: int) -> dict[str, Any]:
-    """Return what an engine says of any other prompt that is longer than the context."""
+    """As for any other prompt that is longer than the context."""
     return {
         "code": 400,
         "message": f"the input has {tokens} tokens, and this model takes {limit} at most",
@@ -92,14 +91,7 @@ def _too_long(tokens: int, limit: int) -> dict[str, Any]:
 
 
 def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:
-    """Return the body of an error as the client gets it.
-
-    Args:
-        kind: What was asked.
-        path: Path of the page.
-        status: HTTP status of the error.
-        body: What the instance said, whatever that is.
-    """
+    """Return the body of an error as the client gets it."""
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: said for name, said in error.items() if name != "code"}
@@ -112,9 +104,9 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
 
 
 def _unexplained(status: int, body: bytes) -> dict[str, Any]:
-    """Return an error in llama-server's own shape for one that tells nothing, or in no such shape.
+    """Return an error in llama-server's own format for a body of another format, or none.
 
-    cpp-httplib refuses what it cannot read with an empty body, and other servers say `detail`.
+    cpp-httplib rejects what it cannot read with an empty body, and other servers say `detail`.
     """
     said = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
     return {
@@ -125,7 +117,6 @@ def _unexplained(status: int, body: bytes) -> dict[str, Any]:
 
 
 def parse_error(body: bytes) -> dict[str, Any] | None:
-    """Return the error that a body of llama-server tells, or None where it tells none."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -135,6 +126,6 @@ def parse_error(body: bytes) -> dict[str, Any] | None:
 
 
 def is_loading(status: int, body: bytes) -> bool:
-    """Return whether an instance says that its model is not loaded yet: nothing was done."""
+    """Return whether an instance reports that its model is not loaded yet."""
     error = parse_error(body) or {}
     return status == 503 and error.get("type") == "unavailable_error"

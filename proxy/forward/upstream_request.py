@@ -1,31 +1,29 @@
-"""What an instance is sent for a request: a stream wherever that can be, with its progress. Pure.
+"""The request that an instance gets: for a stream wherever possible, with its progress. Pure.
 
-An engine notices late that the client of a whole answer has left, or not at all while another
-stream runs, and it tells nothing before it is done. So a chat or a text completion is asked as a
-stream and assembled here (`assemble`), and so are Anthropic's messages, OpenAI's responses and
-llama-server's own completion (`whole`): what is assembled equals what the engine would have
-answered itself. Where it would not, the request passes as it is:
+An engine notices late that the client of a whole response has left, or not at all while another
+stream runs, and it sends nothing before it is done. So completions are requested as a stream and
+assembled here (`apis`): the result equals the engine's own whole response. Where it would not, the
+request passes as it is:
 
 - `logprobs`, `n_probs`: a stream leaves out the tokens that add no text, the last one among them
-- `verbose`, `response_fields`, `return_tokens`: a stream tells other details
+- `verbose`, `response_fields`, `return_tokens`: a stream has other details
 - `continue_final_message`: a stream leaves out the message that it continues
-- several answers at once on llama-server's own page
-- all other pages
+- several completions from llama-server's own endpoint
+- all other endpoints
 
-A whole answer that turns out to have no text at all is asked for once more, as it is (`plain`): a
-stream leaves out a cut letter and the beginning of a mark, a whole answer shows them.
+A whole response that turns out to have no text is requested once more, as it is (`plain`): a stream
+leaves out a cut letter and the start of a mark. One difference remains: where a response ends at
+its limit with half a letter (U+FFFD) or the start of a stop string, a whole response has it and a
+stream, or an assembled response, has not.
 
-One difference is left: where an answer ends at its limit with half a letter (U+FFFD) or with the
-beginning of a stop string, a whole answer shows it and a stream does not, nor what is assembled.
+A stream for the client is requested with progress only where the rest of it stays the same. A chat
+that continues the assistant's message has that message in its first progress, and OpenAI's
+responses have events of their own there: both are requested as the client wrote them.
 
-A stream that the client gets is asked with progress only where it comes out the same without it.
-A chat that goes on with the assistant's own message has that message in its first progress, and
-OpenAI's responses have events of their own there: both are asked as the client wrote them.
+A body that needs no change passes byte for byte; one that does keeps every member of the client.
 
-A body that needs no change passes byte for byte; one that does keeps every member the client sent.
-
-Source: llama-server, builds 10434 and 11434: `return_progress` on each page; of a member that is
-given twice the last counts.
+Source: llama-server, builds 10434 and 11434: `return_progress` on each endpoint; of a member that
+is given twice the last counts.
 """
 
 from __future__ import annotations
@@ -64,13 +62,12 @@ _UNEQUAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequestPlan:
-    """How a request is put to an instance.
+    """What is sent, and what is done with the response.
 
     Attributes:
-        body: The bytes that are sent.
-        is_stream: Whether a stream of events comes back if all goes well.
-        is_assembled: Whether that stream has to become one whole answer.
-        hides_progress: Whether the client did not ask for the progress that comes.
+        is_stream: A stream is requested.
+        is_assembled: It has to become one whole response.
+        hides_progress: The client did not ask for the progress in it.
     """
 
     body: bytes
@@ -79,19 +76,18 @@ class UpstreamRequestPlan:
     hides_progress: bool
 
     def with_slot(self, slot: int | None) -> bytes:
-        """Return the bytes that are sent, with the number of a slot where there is one."""
+        """Return the body, with `id_slot` where a slot is given."""
         if slot is None:
             return self.body
         return _with_members(self.body, {"id_slot": slot}, is_empty=False)
 
     @property
     def is_passed_stream(self) -> bool:
-        """Return whether the client gets a stream of events."""
+        """Whether the client gets a stream."""
         return self.is_stream and not self.is_assembled
 
 
 def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
-    """Return how a request is put to an instance."""
     members = request.json
     is_assembled = _is_assembled(request)
     is_stream = is_assembled or (request.is_stream and request.kind in _STREAMED)
@@ -111,7 +107,7 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
 
 
 def plain(request: ProxyRequest) -> UpstreamRequestPlan:
-    """Return a request as the client wrote it, with a whole answer passed as it comes."""
+    """Return a request as the client wrote it."""
     return UpstreamRequestPlan(request.body, False, False, False)  # noqa: FBT003 (nothing is special)
 
 
@@ -124,12 +120,12 @@ def _is_assembled(request: ProxyRequest) -> bool:
 
 
 def _tells_progress(request: ProxyRequest) -> bool:
-    """Return whether progress comes, and all of it before the first token."""
+    """Whether progress comes, and all of it before the first token."""
     return request.kind in _WITH_PROGRESS and is_single(request.json)
 
 
 def _is_same_without(request: ProxyRequest) -> bool:
-    """Return whether a stream without its progress is the one that comes where none is asked."""
+    """Whether progress changes nothing else in a stream."""
     if request.kind is EndpointKind.RESPONSES:
         return False
     match request.json.get("messages"):
@@ -139,7 +135,7 @@ def _is_same_without(request: ProxyRequest) -> bool:
 
 
 def _is_off(member: object) -> bool:
-    """Return whether a member says no; anything else that is not a boolean is the engine's."""
+    """Whether a member is off; anything but a boolean is the engine's to judge."""
     return member is None or member is False
 
 

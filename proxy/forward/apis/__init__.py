@@ -25,16 +25,12 @@ class Response(Protocol):
     def add(self, piece: Mapping[str, Any], /) -> None:
         """Take the next piece of a stream."""
 
-    def message(self) -> Mapping[str, Any] | None:
-        """Return the assistant's message, or None where there is none."""
+    def message(self) -> Mapping[str, Any] | None: ...
 
-    def timings(self) -> Mapping[str, Any] | None:
-        """Return llama-server's `timings`; None where it reports none."""
+    def timings(self) -> Mapping[str, Any] | None: ...
 
 
 class ResponseReader(Response, Protocol):
-    """Reads what is passed on."""
-
     def pack(self) -> None:
         """Keep what was read in little memory: tokens alone take ten times as much."""
 

@@ -1,10 +1,7 @@
-"""The whole answer out of the pieces of a stream, as the engine itself would have given it. Pure.
+"""OpenAI's chat and text completions out of the pieces of a stream. Pure.
 
-For OpenAI's chat and text completions. Pieces are the JSON objects of the stream's events. An
-engine sends the last piece of a choice and what it used for it one after the other; the whole
-answer has the figures of choice 0.
-
-Source: llama-server, build 10434, both answers to the same request at temperature 0.
+An engine sends the last piece of a choice and its timings one after the other; the whole response
+has those of choice 0. Source: llama-server, build 10434, both responses at temperature 0.
 """
 
 from __future__ import annotations
@@ -22,8 +19,6 @@ _CHOICES_MAX: Final = 1024
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call as far as it has come."""
-
     id: str = ""
     type: str = "function"
     name: str = ""
@@ -43,8 +38,6 @@ class _Call:
 
 @dataclass(slots=True)
 class _Choice:
-    """One of the answers as far as it has come."""
-
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, _Call] = field(default_factory=dict)
@@ -81,8 +74,6 @@ class _Choice:
 
 
 class ChatAssembler:
-    """One response while its pieces arrive."""
-
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._choices: dict[int, _Choice] = {}
@@ -91,13 +82,13 @@ class ChatAssembler:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every choice that began has come to its end."""
+        """Whether every choice that began has ended."""
         choices = self._choices.values()
         return bool(choices) and all(choice.finish_reason for choice in choices)
 
     @property
     def is_blank(self) -> bool:
-        """Return whether any choice has nothing to show: a stream may have left out its text."""
+        """Whether any choice has nothing to show."""
         return any(choice.is_blank for choice in self._choices.values())
 
     def add(self, piece: Mapping[str, Any]) -> None:
@@ -121,14 +112,13 @@ class ChatAssembler:
         self._body = body
 
     def message(self) -> Mapping[str, Any] | None:
-        """Return the message of the first choice, as a client repeats it in its next request."""
+        """The message of the first choice, as a client repeats it in its next request."""
         if self._body:
             message: Mapping[str, Any] = self._body["choices"][0]["message"]
             return message
         return self._first().message() if self._is_chat and self.is_complete else None
 
     def timings(self) -> Mapping[str, Any] | None:
-        """Return the timings of the first choice."""
         return self._body.get("timings") or self._first().figures.get("timings")
 
     def whole(self) -> dict[str, Any]:

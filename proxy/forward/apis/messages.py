@@ -1,7 +1,6 @@
 """Anthropic's message out of the pieces of a stream. Pure.
 
-Source: llama-server, build 10434, both answers to the same request at temperature 0; it reports
-tokens and no `timings`.
+Source: llama-server, build 10434, both responses at temperature 0; it reports tokens, no `timings`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ _ADDS: Final = {
 
 @dataclass(slots=True)
 class _Block:
-    """A block of content as far as it has come."""
-
     began: Mapping[str, Any]
     parts: dict[str, list[str]] = field(default_factory=dict)
 
@@ -48,8 +45,6 @@ class _Block:
 
 
 class MessagesAssembler:
-    """Anthropic's message."""
-
     def __init__(self) -> None:
         self.is_complete = False
         self._message: dict[str, Any] = {"usage": {}}
@@ -57,7 +52,7 @@ class MessagesAssembler:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether it has nothing to show, or no beginning.
+        """Whether it has nothing to show, or no start.
 
         Source: llama-server, build 10434: where the first token is a part of a letter, the stream
         leaves out `message_start`.
@@ -106,7 +101,7 @@ class MessagesAssembler:
 
 
 def _input(said: str) -> Any:
-    """Return what a tool is called with; nothing where the call was cut."""
+    """Return a tool's input; nothing where the call was cut."""
     try:
         return orjson.loads(said)
     except orjson.JSONDecodeError:

@@ -9,8 +9,6 @@ from proxy.upstream.sse import InvalidEvent
 
 
 class LlamaCompletionAssembler:
-    """llama-server's own completion of one prompt."""
-
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._last: Mapping[str, Any] = {}
@@ -41,8 +39,6 @@ class LlamaCompletionAssembler:
 
 
 class TimingsOnly:
-    """Any response that has no message."""
-
     def __init__(self) -> None:
         self._timings: Mapping[str, Any] | None = None
 

@@ -1,7 +1,6 @@
-"""OpenAI's response out of the pieces of a stream. Pure.
+"""OpenAI's response out of the pieces of a stream: the last holds nearly all of it. Pure.
 
-Source: llama-server, build 10434, both answers to the same request at temperature 0; a whole answer
-reports tokens and no `timings`.
+Source: llama-server, build 10434, both responses at temperature 0; the whole has no `timings`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from proxy.upstream.sse import InvalidEvent
 
 
 class ResponsesAssembler:
-    """OpenAI's response: the last piece holds nearly all of it."""
-
     def __init__(self) -> None:
         self._response: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] | None = None
@@ -59,5 +56,5 @@ class ResponsesAssembler:
 
 
 def _parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return an item of the responses API as parts of content: a message's own, or itself."""
+    """Return an item as parts of content: a message's own, or itself."""
     return item["content"] if item.get("type") == "message" else [item]

@@ -120,7 +120,7 @@ async def test_an_client_response_too_long_to_be_put_together_says_so(
     await proxy.fake(streams(HI, HI, END, DONE))
     async with proxy.ask() as response:
         assert response.status == 502
-        assert "ask for a stream" in (await response.json())["error"]["message"]
+        assert "request a stream" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(
