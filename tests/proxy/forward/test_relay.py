@@ -149,7 +149,7 @@ async def test_a_page_where_a_stream_was_asked_is_a_bad_gateway(proxy: ProxyHarn
     for stream in (True, False):
         async with proxy.ask(stream=stream) as response:
             assert response.status == 502
-            assert "no stream of events" in (await response.json())["error"]["message"]
+            assert "no event stream" in (await response.json())["error"]["message"]
 
 
 async def test_a_whole_client_response_from_who_cannot_stream_passes(proxy: ProxyHarness) -> None:
