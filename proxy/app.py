@@ -1,12 +1,12 @@
-"""Every page there is, and who answers it.
+"""Every endpoint, and what answers it.
 
 GET   /health  /v1/health                 whether any model can be served
 GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
-GET   /corral/v1/slots                    the same with instances, totals and lines
-GET   /metrics                            figures for Prometheus
-POST  /corral/v1/models/{id}/warm         have a prompt read ahead
-the table of `pages`                      an instance of the model that the request names
+GET   /corral/v1/slots                    the same with instances, totals and queues
+GET   /metrics                            metrics for Prometheus
+POST  /corral/v1/models/{id}/warm         prefill a prompt
+the table in `endpoints`                  an instance of the model that the request names
 """
 
 from __future__ import annotations
@@ -68,17 +68,10 @@ def build_app(
     metrics: Metrics,
     reader: PromptWarmer | None = None,
 ) -> App:
-    """Build the application; `proxy.server.Server` runs it, in tests as in production.
-
-    Args:
-        router: The instances; the supervisor admits and withdraws them there.
-        loader: The models, and how one is made ready.
-        settings: The limits.
-        metrics: Counts how requests end; see `proxy.access_log`.
-        reader: Has prompts read ahead; without one, there is no page for that.
+    """Build the application; without a `reader`, it has no endpoint for prefilling.
 
     Raises:
-        ConfigError: An origin, a host or the file of API keys is wrong.
+        ConfigError: An origin, a host or the API keys file is invalid.
     """
     server_state = ServerState()
     forward = Forward(router, loader, settings, metrics.emit)
@@ -151,14 +144,14 @@ class LocalEndpoints:
         return _model_infos(self._loader, request)
 
     def _named(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
-        """Return the model that the query names; all there are for who asks, if it names none."""
+        """The model in the query; without one, all that the client may see."""
         model_infos = self._model_infos(request)
         name = request.query.get("model")
         return [ModelNames(model_infos).resolve(name).model_info] if name else model_infos
 
 
 class ForwardedEndpoints:
-    """The pages that an instance answers."""
+    """Endpoints that an instance answers."""
 
     def __init__(
         self,
@@ -233,7 +226,7 @@ class ForwardedEndpoints:
             self._learn(proxy_request)
 
     def _learn(self, proxy_request: ProxyRequest) -> None:
-        """Note what a conversation began with, where that is wanted."""
+        """Learn a shared prefix, if that is enabled."""
         if self._reader is None or not self._reader.learns(proxy_request.model):
             return
         if opening := self._openings.observe(
@@ -243,7 +236,7 @@ class ForwardedEndpoints:
 
 
 def _model_infos(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
-    """Return the models that there are for whoever asks; for another proxy, those here."""
+    """The models that the client may see; for another proxy, without nodes."""
     model_infos = loader.models()
     if HOP in request.headers:
         model_infos = without_nodes(model_infos)

@@ -1,8 +1,8 @@
-"""One client's connection: how long a header may take, and what is said to what is no HTTP.
+"""Client connection: header timeout and size, and JSON errors for malformed HTTP.
 
-aiohttp knows a limit for a connection without a request, and none for a request that does not come
-to its end. What its parser refuses never becomes a request: it is answered here, and not logged,
-for any port scan could fill a log.
+aiohttp limits the time of a connection without a request, but not of an incomplete header.
+Malformed HTTP never becomes a request, so it is answered here; it is not logged, because a port
+scan could fill the log.
 """
 
 from __future__ import annotations
@@ -27,24 +27,15 @@ from proxy.forward.client_response import error_response
 from proxy.headers import SERVER
 from proxy.middleware import new_request_id
 
-_PATH: Final = "/"  # what was asked for is not known: OpenAI's shape
-# So much more than the limit may a header have: it comes to light at the end of a slice.
+_PATH: Final = "/"  # unknown: OpenAI's error shape
+# A header may exceed its limit by one slice.
 _SLICE_BYTES: Final = 8 * 1024
-# Requests that are read while another is under way on the same connection.
+# Pipelined requests that are read behind one in flight.
 _QUEUE_MAX: Final = 2
 
 
 class Connection(web.RequestHandler):
-    """A connection of the server's.
-
-    Args:
-        manager: The server that it belongs to.
-        loop: The event loop.
-        connections: All there are, and how many there may be.
-        header_timeout_s: Seconds between the first byte of a header and its last.
-        head_max_bytes: Bytes that may come without a request or a part of a body being complete.
-        options: What `web.RequestHandler` takes.
-    """
+    """`head_max_bytes` bounds the bytes that complete neither a request nor body data."""
 
     __slots__ = (
         "_body",
@@ -73,15 +64,15 @@ class Connection(web.RequestHandler):
         self._connections = connections
         self._head_timeout_s = header_timeout_s
         self._head_max_bytes = head_max_bytes
-        self._is_between = True  # whether bytes that come now belong to a header
+        self._is_between = True  # whether the next bytes belong to a header
         self._head_timer: asyncio.TimerHandle | None = None
-        self._body: StreamReader | None = None  # of the request that was read last, till its end
-        self._plain_left = 0  # bytes of a body of known length that are still to come
-        self._rest = b""  # not shown to the parser yet
-        self._unused_bytes = 0  # since a request or a part of a body was complete
+        self._body: StreamReader | None = None  # of the last request, until its end
+        self._plain_left = 0  # bytes missing of a body with Content-Length
+        self._rest = b""  # not parsed yet
+        self._unused_bytes = 0  # since the last complete request or body data
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place among all connections, or say that there is none."""
+        """Count the connection, or answer that there are too many."""
         try:
             outgoing = self._connections.add(self)
         except ProxyError as error:
@@ -94,9 +85,9 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in; what is no part of a body is taken in slices, so that it can be bounded.
+        """Parse bytes: outside of bodies in slices, so that a header can be bounded.
 
-        What comes while the parser has enough waits here: the transport does not read meanwhile.
+        Bytes that the parser cannot take wait here, while the transport does not read.
         """
         data, self._rest = self._rest + data, b""
         while not (self._force_close or self._close):
@@ -110,32 +101,31 @@ class Connection(web.RequestHandler):
                 return
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 (aiohttp's)
-        """Do nothing where reading is not paused: aiohttp calls this for each piece of a body."""
+        # aiohttp calls this for each piece of a body.
         if self._reading_paused or self._rest:
             super().resume_reading(resume_parser)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send what is left of an answer; what comes next is a header, if nothing waits already."""
+        """Finish a response; a header follows, unless a pipelined request waits."""
         finished = await super().finish_response(request, resp, start_time)
         self._connections.end(self)
         self._is_between = not self._messages
         if self._unused_bytes:
             self._start_timer()
         if self._upgraded:
-            self.close()  # nothing is spoken here but HTTP/1.1
+            self.close()  # no other protocol is supported
         return finished
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Clear up."""
         self._stop_timer()
         self._connections.remove(self)
         self._body, self._rest = None, b""
         super().connection_lost(exc)
 
     def _take(self, part: bytes) -> None:
-        """Show bytes to the parser, and see what they came to."""
+        """Parse bytes, and see what they completed."""
         requests, before = self._request_count, self._progress()
         super().data_received(part)
         self._plain_left = max(0, self._plain_left - len(part))
@@ -150,7 +140,7 @@ class Connection(web.RequestHandler):
             self._body, self._plain_left = None, 0
 
     def _note_request(self, message: object, body: StreamReader) -> None:
-        """Note that a header is complete; what comes now is its body, and then another header."""
+        """A header is complete; its body follows, then another header."""
         self._body = None if body.is_eof() else body
         self._is_between, self._unused_bytes = False, 0
         self._stop_timer()
@@ -159,22 +149,18 @@ class Connection(web.RequestHandler):
             self._plain_left = int(fields.get("Content-Length", 0)) - self._body_bytes()
 
     def _progress(self) -> tuple[int, int, bool]:
-        """Return how much of a body has come; none where no body is on its way.
-
-        That is: bytes after decompression, bytes before it where there is one, and its end.
-        """
+        """Of the body that is arriving: bytes decoded, bytes received, whether it has ended."""
         body = self._body
         if body is None:
             return 0, 0, True
         return body.total_bytes, body.total_compressed_bytes or 0, body.is_eof()
 
     def _body_bytes(self) -> int:
-        """Return how many bytes of a body have come, as they were sent."""
         plain, compressed, _ = self._progress()
         return compressed or plain
 
     def _limit_unused(self) -> None:
-        """Bound what the parser holds of a header, and how long it may take to come."""
+        """Bound the size and the time of a header."""
         if self._unused_bytes > self._head_max_bytes:
             self._stop_timer()
             self._refuse(HeaderTooLarge(f"the header is larger than {self._head_max_bytes} bytes"))
@@ -182,14 +168,14 @@ class Connection(web.RequestHandler):
             self._start_timer()
 
     def _refuse(self, error: ProxyError) -> None:
-        """Say what is wrong where nothing else is being said, and take no more bytes."""
+        """Answer unless a response is being sent, and read no more bytes."""
         if self._body is not None:
             self._body.set_exception(web.RequestPayloadError(f"0, message:\n  {error.message}"))
         elif self._is_between and self.transport is not None:
             self.transport.write(_bare(error))
             self.force_close()
             return
-        self.close()  # once the request that is under way has its answer
+        self.close()  # after the response in progress
 
     def handle_error(
         self,
@@ -198,18 +184,18 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what the parser refused, and what nothing else has answered, in JSON.
+        """Answer malformed requests and unhandled errors in JSON.
 
         Raises:
-            ConnectionError: Something was sent already.
+            ConnectionError: Part of a response was sent.
         """
         if isinstance(exc, http_exceptions.HttpProcessingError):
             response = error_response(_PATH, unreadable(exc))
         elif isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:
-            # aiohttp refuses an expectation with its text, also one that is no text.
+            # aiohttp fails to encode its own error for an Expect that is not text.
             response = error_response(request.path, ExpectationFailed())
         else:
-            super().handle_error(request, status, exc, message)  # tells the log
+            super().handle_error(request, status, exc, message)  # logs it
             response = error_response(request.path, InternalError())
         response.headers.update({"Server": SERVER, "X-Request-Id": new_request_id()})
         response.force_close()
@@ -219,11 +205,11 @@ class Connection(web.RequestHandler):
         self._head_timer = None
         if self.transport is not None:
             self._refuse(
-                RequestTimeout(f"the header did not come within {self._head_timeout_s:g} s")
+                RequestTimeout(f"the header did not arrive within {self._head_timeout_s:g} s")
             )
 
     def _start_timer(self) -> None:
-        """Give a header that has begun its time; what is said of a body has another."""
+        """Start the timeout of a header; bodies have their own."""
         if self._is_between and self._body is None and self._head_timer is None:
             self._head_timer = self._loop.call_later(self._head_timeout_s, self._give_up)
 
@@ -234,18 +220,17 @@ class Connection(web.RequestHandler):
 
 
 def unreadable(error: http_exceptions.HttpProcessingError) -> ProxyError:
-    """Return what the client is told of bytes that are no request that can be read."""
-    # Behind the first empty line the parser shows the bytes themselves.
-    what = " ".join(error.message.partition("\n\n")[0].split()).rstrip(":")
+    # After the first empty line, the parser quotes the bytes.
+    reason = " ".join(error.message.partition("\n\n")[0].split()).rstrip(":")
     if isinstance(error, http_exceptions.LineTooLong):
         return HeaderTooLarge("the request line or a header field is too long")
-    if "too many headers" in what.lower():
+    if "too many headers" in reason.lower():
         return HeaderTooLarge("the request has too many header fields")
-    return BadRequest(f"this is no HTTP request that can be read: {ascii(what[:120])[1:-1]}")
+    return BadRequest(f"malformed HTTP request: {ascii(reason[:120])[1:-1]}")
 
 
 def _bare(error: ProxyError) -> bytes:
-    """Return an answer for a connection that has no request to answer."""
+    """A response for a connection without a request."""
     body = (error_response(_PATH, error).text or "").encode()
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

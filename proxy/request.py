@@ -1,9 +1,8 @@
-"""An HTTP request as an Ask: which model, which page, which bytes.
+"""Reads an HTTP request into a ProxyRequest.
 
-The body is read once and never past the limits, and it is read as the engine will read it: as a
-form where the page takes forms and the request says that it is one, else as JSON. `id_slot` is
-taken out of it: a client that pins a slot in use corrupts another client's text (builds 10434 and
-11434). For a variant of a model the body is what the variant makes of it. Any other JSON passes
+The body is parsed as the engine will parse it: as a form if the endpoint takes forms and the
+request declares one, else as JSON. `id_slot` is removed: a client that names a slot in use corrupts
+another client's text (builds 10434 and 11434). A variant changes the body. Other JSON is forwarded
 byte for byte; a form is written again.
 """
 
@@ -42,29 +41,22 @@ _PREFER_MAX_CHARACTERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """What a client wants of a model.
+    """A request for a model.
 
     Attributes:
-        request_id: The name of this request in logs and headers.
-        method: HTTP method, upper case.
-        path: Path of the page, decoded; one of the table in `app`.
-        query: Query string as it was sent, without the question mark.
-        headers: What of the client's header an instance may see.
-        body: The bytes to pass on; empty where the method has no body.
-        json: What the body says: the members of a JSON object, or the texts of a form.
-        kind: What it makes an instance do.
-        model: The id of the model it is for.
-        client: Who asks: the name of an API key, or an address. For fairness and limits.
-        priority: `interactive` goes before `batch`.
-        queue_timeout_s: Seconds it may wait for its turn, at least 0.
-        prompt: What is known of its prompt without the text, or None where it has none.
-        session: The client's own name for the conversation, or None.
-        is_from_proxy: Whether another proxy of this kind passed it on: it stays here.
-        is_background: Whether no client waits for it: it keeps no model from leaving.
-        form: The form that `body` is, or None: it is JSON.
-        slots: That an instance uses for it, where it has as many.
-        is_let_in: Whether it is a further part of a request that was let into the line: it is never
-            refused for the length of the line.
+        path: Decoded.
+        query: Raw, without the question mark.
+        headers: Those that an instance may see.
+        body: The bytes to forward.
+        json: The members of a JSON object, or the texts of a form.
+        client: The name of an API key, or an address; for fairness and limits.
+        session: The client's id of the conversation.
+        is_from_proxy: Whether another llama-corral forwarded it: no node gets it.
+        is_background: Whether no client waits for it: it does not prevent eviction.
+        form: None: the body is JSON.
+        slots: Slots that it uses on one instance.
+        is_let_in: Whether it is part of a request that was queued already, so that the limit of the
+            queue does not apply.
     """
 
     request_id: str
@@ -89,33 +81,22 @@ class ProxyRequest:
 
     @property
     def may_load(self) -> bool:
-        """Return whether its model is loaded for it: what only looks at a model loads none."""
+        """GET and HEAD never load a model."""
         return self.method not in {"GET", "HEAD"}
 
     @property
     def is_stream(self) -> bool:
-        """Return whether the client asked for server-sent events."""
         return self.json.get("stream") is True
 
 
 def client_of(request: web.BaseRequest) -> str:
-    """Return who asks: the name of an API key, or an address."""
+    """The name of the API key, or the address."""
     key = request[KEY]
     return key.name if key else request.remote or ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What an instance is to read.
-
-    Attributes:
-        model: The id of the model that it is for.
-        body: The bytes.
-        members: What they say.
-        prompt: What is known of the prompt, or None.
-        form: The form that they are, or None.
-    """
-
     model: str
     body: bytes = b""
     members: Mapping[str, Any] = field(default_factory=dict)
@@ -129,20 +110,13 @@ async def read_request(
     names: ModelNames,
     share: Share,
 ) -> ProxyRequest:
-    """Read a request to its end.
-
-    Args:
-        request: The request; its body not yet read.
-        request_id: Its name.
-        names: Those of the models that the client may use.
-        share: The limits, and the memory that its body may take.
+    """Read a request for one of the models that the client may use.
 
     Raises:
-        BadRequest: The body is broken, is neither JSON object nor form, or leaves open which model
-            it means.
-        LimitExceeded: It asks too much of an engine.
+        BadRequest: The body is neither a JSON object nor a form, or names no model among several.
+        LimitExceeded: It exceeds a limit of `[proxy.limits]`.
         UnknownModel: No model has the name.
-        ProxyError: As `read_body` and `check_complexity` do.
+        ProxyError: As `read_body` and `check_complexity`.
     """
     kind = endpoint_kind(request.method, request.path)
     content = await _content(request, kind, names, share)
@@ -174,7 +148,6 @@ async def _content(
     names: ModelNames,
     share: Share,
 ) -> _Content:
-    """Read the body, and find the model that it means."""
     named = request.query.get("model")
     if request.method != "POST":
         return _Content(names.resolve(named).model_info.id)
@@ -210,10 +183,7 @@ def _of_json(
 
 
 def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
-    """Return what an instance may see of the header, with the type of what it is sent.
-
-    It reads a body by its type: there is one, and it is the one that the body was read by.
-    """
+    # The engine parses a body by its type, so it must be the one that was parsed here.
     headers = for_upstream(request.headers)
     if request.method == "POST":
         headers["Content-Type"] = form.content_type if form else "application/json"
@@ -221,38 +191,35 @@ def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
 
 
 def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
-    """Return `batch` for who says so, by header or in OpenAI's words for work that may wait."""
-    said = request.headers.get("X-Corral-Priority", "").strip().lower()
-    return "batch" if said == "batch" or members.get("service_tier") == "flex" else "interactive"
+    """By our header or by OpenAI's `service_tier`."""
+    header = request.headers.get("X-Corral-Priority", "").strip().lower()
+    return "batch" if header == "batch" or members.get("service_tier") == "flex" else "interactive"
 
 
 def _queue_timeout_s(request: web.BaseRequest, limit_s: float) -> float:
-    """Return how long the client wants to wait, never longer than we let it.
-
-    Source: RFC 7240 section 4.3, the preference `wait`.
-    """
+    """The client's preference `wait`, capped at the setting. Source: RFC 7240 section 4.3."""
     if "Prefer" not in request.headers:
         return limit_s
-    said = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
-    wanted = _WAIT.search(said)
+    prefer = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
+    wanted = _WAIT.search(prefer)
     return min(float(wanted[1]), limit_s) if wanted else limit_s
 
 
 def _as_forwarded(
     kind: EndpointKind, members: dict[str, Any], body: bytes, variant: Variant | None
 ) -> tuple[dict[str, Any], bytes]:
-    """Return what an instance is to read: as the variant has it, and without `id_slot`."""
-    meant = members
+    """The body with the variant applied and without `id_slot`."""
+    forwarded = members
     if variant and kind.generates:
-        meant = variant.applied(members)
-    if "id_slot" in meant:
-        meant = {key: value for key, value in meant.items() if key != "id_slot"}
-    if meant is members:
+        forwarded = variant.applied(members)
+    if "id_slot" in forwarded:
+        forwarded = {key: value for key, value in forwarded.items() if key != "id_slot"}
+    if forwarded is members:
         return members, body
     try:
-        return meant, orjson.dumps(meant)
-    except TypeError as error:  # what can be read may lie deeper than what can be written
-        raise BadRequest(f"the body cannot be passed on with what must change: {error}") from error
+        return forwarded, orjson.dumps(forwarded)
+    except TypeError as error:  # parsing allows more levels than serialising
+        raise BadRequest(f"the body cannot be serialised again: {error}") from error
 
 
 def _named(members: dict[str, Any]) -> str | None:

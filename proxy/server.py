@@ -1,4 +1,4 @@
-"""The proxy on a TCP port: start, drain, close; the same in tests and in production."""
+"""Listens on a TCP port: start, drain, close."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.settings import ProxySettings
 
-# Only for what is left when every request is over: half-sent answers that nobody reads.
+# For responses that their clients do not read, after all requests have ended.
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
 _LINGERING_S: Final = 2.0
 _BACKLOG_MAX: Final = 1024
 _IDLE_TIMEOUT_S: Final = 75.0
 _MAX_HEADER_LINE_BYTES: Final = 16 * 1024
 _MAX_HEADERS: Final = 128
-# Of a body that nobody reads yet, about twice as much is held.
+# About twice as much is buffered of an unread body.
 _READ_BYTES: Final = 64 * 1024
-# A connection is asked whether it lives after so much silence, then every quarter of that.
+# TCP keep-alive probes begin after so much silence, then come every quarter of it.
 _ALIVE_S: Final = 60
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (read, not bound)
 
@@ -41,18 +41,14 @@ def tune_gc() -> None:
 
 
 class Server:
-    """Serves an application built by `proxy.app.build_app`.
-
-    Attributes:
-        port: The TCP port that is listened on, once it has started.
-    """
+    """Serves an application built by `proxy.app.build_app`; `port` is set once started."""
 
     def __init__(self, app: App, settings: ProxySettings) -> None:
         self._settings = settings
         self.port = settings.port
         self._app = app
         self._server_state = app.server_state
-        self._patience: asyncio.Timeout | None = None
+        self._drain_timeout: asyncio.Timeout | None = None
         self._manager: web.Server | None = None
         self._listener: asyncio.Server | None = None
         self._logger = _quiet_logger()
@@ -64,14 +60,10 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ListenFailed: The address is taken, not ours, or not allowed.
-        """
+        """Raises ListenFailed."""
         host, port = self._settings.host, self._settings.port
         loop = asyncio.get_running_loop()
-        # Without cancellation a handler runs on after its client has left.
+        # Without cancellation a handler continues after its client has disconnected.
         manager = web.Server(self._app.handle, handler_cancellation=True)
         try:
             self._listener = await loop.create_server(
@@ -83,52 +75,48 @@ class Server:
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}", hint) from error
         self._manager = manager
         for listening in self._listener.sockets:
-            _let_dead_clients_go(listening, self._settings.client_write_timeout_s)
+            _detect_dead_clients(listening, self._settings.client_write_timeout_s)
         self.port = int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing more, let what runs finish, then cut the rest.
+        """Stop listening, let in-flight requests finish for `timeout_s`, then abort them.
 
-        Connections that are open are answered 503 from now on. A second call, made while the first
-        one waits, may shorten the wait but not lengthen it.
-
-        Args:
-            timeout_s: Seconds that running requests get, at least 0.
+        New requests on open connections get 503. A second call during the first can only shorten
+        the wait.
         """
         self._server_state.is_draining = True
         self._stop_listening()
-        if self._patience is not None:
+        if self._drain_timeout is not None:
             self._shorten(timeout_s)
             await self._server_state.in_flight.wait_empty()
             return
         try:
-            async with asyncio.timeout(timeout_s) as self._patience:
+            async with asyncio.timeout(timeout_s) as self._drain_timeout:
                 await self._server_state.in_flight.wait_empty()
         except TimeoutError:
             await self._cut()
 
     async def close(self) -> None:
-        """Cut what runs and close every connection; at once where nothing runs."""
+        """Abort in-flight requests and close every connection."""
         self._server_state.is_draining = True
         self._stop_listening()
         await self._cut()
         if self._manager is not None:
-            await asyncio.sleep(0)  # requests that were just received begin before they are cut
+            await asyncio.sleep(0)  # requests that were just received begin before they are aborted
             self._manager.pre_shutdown()
             await self._manager.shutdown(_SHUTDOWN_TIMEOUT_S)
         self._app.close()
 
     @property
     def _backlog(self) -> int:
-        """How many connections the kernel takes ahead of us.
+        """The length of the kernel's accept queue.
 
-        The loop takes all of them in one step, before any can be refused, so they must fit into
-        what is left of the descriptors beside those that are open.
+        The loop accepts all of it in one step, before it can reject any, so it must fit into the
+        descriptors that are left beside the open connections.
         """
         return min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2))
 
     def _make_connection(self, manager: web.Server) -> Connection:
-        """Make what speaks HTTP on a connection that was just taken."""
         return Connection(
             manager,
             loop=asyncio.get_running_loop(),
@@ -136,7 +124,7 @@ class Server:
             header_timeout_s=self._settings.header_timeout_s,
             head_max_bytes=self._settings.max_header_total_bytes,
             access_log=None,
-            auto_decompress=False,  # by whoever reads a body, within the limits
+            auto_decompress=False,  # `proxy.body` decompresses, within limits
             logger=self._logger,
             keepalive_timeout=_IDLE_TIMEOUT_S,
             lingering_time=_LINGERING_S,
@@ -151,23 +139,23 @@ class Server:
             self._listener.close()
 
     def _shorten(self, timeout_s: float) -> None:
-        patience = self._patience
+        timeout = self._drain_timeout
         until_s = asyncio.get_running_loop().time() + timeout_s
         is_waiting = (
-            patience is not None and not patience.expired() and len(self._server_state.in_flight)
+            timeout is not None and not timeout.expired() and len(self._server_state.in_flight)
         )
-        if patience is not None and is_waiting and until_s < (patience.when() or 0):
-            patience.reschedule(until_s)
+        if timeout is not None and is_waiting and until_s < (timeout.when() or 0):
+            timeout.reschedule(until_s)
 
     async def _cut(self) -> None:
         self._server_state.in_flight.abort(
-            Draining("the server stopped before the answer was complete")
+            Draining("the server stopped before the response was complete")
         )
         await self._server_state.in_flight.wait_empty()
 
 
 def _explain(error: OSError) -> tuple[str, str]:
-    """Return what is wrong with an address, and what to do next."""
+    """The reason, and a hint."""
     if error.errno == errno.EADDRINUSE:
         return "the port is in use", "stop what uses it, or set another listen under [proxy]"
     if error.errno in {errno.EACCES, errno.EPERM}:
@@ -175,12 +163,11 @@ def _explain(error: OSError) -> tuple[str, str]:
     return error.strerror or str(error), "set an address of this machine as listen under [proxy]"
 
 
-def _let_dead_clients_go(listening: socket.socket, client_write_timeout_s: float) -> None:
-    """Have the kernel find clients that are gone without a word, or take nothing more.
+def _detect_dead_clients(listening: socket.socket, client_write_timeout_s: float) -> None:
+    """The kernel detects dead clients, and clients that read nothing for the timeout.
 
-    What a listening socket is told, each connection it takes inherits. One that says nothing is
-    asked whether it lives; one that takes nothing of what it is sent for `client_write_timeout_s`
-    is broken off, which wakes whoever writes to it. Source: Linux, tcp(7).
+    Accepted connections inherit the options. A broken one wakes the task that writes to it.
+    Source: Linux, tcp(7).
     """
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -189,12 +176,12 @@ def _let_dead_clients_go(listening: socket.socket, client_write_timeout_s: float
         ("TCP_KEEPCNT", 4),
         ("TCP_USER_TIMEOUT", int(client_write_timeout_s * 1000)),
     ):
-        if option := getattr(socket, name, None):  # not every system has them all
+        if option := getattr(socket, name, None):  # some systems lack some of them
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _quiet_logger() -> logging.Logger:
-    """Return a logger without what clients do wrong: any port scan could fill a log."""
+    # Without errors that clients cause: a port scan could fill the log.
     logger = logging.getLogger("proxy.http")
     logger.addFilter(_is_our_fault)
     return logger
@@ -202,6 +189,6 @@ def _quiet_logger() -> logging.Logger:
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    # An instance's ConnectionError is another error by now: this one's client left, as it does
-    # where it should have been told to go on (Expect: 100-continue).
+    # A ConnectionError is a client that disconnected, also before 100 Continue; an instance's has
+    # become another error by now.
     return not isinstance(error, web.RequestPayloadError | ConnectionError)

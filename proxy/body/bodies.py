@@ -40,11 +40,7 @@ class Bodies:
         self._by_client: dict[str, int] = {}
 
     def share(self, client: str) -> Share:
-        """A context manager; at its end the memory of the body is free.
-
-        Args:
-            client: The name of an API key, or an address.
-        """
+        """A context manager that frees the memory; `client` is a key's name or an address."""
         return Share(self, client)
 
     def reserve(self, share: Share, size_bytes: int) -> None:
@@ -87,11 +83,7 @@ class Share:
         self._bodies.release(self)
 
     def add_bytes(self, count: int) -> None:
-        """Reserve memory for bytes of the body.
-
-        Raises:
-            BodyMemoryFull: All bodies, or those of the client, would exceed the limit.
-        """
+        """Reserve memory for bytes of the body. Raises BodyMemoryFull."""
         self._add(count * _COPIES)
 
     def add_values(self, count: int) -> None:
@@ -99,11 +91,7 @@ class Share:
         self._add(count * _VALUE_BYTES)
 
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Run `work`; for a large body in the thread, so it must not touch the event loop's state.
-
-        Args:
-            size_bytes: The size of the body.
-        """
+        """Run `work` on a body; for a large one in the thread, without the event loop's state."""
         if size_bytes <= _LARGE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._bodies.threads, work)

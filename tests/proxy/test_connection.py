@@ -254,7 +254,7 @@ async def test_a_header_that_does_not_end_in_time_is_given_up(
     status, headers, body = await speak(proxy, raw)
     assert status == 408
     assert headers["Connection"] == "close"
-    assert body["error"]["message"] == "the header did not come within 0.05 s"
+    assert body["error"]["message"] == "the header did not arrive within 0.05 s"
 
 
 async def test_the_second_header_of_a_connection_has_its_own_time(proxy: ProxyHarness) -> None:
@@ -287,7 +287,7 @@ async def test_a_connection_without_a_byte_is_closed_without_a_word(
 
 def test_the_bytes_themselves_are_not_repeated() -> None:
     error = unreadable(BadHttpMessage("Bad status line:\n  Bad version:\n\n  b'secret'\n   ^"))
-    assert error.message.endswith("can be read: Bad status line: Bad version")
+    assert error.message.endswith("HTTP request: Bad status line: Bad version")
     assert "y" * 10 not in unreadable(LineTooLong(b"y" * 100, 10)).message
     assert "\n" not in unreadable(BadHttpMessage("odd \x07 words")).message
     assert "\x07" not in unreadable(BadHttpMessage("odd \x07 words")).message
