@@ -19,7 +19,7 @@ from prometheus_client import Metric
 
 from proxy.errors import ProxyError
 from proxy.settings import ProxySettings
-from proxy.upstream.fetch import fetch, get_request
+from proxy.upstream.client import fetch, get_request
 from proxy.upstream.metrics_text import PREFIX, EngineMetric, parse_metrics
 from proxy.upstream.upstream import Upstream
 

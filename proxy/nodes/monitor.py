@@ -30,7 +30,7 @@ from proxy.nodes.model_list import (
 from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.fetch import fetch, get_request
+from proxy.upstream.client import fetch, get_request
 from proxy.upstream.upstream import Upstream
 
 _INTERVAL_S: Final = 5.0

@@ -19,8 +19,8 @@ from proxy.errors import ProxyError, UpstreamConnectFailed, UpstreamSilent
 from proxy.router.instances import Instance, Instances
 from proxy.router.lease import Lease
 from proxy.settings import ProxySettings
+from proxy.upstream.client import fetch, get_request
 from proxy.upstream.connection import ConnectionBroken
-from proxy.upstream.fetch import fetch, get_request
 from proxy.upstream.upstream import Upstream
 
 FIRST_BYTE_S: Final = 1.0

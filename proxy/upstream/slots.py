@@ -18,8 +18,7 @@ from multidict import CIMultiDict
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.headers import JSON
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest
-from proxy.upstream.fetch import fetch, get_request
+from proxy.upstream.client import UpstreamRequest, fetch, get_request
 from proxy.upstream.upstream import Upstream
 
 _TIMEOUT_S: Final = 2.0
