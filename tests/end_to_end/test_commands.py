@@ -1,4 +1,4 @@
-"""The commands that only look, as a newcomer types them."""
+"""Commands that change nothing, run as a user types them."""
 
 import json
 import subprocess
@@ -36,13 +36,13 @@ def configured(corral: CorralCli, tiny_model: Path) -> CorralCli:
     ],
     ids=" ".join,
 )
-def test_a_command_that_looks_says_something(
+def test_read_only_commands_show_something(
     configured: CorralCli, words: list[str], said: str
 ) -> None:
     assert said in configured.ok(*words)
 
 
-def test_what_a_gguf_says_is_shown(corral: CorralCli, tiny_model: Path) -> None:
+def test_the_metadata_of_a_gguf_file_is_shown(corral: CorralCli, tiny_model: Path) -> None:
     assert "llama" in corral.ok("model", "show", str(tiny_model))
     assert corral.data("model", "show", str(tiny_model))["architecture"] == "llama"
 
@@ -59,7 +59,9 @@ def test_json_is_one_envelope_with_the_same_keys(configured: CorralCli, words: l
     assert envelope["exit_code"] == done.returncode
 
 
-def test_a_plan_names_the_origin_of_every_flag_and_is_what_runs(configured: CorralCli) -> None:
+def test_a_plan_shows_the_origin_of_each_flag_and_the_command_that_runs(
+    configured: CorralCli,
+) -> None:
     plan = configured.data("plan", "tiny")
     assert all(line["origin"] for line in plan["lines"])
     configured.ok("start")
@@ -127,7 +129,7 @@ def test_logs_follow_until_they_are_interrupted(configured: CorralCli) -> None:
     lines.close()
 
 
-def test_a_reader_that_has_enough_is_no_failure(configured: CorralCli) -> None:
+def test_a_closed_pipe_is_not_a_failure(configured: CorralCli) -> None:
     command = subprocess.Popen(
         configured.argv("engine", "help"),
         env=configured.env,

@@ -1,4 +1,4 @@
-"""The main job on the real engine: start, ask, stop; and what happens when somebody is killed."""
+"""The main path on the real engine: start, request, stop; and kills."""
 
 import http.client
 import signal
@@ -27,7 +27,7 @@ def ask(corral: CorralCli, tokens: int = 8) -> str:
     return answer.choices[0].message.content or ""
 
 
-def test_a_model_is_started_asked_and_stopped(corral: CorralCli, tiny_model: Path) -> None:
+def test_a_model_starts_answers_and_stops(corral: CorralCli, tiny_model: Path) -> None:
     started = configured(corral, tiny_model).ok("start")
     assert "ready" in started
     assert ask(corral)
@@ -41,13 +41,13 @@ def test_a_model_is_started_asked_and_stopped(corral: CorralCli, tiny_model: Pat
     assert corral("status").returncode == 3
 
 
-def test_a_gguf_is_served_without_any_settings(corral: CorralCli, tiny_model: Path) -> None:
+def test_a_gguf_file_is_served_without_settings(corral: CorralCli, tiny_model: Path) -> None:
     corral.ok("start", str(tiny_model), "--listen", "127.0.0.1:0")
     (model,) = corral.status()["models"]
     assert model["path"] == str(tiny_model)
 
 
-def test_a_long_path_is_no_obstacle_where_sockets_have_no_room(
+def test_a_runtime_directory_too_long_for_sockets_works(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     room = 103 - len(str(corral.root)) - len("/run//control.sock")
@@ -58,7 +58,7 @@ def test_a_long_path_is_no_obstacle_where_sockets_have_no_room(
     assert model["instances"][0]["address"].startswith("127.0.0.1:")
 
 
-def test_starting_what_runs_already_is_fine(corral: CorralCli, tiny_model: Path) -> None:
+def test_starting_a_running_model_succeeds(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
     pid = corral.daemon_pid
     corral.ok("start")
@@ -81,7 +81,7 @@ def test_one_model_stops_and_restarts_while_the_daemon_stays(
     assert ask(corral)
 
 
-def test_a_second_daemon_is_refused_and_told_who_owns_the_place(
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
@@ -99,7 +99,7 @@ def test_replicas_share_the_load(corral: CorralCli, slow_model: Path) -> None:
     until(lambda: corral.slots_busy() == 0, within_s=10)
 
 
-def test_a_client_that_leaves_frees_its_slot_long_before_its_answer_would_end(
+def test_a_client_that_disconnects_frees_its_slot_early(
     corral: CorralCli, slow_model: Path
 ) -> None:
     configured(corral, slow_model).ok("start")
@@ -110,7 +110,7 @@ def test_a_client_that_leaves_frees_its_slot_long_before_its_answer_would_end(
 
 
 @pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_daemon_leaves_and_its_engines_with_it(
+def test_an_idle_daemon_stops_with_its_engines(
     corral: CorralCli, tiny_model: Path, word: signal.Signals
 ) -> None:
     daemon = configured(corral, tiny_model).serve()
@@ -119,7 +119,7 @@ def test_an_idle_daemon_leaves_and_its_engines_with_it(
     assert corral.engines() == []
 
 
-def test_streams_end_whole_and_the_daemon_right_after_them(
+def test_streams_end_complete_and_the_daemon_stops_right_after(
     corral: CorralCli, slow_model: Path
 ) -> None:
     daemon = configured(corral, slow_model).serve()
@@ -130,7 +130,7 @@ def test_streams_end_whole_and_the_daemon_right_after_them(
     assert daemon.wait(PATIENCE_S) == 0
 
 
-def test_a_second_word_shortens_the_wait_and_a_third_kills(
+def test_a_second_signal_shortens_the_wait_and_a_third_ends_it(
     corral: CorralCli, slow_model: Path
 ) -> None:
     daemon = configured(corral, slow_model).serve()
@@ -138,7 +138,7 @@ def test_a_second_word_shortens_the_wait_and_a_third_kills(
     daemon.send_signal(signal.SIGTERM)
     until(lambda: corral.status()["stopping"])
     daemon.send_signal(signal.SIGTERM)
-    daemon.send_signal(signal.SIGINT)  # another one, because a pending signal is not doubled
+    daemon.send_signal(signal.SIGINT)  # a different signal: a pending one does not count twice
     daemon.wait(PATIENCE_S)
     with pytest.raises(http.client.IncompleteRead) as broken:
         stream.read()
@@ -179,7 +179,7 @@ def test_the_daemon_continues_after_ctrl_c_of_a_start(corral: CorralCli, tiny_mo
     assert corral.instances()["tiny.0"]["state"] == "starting"
 
 
-def test_a_daemon_that_was_told_twice_ends_with_code_0(corral: CorralCli, tiny_model: Path) -> None:
+def test_a_daemon_that_gets_two_signals_exits_with_0(corral: CorralCli, tiny_model: Path) -> None:
     daemon = configured(corral, tiny_model).serve()
     daemon.send_signal(signal.SIGTERM)
     while daemon.poll() is None:  # until its last moment
@@ -189,7 +189,7 @@ def test_a_daemon_that_was_told_twice_ends_with_code_0(corral: CorralCli, tiny_m
     assert daemon.returncode == 0
 
 
-def test_stop_says_so_when_the_process_is_gone(corral: CorralCli, tiny_model: Path) -> None:
+def test_stop_returns_when_the_process_has_exited(corral: CorralCli, tiny_model: Path) -> None:
     daemon = configured(corral, tiny_model).serve()
     corral.ok("stop")
     assert daemon.poll() == 0
