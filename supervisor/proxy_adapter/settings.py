@@ -1,4 +1,4 @@
-"""Checks of the proxy's settings; the proxy's ConfigError becomes SettingsInvalid."""
+"""Checks of the proxy's settings; all raise SettingsInvalid in place of the proxy's ConfigError."""
 
 from __future__ import annotations
 
@@ -16,32 +16,17 @@ from supervisor.errors import SettingsInvalid
 
 
 def read_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
-    """Read the nodes' keys.
-
-    Raises:
-        SettingsInvalid: A key file is missing, readable by others, or invalid.
-    """
     with explained():
         return configured_nodes(tables)
 
 
 def checked(settings: ProxySettings) -> ProxySettings:
-    """Return the settings.
-
-    Raises:
-        SettingsInvalid: An origin, a host or the API keys are invalid.
-    """
     with explained():
         check(settings)
     return settings
 
 
 def api_keys(path: Path) -> tuple[Key, ...]:
-    """Read a file of API keys.
-
-    Raises:
-        SettingsInvalid: It is missing, readable by others, or invalid.
-    """
     with explained():
         return read_keys(path)[0]
 

@@ -19,8 +19,6 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Owner, group and permission bits; `what` is `it` or `its directory /tmp`."""
-
     what: str
     uid: int
     gid: int
