@@ -48,9 +48,9 @@ class PromptArray:
     @property
     def top_n(self) -> int:
         """How many of the ranked results are wanted."""
-        said = self.request.json.get("top_n")
-        is_said = isinstance(said, int) and not isinstance(said, bool)
-        return said if is_said and said is not None else len(self.prompts)
+        value = self.request.json.get("top_n")
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return value if is_number and value is not None else len(self.prompts)
 
     def part(self, at: int) -> ProxyRequest:
         """Return the request for one of the prompts, from 0.
@@ -60,8 +60,8 @@ class PromptArray:
         """
         prompt, request = self.prompts[at], self.request
         # An array of one is read as the array was; a string is what every other request has.
-        said = prompt if isinstance(prompt, str) and not self.is_ranked else [prompt]
-        members = {**request.json, self.name: said}
+        value = prompt if isinstance(prompt, str) and not self.is_ranked else [prompt]
+        members = {**request.json, self.name: value}
         if self.is_ranked:
             members.pop("top_n", None)
         return replace(
@@ -99,7 +99,7 @@ def _check_size(array: PromptArray) -> None:
     most_bytes = _REPEATED_MAX_BYTES // len(array.prompts)
     if len(array.request.body) <= most_bytes:
         return
-    beside = {name: said for name, said in array.request.json.items() if name != array.name}
+    beside = {name: value for name, value in array.request.json.items() if name != array.name}
     size_bytes = len(_written(beside))
     if size_bytes > most_bytes:
         raise BadRequest(

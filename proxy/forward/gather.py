@@ -69,7 +69,7 @@ class Gather:
         base = None
         if isinstance(items, dict):
             self._list = next(name for name in _LISTS if name in items)
-            base = {name: said for name, said in items.items() if name != self._list}
+            base = {name: value for name, value in items.items() if name != self._list}
             items = items[self._list]
             if array.request.kind is EndpointKind.EMBED_OR_RERANK:
                 self._count(base.get("usage"))

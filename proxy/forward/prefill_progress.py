@@ -33,10 +33,10 @@ class PrefillProgress:
 
 def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
     """Return the progress in a piece, or None."""
-    said = piece.get("prompt_progress")
-    if not isinstance(said, dict):
+    progress = piece.get("prompt_progress")
+    if not isinstance(progress, dict):
         return None
-    figures = [said.get(name) for name in ("processed", "total", "cache")]
+    figures = [progress.get(name) for name in ("processed", "total", "cache")]
     done, total, cached = (figure if isinstance(figure, int) else 0 for figure in figures)
     return PrefillProgress(done, total, cached)
 
@@ -102,8 +102,8 @@ class PrefillFilter:
         begun, text = _text_of(self._begun), _text_of(piece)
         if begun and text and begun[0] == text[0]:
             return _with_text(piece, text[0], begun[1] + text[1])
-        told = {key: value for key, value in self._begun.items() if key != "prompt_progress"}
-        return _event(told) + event
+        members = {key: value for key, value in self._begun.items() if key != "prompt_progress"}
+        return _event(members) + event
 
 
 def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:

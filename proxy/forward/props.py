@@ -92,7 +92,9 @@ class PropsResponse(ClientResponse):
         """Hold a piece; raises UpstreamFailed for too large a body."""
         self._held += chunk
         if len(self._held) > _MAX_BYTES:
-            raise UpstreamFailed(f"the page {PATH} of {self.record.instance} is too large")
+            raise UpstreamFailed(
+                f"{PATH} of {self.record.instance} is larger than {_MAX_BYTES} bytes"
+            )
 
     async def finish(self, last: bytes = b"") -> None:
         await self.write(last)

@@ -237,9 +237,9 @@ class ResponseRelay:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
         self._router.finish(self._lease)
         status, body = reclassified(status, body)
-        said = client_error_body(self._request.kind, self._request.path, status, body)
-        headers["Content-Length"], headers["Content-Type"] = str(len(said)), JSON
-        await self._client_response.refuse(status, headers, said)
+        client_body = client_error_body(self._request.kind, self._request.path, status, body)
+        headers["Content-Length"], headers["Content-Type"] = str(len(client_body)), JSON
+        await self._client_response.refuse(status, headers, client_body)
 
     async def _finish(self, completed: CompletedResponse | None, last: bytes) -> None:
         if completed is None:

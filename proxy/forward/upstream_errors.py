@@ -94,7 +94,7 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
     """Return the body of an error as the client gets it."""
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
-        kept = {name: said for name, said in error.items() if name != "code"}
+        kept = {name: value for name, value in error.items() if name != "code"}
         named = {**kept, "type": anthropic_type(status)}
         return orjson.dumps({"type": "error", "error": named})
     if kind in _OPENAI:
@@ -108,20 +108,20 @@ def _unexplained(status: int, body: bytes) -> dict[str, Any]:
 
     cpp-httplib rejects what it cannot read with an empty body, and other servers say `detail`.
     """
-    said = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
+    text = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
     return {
         "code": status,
-        "message": f"the instance refused the request with status {status}: {said or 'no reason'}",
+        "message": f"the instance refused the request with status {status}: {text or 'no reason'}",
         "type": openai_type(status),
     }
 
 
 def parse_error(body: bytes) -> dict[str, Any] | None:
     try:
-        said = orjson.loads(body)
+        members = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    error = said.get("error") if isinstance(said, dict) else None
+    error = members.get("error") if isinstance(members, dict) else None
     return error if isinstance(error, dict) else None
 
 

@@ -45,7 +45,7 @@ _ASSEMBLED: Final = _COMPLETIONS | {
     EndpointKind.LLAMA_COMPLETION,
 }
 _STREAMED: Final = _ASSEMBLED | {EndpointKind.INFILL}
-# On Anthropic's page `return_progress` changes nothing.
+# In Anthropic's API `return_progress` changes nothing.
 _WITH_PROGRESS: Final = _STREAMED - {EndpointKind.MESSAGES}
 _REWRITTEN_MAX_BYTES: Final = 1024**2
 _UNEQUAL: Final = frozenset(

@@ -109,12 +109,12 @@ class PrefixIndex:
         return counts
 
     def fingerprints(
-        self, name: str, page: Sequence[SlotState], now_s: float
+        self, name: str, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, ConversationFingerprint]:
-        """Return the conversations in an instance's idle slots; `page` is its /slots now."""
+        """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
         if (run := self._runs.get(name)) is None:
             return {}
-        held = run.slot_map.idle_conversations(page, now_s)
+        held = run.slot_map.idle_conversations(listed, now_s)
         return {slot: self._fingerprint(name, run, tracked) for slot, tracked in held.items()}
 
     # What happens.

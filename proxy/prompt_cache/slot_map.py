@@ -45,8 +45,8 @@ class TrackedSlot:
             stays so, it holds the same. None for all others.
         is_confirmed: Whether the number is known, and not only guessed from the order of use.
         holder: The lease that uses it, or None.
-        asked: When a request last used it, in a count of its own; 0 for never.
-        used: When it was last freed, in a count of its own; 0 for never.
+        started: When a request was last sent to it, in a count of its own; 0 for never.
+        freed: When it was last freed, in a count of its own; 0 for never.
     """
 
     id_slot: int
@@ -56,8 +56,8 @@ class TrackedSlot:
     task: int | None = None
     is_confirmed: bool = False
     holder: object | None = None
-    asked: int = 0
-    used: int = 0
+    started: int = 0
+    freed: int = 0
 
     def empty(self) -> None:
         self.conversation, self.tokens, self.blocks, self.task = None, 0, (), None
@@ -92,7 +92,7 @@ class SlotMap:
                 tracked.conversation, tracked.tokens = conversation, filled.tokens
                 tracked.blocks, tracked.task = filled.fingerprint.blocks, filled.task
                 if filled.task >= 0:
-                    tracked.asked = tracked.used = next(self._turn)
+                    tracked.started = tracked.freed = next(self._turn)
 
     def reserve(
         self, holder: object, conversation: object | None, now_s: float
@@ -141,28 +141,28 @@ class SlotMap:
 
         The engine does not copy those to other slots: it looks among what it saved then.
         """
-        begun = max(one.asked for one in self._slots)
+        begun = max(one.started for one in self._slots)
         idle = (one for one in self._slots if one.holder is None and one is not tracked)
-        return any(one.used > begun for one in idle)
+        return any(one.freed > begun for one in idle)
 
     def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
         """Note that all other idle slots are used at once; return their numbers."""
         now = next(self._turn)
         others = [one for one in self._slots if one.holder is None and one is not tracked]
         for one in others:
-            one.asked = one.used = now
+            one.started = one.freed = now
             one.task = None
         return [one.id_slot for one in others]
 
     def mark_sent(self, tracked: TrackedSlot) -> None:
         """Note that the request is sent now."""
-        tracked.asked, tracked.task = next(self._turn), None
+        tracked.started, tracked.task = next(self._turn), None
 
     def release(self, holder: object, now_s: float) -> None:
         """Note that a request is over; what its slot holds is not known any more."""
         for tracked in self._slots:
             if tracked.holder is holder:
-                tracked.holder, tracked.used = None, next(self._turn)
+                tracked.holder, tracked.freed = None, next(self._turn)
                 tracked.empty()
                 self._seen_at_s = now_s
 
@@ -176,35 +176,37 @@ class SlotMap:
                     other.empty()
             tracked.conversation, tracked.tokens, tracked.blocks = conversation, tokens, blocks
 
-    def idle_conversations(self, page: Sequence[SlotState], now_s: float) -> dict[int, TrackedSlot]:
+    def idle_conversations(
+        self, listed: Sequence[SlotState], now_s: float
+    ) -> dict[int, TrackedSlot]:
         """Return the idle slots that are known to hold a conversation, by number."""
-        self.sync(page, None, now_s)
+        self.sync(listed, None, now_s)
         idle = (one for one in self._slots if one.holder is None and one.is_confirmed)
         return {one.id_slot: one for one in idle if one.conversation is not None}
 
-    def sync(self, page: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
+    def sync(self, listed: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
         """Find each slot's number by what the engine reports of all of them.
 
         The latest come first on both sides; those used at once come in any order. A task that is
         not ours is not tracked, and a conversation that nothing fits is in no slot any more.
 
         Args:
-            page: What the engine reports.
+            listed: What the engine reports.
             pending: The slot of a request that is not sent yet, or None.
             now_s: Monotonic time.
         """
         self._seen_at_s = now_s
-        rest = sorted(self._slots, key=lambda one: one.asked, reverse=True)
+        rest = sorted(self._slots, key=lambda one: one.started, reverse=True)
         lost: list[TrackedSlot] = []
         unknown: list[int] = []
-        for seen in sorted(page, key=lambda one: one.task, reverse=True):
+        for seen in sorted(listed, key=lambda one: one.task, reverse=True):
             at = _place(rest, seen, pending)
             if at is None:
                 unknown.append(seen.id_slot)
                 continue
             tracked = rest.pop(at)
             tracked.id_slot, tracked.is_confirmed = seen.id_slot, True
-            while rest and rest[0].asked > tracked.asked:
+            while rest and rest[0].started > tracked.started:
                 lost.append(rest.pop(0))
         for tracked, slot in zip((*lost, *rest), unknown, strict=False):
             tracked.empty()
@@ -213,7 +215,7 @@ class SlotMap:
 
 def _age(tracked: TrackedSlot) -> tuple[int, int]:
     """Sort slots as engines take them: used longest ago, of unused ones the last."""
-    return tracked.used, -tracked.id_slot
+    return tracked.freed, -tracked.id_slot
 
 
 def _place(
@@ -224,13 +226,13 @@ def _place(
     Of those that were used at once, each may be the first.
     """
     certain = [at for at, one in enumerate(slot_map) if _holds(one, seen)]
-    first = [at for at, one in enumerate(slot_map) if one.asked == slot_map[0].asked]
+    first = [at for at, one in enumerate(slot_map) if one.started == slot_map[0].started]
     possible = [at for at in first if _may_match(slot_map[at], seen, pending)]
     return next(iter((*(at for at in certain if at in possible), *possible, *certain)), None)
 
 
 def _may_match(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | None) -> bool:
-    if (tracked.asked == 0) != (seen.task < 0):
+    if (tracked.started == 0) != (seen.task < 0):
         return False
     is_open = tracked.conversation is None or (
         tracked.holder is not None and tracked is not pending

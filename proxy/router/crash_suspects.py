@@ -75,9 +75,9 @@ class CrashSuspects:
                 f"request; it is refused for {rest_s} s more: change it, or retry later"
             )
 
-    def crashed(self, asks: Iterable[ProxyRequest]) -> None:
+    def crashed(self, requests: Iterable[ProxyRequest]) -> None:
         """Note that an engine crashed while it computed requests; equal ones count once."""
-        for key in {fingerprint(request) for request in asks}:
+        for key in {fingerprint(request) for request in requests}:
             before = self._suspects.pop(key, None)
             crashes = before.crashes + 1 if before else 1
             self._suspects[key] = _Suspect(crashes, self._clock())

@@ -25,7 +25,7 @@ from proxy.request import Priority
 _TURNS_BEFORE_BATCH: Final = 8
 _OVERDUE: Final = 0.5
 # Clients remembered beyond those in line; their tags are of no more use, and are swept away.
-_REMEMBERED_MAX: Final = 256
+_CLIENTS_MAX: Final = 256
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -57,36 +57,36 @@ class FairQueue(Generic[P]):
     """Two priorities; unbounded: the caller decides which requests join."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Priority, _PriorityQueue[P]] = {
+        self._priorities: dict[Priority, _PriorityQueue[P]] = {
             "interactive": _PriorityQueue(),
             "batch": _PriorityQueue(),
         }
         self._turns = 0
 
     def __len__(self) -> int:
-        return len(self._lanes["interactive"].places) + len(self._lanes["batch"].places)
+        return len(self._priorities["interactive"].entries) + len(self._priorities["batch"].entries)
 
     def waiting(self, priority: Priority) -> int:
-        return len(self._lanes[priority].places)
+        return len(self._priorities[priority].entries)
 
-    def join(self, place: P) -> None:
+    def join(self, entry: P) -> None:
         """Add an entry; one that was removed before returns to its place."""
-        self._lanes[place.priority].join(place)
+        self._priorities[entry.priority].join(entry)
 
-    def leave(self, place: P) -> None:
+    def leave(self, entry: P) -> None:
         """Remove an entry, if it is in the queue."""
-        self._lanes[place.priority].leave(place)
+        self._priorities[entry.priority].leave(entry)
 
-    def take(self, place: P) -> None:
+    def take(self, entry: P) -> None:
         """Serve an entry, which need not be the first."""
-        self._lanes[place.priority].take(place)
-        is_put_off = place.priority == "interactive" and self.waiting("batch")
+        self._priorities[entry.priority].take(entry)
+        is_put_off = entry.priority == "interactive" and self.waiting("batch")
         self._turns = self._turns + 1 if is_put_off else 0
 
     def order(self, now_s: float) -> Iterator[P]:
         """Yield all entries in the order in which they would be served now."""
-        first = deque(self._lanes["interactive"].places)
-        second = deque(self._lanes["batch"].places)
+        first = deque(self._priorities["interactive"].entries)
+        second = deque(self._priorities["batch"].entries)
         turns = self._turns
         while first or second:
             if second and (not first or _is_due(second[0], turns, now_s)):
@@ -96,15 +96,17 @@ class FairQueue(Generic[P]):
                 turns += 1
                 yield first.popleft()
 
-    def position(self, place: P, now_s: float) -> int:
+    def position(self, entry: P, now_s: float) -> int:
         """Return the place of an entry, from 1."""
-        before = (number for number, one in enumerate(self.order(now_s), 1) if one is place)
+        before = (number for number, one in enumerate(self.order(now_s), 1) if one is entry)
         return next(before, 0)
 
     def oldest_wait_s(self, now_s: float) -> float:
         """Return the longest wait so far; 0 in an empty queue."""
         waits = (
-            now_s - one.joined_at_s for priority in self._lanes.values() for one in priority.places
+            now_s - one.joined_at_s
+            for priority in self._priorities.values()
+            for one in priority.entries
         )
         return max(waits, default=0.0)
 
@@ -117,33 +119,33 @@ class _PriorityQueue(Generic[P]):
     """One priority, in the order of its tags."""
 
     def __init__(self) -> None:
-        self.places: list[P] = []
+        self.entries: list[P] = []
         self._time = 0.0
-        self._next: dict[str, float] = {}  # the tag that a client's next place would get
+        self._next: dict[str, float] = {}  # the tag that a client's next entry would get
         self._count = 0
 
-    def join(self, place: P) -> None:
-        if place.tag < 0:
+    def join(self, entry: P) -> None:
+        if entry.tag < 0:
             self._count += 1
-            place.number = self._count
-            place.tag = max(self._time, self._next.get(place.client, 0.0))
-            self._next[place.client] = place.tag + 1
-        insort(self.places, place, key=_turn)
+            entry.number = self._count
+            entry.tag = max(self._time, self._next.get(entry.client, 0.0))
+            self._next[entry.client] = entry.tag + 1
+        insort(self.entries, entry, key=_turn)
 
-    def leave(self, place: P) -> None:
-        if place not in self.places:
+    def leave(self, entry: P) -> None:
+        if entry not in self.entries:
             return
-        self.places.remove(place)
-        if self._next.get(place.client) == place.tag + 1:
-            self._next[place.client] = place.tag
+        self.entries.remove(entry)
+        if self._next.get(entry.client) == entry.tag + 1:
+            self._next[entry.client] = entry.tag
 
-    def take(self, place: P) -> None:
-        clients = {one.client for one in self.places}
-        self.places.remove(place)
-        self._time = max(self._time + 1 / len(clients), place.tag)
-        if len(self._next) > len(clients) + _REMEMBERED_MAX:
-            self._next = {who: tag for who, tag in self._next.items() if tag > self._time}
+    def take(self, entry: P) -> None:
+        clients = {one.client for one in self.entries}
+        self.entries.remove(entry)
+        self._time = max(self._time + 1 / len(clients), entry.tag)
+        if len(self._next) > len(clients) + _CLIENTS_MAX:
+            self._next = {client: tag for client, tag in self._next.items() if tag > self._time}
 
 
-def _turn(place: QueueEntry) -> tuple[float, int]:
-    return place.tag, place.number
+def _turn(entry: QueueEntry) -> tuple[float, int]:
+    return entry.tag, entry.number

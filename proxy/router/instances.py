@@ -115,12 +115,12 @@ class Instance:
         """Prompt tokens that it still has to compute."""
         return sum(lease.backlog_tokens for lease in self.leases)
 
-    def stats(self, homes: int) -> InstanceStats:
+    def stats(self, conversations: int) -> InstanceStats:
         known = bool(self.rates.answers)
         return InstanceStats(
             self.upstream,
             self.in_service,
-            homes,
+            conversations,
             self.rates.prefill_tps if known else 0.0,
             self.rates.decode_tps if known else 0.0,
             tuple(lease.stats() for lease in self.leases),
@@ -133,7 +133,7 @@ class Instances:
 
     def __init__(self) -> None:
         self._instances: dict[str, Instance] = {}
-        self._rates: dict[str, Rates] = {}  # of those that are gone for now
+        self._rates: dict[str, Rates] = {}  # of those that are out of service
         self._turn = count(1)
 
     def __iter__(self) -> Iterator[Instance]:

@@ -116,14 +116,14 @@ class Router:
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._queues: dict[str, ModelQueue] = {}
-        self._reclaim = SlotReleaser(
+        self._slot_releaser = SlotReleaser(
             count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._report_overdue
         )
         self._first_byte_monitor = FirstByteMonitor(
             self._instances, responds or answers_health(settings), self._settle
         )
 
-    # What whoever runs the instances tells and asks.
+    # What whoever runs the instances tells and requests.
 
     def admit(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
         """Route requests to an instance; `filled` are its slots as its process began with them."""
@@ -163,12 +163,12 @@ class Router:
         for lease in leases:
             lease.set_process_exit(is_crash=is_crash)
         # One request may hold several slots.
-        asks = {
+        requests = {
             id(lease.request): lease.request for lease in leases if not lease.request.is_background
         }
         if is_crash:
-            self._crash_suspects.crashed(asks.values())
-        return len(asks)
+            self._crash_suspects.crashed(requests.values())
+        return len(requests)
 
     async def wait_idle(self, name: str) -> None:
         """Wait until an instance holds no request. Without limit: `close` ends the wait."""
@@ -203,7 +203,7 @@ class Router:
         )
 
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
-        """Hold a slot for work of our own; the block gets a function that asks for it back.
+        """Hold a slot for work of our own; the block gets a function that returns whether to leave.
 
         Raises:
             UpstreamShutDown: The instance is not in service, or was stopped.
@@ -212,18 +212,18 @@ class Router:
         return background_lease(self, name)
 
     def conversation_fingerprints(
-        self, name: str, page: Sequence[SlotState]
+        self, name: str, listed: Sequence[SlotState]
     ) -> Mapping[int, ConversationFingerprint]:
-        """Return the conversations in an instance's idle slots; `page` is its /slots now."""
-        return self._prefix_index.fingerprints(name, page, self._clock())
+        """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
+        return self._prefix_index.fingerprints(name, listed, self._clock())
 
     async def run(self) -> None:
         """Free slots of aborted requests and watch for instances that do not respond."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._first_byte_monitor.serve())
-            await self._reclaim.run()
+            await self._slot_releaser.run()
 
-    # What is known.
+    # Statistics.
 
     def instances(self) -> tuple[InstanceStats, ...]:
         """All that are in service or hold something."""
@@ -352,7 +352,7 @@ class Router:
         instance.bytes_received += lease.progress.bytes_received
         for one in lease.slots:
             if one in instance.leases:
-                self._reclaim.release_when_idle(one, queue.release)
+                self._slot_releaser.release_when_idle(one, queue.release)
         self._instances.discard_if_unused(instance)
 
     def _queue(self, model: str) -> ModelQueue:

@@ -126,9 +126,9 @@ def slots_in_use(settings: ProxySettings) -> CountBusySlots:
 
     async def request(upstream: Upstream) -> int | None:
         try:
-            page = await get_slots(upstream, settings)
+            slots = await get_slots(upstream, settings)
         except UpstreamTimeout:
             return upstream.slots  # it is there, and busy with something
-        return None if page is None else sum(slot.is_busy for slot in page)
+        return None if slots is None else sum(slot.is_busy for slot in slots)
 
     return request

@@ -38,9 +38,9 @@ class _Block:
 
     def whole(self) -> dict[str, Any]:
         added: dict[str, Any] = {name: "".join(parts) for name, parts in self.parts.items()}
-        said = added.pop("partial_json", None)
+        text = added.pop("partial_json", None)
         if self.began.get("type") == "tool_use":
-            added["input"] = _input(said) if said else self.began.get("input", {})
+            added["input"] = _input(text) if text else self.began.get("input", {})
         return {**self.began, **added}
 
 
@@ -100,9 +100,9 @@ class MessagesAssembler:
         return [self._blocks[at].whole() for at in sorted(self._blocks)]
 
 
-def _input(said: str) -> Any:
+def _input(text: str) -> Any:
     """Return a tool's input; nothing where the call was cut."""
     try:
-        return orjson.loads(said)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}

@@ -95,7 +95,7 @@ def test_clients_that_came_once_are_not_remembered_for_ever() -> None:
     for number in range(2000):
         line.join(place(f"{number}"))
         serve(line)
-    assert len(line._lanes["interactive"]._next) < 300
+    assert len(line._priorities["interactive"]._next) < 300
 
 
 clients = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30)
