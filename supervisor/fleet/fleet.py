@@ -91,11 +91,10 @@ class Fleet:
     # Queries.
 
     def all_replicas(self) -> tuple[Replica, ...]:
-        """Return all replicas, including those that start beside others or retire."""
+        """Return all replicas, including replacements and retiring ones."""
         return tuple(replica for model in self.models.values() for replica in model.all_replicas)
 
     def replicas(self) -> tuple[Replica, ...]:
-        """Return the current replica of each ReplicaId."""
         return tuple(replica for model in self.models.values() for replica in model.replicas)
 
     def replica(self, instance: str) -> Replica:
@@ -121,11 +120,7 @@ class Fleet:
         return [self.models[name] for name in names or known]
 
     def instances(self, names: Sequence[str] = ()) -> Iterator[Instance]:
-        """Yield the instances of the named models, or of all, without retiring ones.
-
-        Raises:
-            NoSuchModel: A name is not configured.
-        """
+        """Yield the instances of the named models, or of all, without retiring ones."""
         for model in self.select(names):
             yield from (replica.instance for replica in (*model.replicas, *model.replacements))
 
@@ -138,8 +133,7 @@ class Fleet:
         """Start, stop or restart models; return a function that reports whether that is done.
 
         Raises:
-            NoSuchModel: A name is not configured; nothing was changed.
-            SettingsInvalid: The verb is unknown.
+            NoSuchModel, SettingsInvalid: A name or the verb is unknown; nothing was changed.
         """
         instances = tuple(self.instances(names))
         if verb == "stop":
@@ -178,12 +172,10 @@ class Fleet:
     # What the proxy reports; an instance may be gone by then.
 
     def overdue(self, instance: str, reason: str) -> None:
-        """Restart an instance that computes for a client that disconnected."""
         if replica := self._find(instance):
             replica.instance.overdue(replica.instance.snapshot().run, reason)
 
     def restore_verified(self, instance: str, id_slot: int, timings: Timings) -> None:
-        """Check the first response to a conversation in the slot that it was restored to."""
         if replica := self._find(instance):
             replica.slots.restore_used(id_slot, timings)
 

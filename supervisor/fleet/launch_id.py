@@ -31,12 +31,7 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFingerprint:
-    """What the command line of an instance is made from, apart from the machine.
-
-    Attributes:
-        model: The GGUF; the first shard of a split one.
-        flags: The profile's flags, overridden by the model's.
-    """
+    """What the command line of an instance is made from, apart from the machine."""
 
     engine: FileVersion
     library_dirs: tuple[Path, ...]

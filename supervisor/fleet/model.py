@@ -22,15 +22,7 @@ from supervisor.slot_store.manager import SlotManager
 
 
 class Replica:
-    """An instance and the settings that it is made from.
-
-    Attributes:
-        place: Which replica of which model it is.
-        planner: Plans its next run.
-        plan: Of its latest run; None before the first.
-        fingerprint: Of its latest run; None before the first.
-        life: The task that serves the instance.
-    """
+    """An instance and the settings that it is made from; `life` is the task that serves it."""
 
     def __init__(
         self,
@@ -42,9 +34,9 @@ class Replica:
     ) -> None:
         self.place = place
         self.name = name
-        self.planner = planner
-        self.plan: Plan | None = None
-        self.fingerprint: LaunchFingerprint | None = None
+        self.planner = planner  # of its next run
+        self.plan: Plan | None = None  # of its latest run
+        self.fingerprint: LaunchFingerprint | None = None  # likewise
         self.life: asyncio.Task[None] | None = None
         self.slots = slots(self)
         self.instance = instance(self)
@@ -57,7 +49,6 @@ class Replica:
         return self.planner.launch(plan, self.name)
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
-        """Return the instance as the proxy knows it."""
         plan, endpoint = self.plan, snapshot.endpoint
         return Upstream(
             name=snapshot.name,
@@ -74,24 +65,18 @@ class Replica:
 
 
 class Model:
-    """A configured model.
-
-    Attributes:
-        replicas: Ordered by number; empty once the model is removed from the settings.
-        replacements: Replicas that start to replace one of `replicas`.
-        retiring: Replicas that finish their requests.
-        is_open: Whether a request loads it; not after it was stopped by command.
-        refusal: Why the latest load was refused, or None.
-    """
+    """A configured model."""
 
     def __init__(self, entry: ModelEntry, residency: ResidencyPolicy) -> None:
         self.entry = entry
         self.residency = residency
+        # Whether a request loads it; not after it was stopped by command.
         self.is_open = True
-        self.refusal: str | None = None
+        self.refusal: str | None = None  # why the latest load was refused
+        # Ordered by number; empty once the model is removed from the settings.
         self.replicas: tuple[Replica, ...] = ()
-        self.replacements: tuple[Replica, ...] = ()
-        self.retiring: tuple[Replica, ...] = ()
+        self.replacements: tuple[Replica, ...] = ()  # these start to replace one of the above
+        self.retiring: tuple[Replica, ...] = ()  # these finish their requests
 
     @property
     def is_configured(self) -> bool:

@@ -54,17 +54,11 @@ class LaunchPlanner:
 
     @property
     def instances(self) -> int:
-        """The number of processes when all models are loaded."""
+        """The number of processes if all models are loaded."""
         return sum(self.replicas(name).count for name in self.entries)
 
     def replicas(self, model: str) -> Replicas:
-        """Return how many instances a model has; "auto" is decided once.
-
-        A model that cannot be planned has one, whose start reports the reason.
-
-        Raises:
-            NoSuchModel: It is not configured.
-        """
+        """Return how many instances a model has; "auto" is decided once."""
         entry = self.entry(model)
         if entry.replicas != "auto":
             return Replicas(entry.replicas, "as set")
@@ -77,32 +71,26 @@ class LaunchPlanner:
         try:
             plan = self._plan(entry, instances=models)
         except CorralError:
-            return Replicas(1, "it cannot be planned")
+            return Replicas(1, "it cannot be planned")  # its start reports why
         return decide(plan.memory_inputs, machine.read(), self.capacity(plan.engine), models)
 
     def engine(self) -> Engine:
-        """Find the engine.
-
-        Raises:
-            EngineMissing, EngineBroken: There is none, or it does not run.
-        """
+        """Find the engine; raises EngineMissing or EngineBroken."""
         return engines.load(self._engine_setting, cache_dir=self._directories.cache)
 
     def plan(self, model: str) -> Plan:
         """Plan a model's instances; reads files.
 
         Raises:
-            NoSuchModel: It is not configured.
-            EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: It cannot be run.
+            NoSuchModel, EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: It cannot run.
         """
         return self._plan(self.entry(model), instances=max(1, self.instances))
 
     def plan_at(self, place: ReplicaId) -> Plan:
-        """Plan one replica; reads files.
+        """Plan one replica, as `plan` does.
 
         Raises:
             OutOfMemory: It needs more memory than models may use.
-            CorralError: As `plan` does.
         """
         plan = self.plan(place.model)
         devices = self.replicas(place.model).devices
@@ -114,7 +102,6 @@ class LaunchPlanner:
         return plan
 
     def capacity(self, engine: Engine) -> MemoryCapacity:
-        """Return the memory that models may use."""
         return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
 
     def _plan(self, entry: ModelEntry, *, instances: int) -> Plan:
@@ -134,7 +121,6 @@ class LaunchPlanner:
         )
 
     def _machine(self) -> Machine:
-        """Return the machine, with at most the memory of the settings."""
         here = machine.read()
         budget = self._settings.supervisor.memory_budget
         return replace(here, memory_bytes=min(budget or here.memory_bytes, here.memory_bytes))
@@ -143,8 +129,7 @@ class LaunchPlanner:
         """Return the fingerprint of a model's next launch. Missing files are not an error.
 
         Raises:
-            NoSuchModel: It is not configured.
-            SettingsInvalid: Its profile is missing or invalid.
+            NoSuchModel, SettingsInvalid: It, or its profile, is missing or invalid.
         """
         entry = self.entry(model)
         under = profile.load(entry.profile, self._directories.profiles)
@@ -179,11 +164,7 @@ class LaunchPlanner:
         return self._settings.restart_policy(self.entry(model).name)
 
     def entry(self, model: str) -> ModelEntry:
-        """Look up a model.
-
-        Raises:
-            NoSuchModel: It is not configured.
-        """
+        """Look up a model; raises NoSuchModel."""
         if model in self.entries:
             return self.entries[model]
         known = ", ".join(self.entries) or "none"
@@ -216,7 +197,6 @@ class LaunchPlanner:
         )
 
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:
-        """Return the configured warm prompts, then the learned ones."""
         table = self._settings.models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
         return (*map(prompts.read, table.warm_prompts), *learned)
@@ -226,7 +206,6 @@ class LaunchPlanner:
         return table is not None and table.learn_prompts
 
     def launch_argv(self, plan: Plan, instance: str) -> tuple[str, ...]:
-        """Return the command line of a launch."""
         argv = _argv(plan, self._endpoint(plan.engine, instance))
         return (*argv, *self.slot_persistence.arguments(plan, instance))
 

@@ -69,12 +69,7 @@ def stat_regular(path: Path) -> os.stat_result:
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a file, mode 0600, that appears whole under its name.
-
-    Args:
-        path: Its directory must exist.
-        text: The content.
-        durable: Wait until the file is on the disk; otherwise a crash may lose it.
+    """Replace a file, mode 0600, as a whole; unless `durable`, a crash of the machine may lose it.
 
     Raises:
         OSError: Nothing was written; a file of that name is unchanged.
@@ -95,11 +90,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk.
-
-    Raises:
-        OSError: The disk refused.
-    """
+    """Wait until a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,17 +27,12 @@ _SAME_PROCESS_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo:
-    """The daemon that owns a runtime directory.
-
-    Attributes:
-        created_at: As psutil reports it, in seconds since the epoch.
-        url: Of its proxy.
-    """
+    """The daemon that owns a runtime directory."""
 
     pid: int
-    created_at: float
+    created_at: float  # seconds since the epoch, as psutil reports it
     version: str
-    url: str
+    url: str  # of its proxy
 
     def is_alive(self) -> bool:
         try:

@@ -21,25 +21,15 @@ _NICE_LIMIT: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The resources of this machine.
+    """The resources of this machine."""
 
-    Attributes:
-        physical_cores: Without hyper-threads; within the affinity and the CPU quota.
-        logical_cores: With hyper-threads; within the same.
-        memory_bytes: Main memory, or the control group's limit if lower.
-        memory_available_bytes: Free memory, including caches that can be dropped.
-        memlock_bytes: The limit of locked memory; None for no limit.
-        may_renice: Whether a process may raise its own priority to `high`.
-        cpu_flags: As Linux names them; empty if unknown.
-    """
-
-    physical_cores: int
-    logical_cores: int
-    memory_bytes: int
-    memory_available_bytes: int
-    memlock_bytes: int | None
-    may_renice: bool
-    cpu_flags: frozenset[str]
+    physical_cores: int  # without hyper-threads; within the affinity and the CPU quota
+    logical_cores: int  # within the same
+    memory_bytes: int  # or the control group's limit if lower
+    memory_available_bytes: int  # including caches that can be dropped
+    memlock_bytes: int | None  # the limit of locked memory
+    may_renice: bool  # whether a process may raise its own priority to `high`
+    cpu_flags: frozenset[str]  # as Linux names them; empty if unknown
 
 
 _last: list[Machine] = []

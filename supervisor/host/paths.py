@@ -25,10 +25,8 @@ _SOCKET_PATH_MAX = 103
 
 
 def shipped(name: str) -> Path:
-    """Return the shipped directory `profiles` or `vendor`.
-
-    It is `supervisor/shipped/NAME` in a wheel, and `NAME` beside `supervisor/` in a checkout.
-    """
+    """Return the shipped directory `profiles` or `vendor`."""
+    # `supervisor/shipped/NAME` in a wheel, `NAME` beside `supervisor/` in a checkout.
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped" / name
     return inside if inside.is_dir() else package.parent / name
@@ -36,21 +34,13 @@ def shipped(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """The directories of the daemon and its commands.
+    """The directories of the daemon and its commands."""
 
-    Attributes:
-        config: `corral.toml` and the user's profiles (`config/profiles`).
-        data: Fetched models, learned prompts, slots.
-        cache: Engines' help, GGUF metadata, CPU libraries.
-        log: A log for each instance and the daemon.
-        runtime: The lock, the state file and the sockets of one daemon; mode 0700.
-    """
-
-    config: Path
-    data: Path
-    cache: Path
-    log: Path
-    runtime: Path
+    config: Path  # corral.toml and profiles/
+    data: Path  # fetched models, learned prompts, slots
+    cache: Path  # engines' help, GGUF metadata, CPU libraries
+    log: Path  # of each instance and the daemon
+    runtime: Path  # lock, state file and sockets of one daemon; mode 0700
 
     @property
     def control_socket(self) -> Path:
@@ -66,7 +56,6 @@ class Directories:
 
     @property
     def profiles(self) -> tuple[Path, ...]:
-        """The search path of profiles; the first wins."""
         return (self.config / "profiles", shipped("profiles"))
 
     @property
@@ -75,7 +64,6 @@ class Directories:
 
     @property
     def prompts(self) -> Path:
-        """The directory of learned prompts."""
         return self.data / "prompts"
 
     @property
@@ -126,10 +114,7 @@ def _platform(kind: str) -> str:
 
 
 def _runtime(session: str) -> str:
-    """Return the runtime directory, in that of the session or beside the state.
-
-    platformdirs would fall back to a path in /tmp that another user could create first.
-    """
+    # platformdirs would fall back to a path in /tmp that another user could create first.
     otherwise = f"{_platform('state')}/run"
     if not session:
         return otherwise
@@ -150,14 +135,7 @@ def _session_problem(session: str) -> str | None:
 
 
 def problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
-    """Return why a directory cannot be used, as the end of a sentence; None if it can. Pure.
-
-    Args:
-        mode: Its `st_mode`.
-        uid: Its owner.
-        our_uid: This user.
-        forbidden: The permissions that others must not have.
-    """
+    """Return why a directory cannot be used, as the end of a sentence; None if it can."""
     if not stat.S_ISDIR(mode):
         return "is not a directory"
     if uid != our_uid:
@@ -210,11 +188,7 @@ def is_ours(directory: Path) -> bool:
 
 
 def check_owner(directory: Path) -> None:
-    """Refuse a directory of another user, except for root; a missing one is accepted.
-
-    Raises:
-        AccessDenied: It belongs to another user.
-    """
+    """Raise AccessDenied for another user's directory, unless this user is root."""
     try:
         owner = directory.lstat().st_uid
     except OSError:

@@ -16,12 +16,7 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 class ProcessEnd:
-    """The exit of one process; a later process with its number is not mistaken for it.
-
-    Args:
-        owner: None for a process that has exited.
-        pidfd: None where the system has none.
-    """
+    """The exit of one process; a later process with its number is not mistaken for it."""
 
     def __init__(self, owner: DaemonInfo | None, pidfd: int | None) -> None:
         self._owner = owner
@@ -43,10 +38,7 @@ class ProcessEnd:
 
 @contextmanager
 def process_end(owner: DaemonInfo | None) -> Iterator[ProcessEnd]:
-    """Yield the exit of a process, to wait for within the block.
-
-    Source: pidfd_open(2): the descriptor is readable after the exit.
-    """
+    """Yield the exit of a process, to wait for within the block."""
     pidfd = _open(owner)
     try:
         # Checked after opening the descriptor, which could be that of a later process.

@@ -1,13 +1,4 @@
-"""Decides when to restart after a failure, and when to give up.
-
-Each failure adds one to a count that halves every `failure_half_life_s`: failures close together
-add up, old ones fade, and an instance that crashes once a week is never given up. The delay before
-the next start is drawn from zero to a bound that doubles with the count ("full jitter"), so that
-instances that failed together do not restart together.
-
-Source: thejerf/suture v4, supervisor.go (the decaying count); "Exponential Backoff And Jitter", AWS
-Architecture Blog (full jitter).
-"""
+"""Decides when to restart after a failure, and when to give up."""
 
 from __future__ import annotations
 
@@ -36,16 +27,18 @@ class RestartPolicy(SettingsTable):
     )
 
 
+# Failures close together add up, old ones fade: an instance that crashes once a week is never given
+# up. The delay is drawn from zero to a bound that doubles with the count ("full jitter"), so that
+# instances that failed together do not restart together. Source: thejerf/suture v4, supervisor.go;
+# "Exponential Backoff And Jitter", AWS Architecture Blog.
+
+
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """A decaying count of failures.
+    """A count of failures that halves every `failure_half_life_s`."""
 
-    Attributes:
-        weight: The count at `at_s`, a monotonic time.
-    """
-
-    weight: float = 0.0
-    at_s: float = 0.0
+    weight: float = 0.0  # the count at `at_s`
+    at_s: float = 0.0  # monotonic
 
     @property
     def failures(self) -> int:
@@ -55,14 +48,10 @@ class FailureHistory:
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What to do after a failure.
-
-    Attributes:
-        delay_s: The delay before the next start; None to give up.
-    """
+    """What to do after a failure."""
 
     history: FailureHistory
-    delay_s: float | None
+    delay_s: float | None  # before the next start; None to give up
 
 
 def decide(
@@ -73,14 +62,9 @@ def decide(
     chance: float,
     can_give_up: bool = True,
 ) -> RestartDecision:
-    """Count one more failure.
+    """Count one more failure, with a `chance` in 0 to 1 that spreads the delay.
 
-    Args:
-        policy: When to restart.
-        history: The failures so far.
-        now_s: The monotonic time of the failure.
-        chance: A random number, uniform in 0 to 1, that spreads the delay.
-        can_give_up: If false, the count stays below `max_failures`, which also bounds the delay.
+    Without `can_give_up` the count stays below `max_failures`, which also bounds the delay.
     """
     decayed = history.weight * 0.5 ** ((now_s - history.at_s) / policy.failure_half_life_s)
     weight = decayed + 1 if can_give_up else min(decayed + 1, max(1, policy.max_failures - 1))
@@ -97,14 +81,11 @@ class RestartTracker:
 
     Crashes that requests may have caused are counted apart and never give up: otherwise one client
     could take a model from all others.
-
-    Attributes:
-        delay_s: The delay before the next start.
     """
 
     def __init__(self, policy: RestartPolicy, clock: Callable[[], float]) -> None:
         self.policy = policy
-        self.delay_s = 0.0
+        self.delay_s = 0.0  # before the next start
         self._clock = clock
         self.forget()
 

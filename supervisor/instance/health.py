@@ -1,22 +1,4 @@
-"""Decides whether an engine in service is healthy: while it has work, something must progress.
-
-A response proves nothing: llama-server serves `/health`, `/slots` and `/metrics` from threads that
-keep running when decoding hangs. So this compares samples:
-
-1. bytes of responses, which the proxy counts anyway;
-2. when these stop, the engine's own counters, read rarely: `n_decode_total` grows with each batch,
-   the token totals only when a request ends;
-3. within one batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the CPU time
-   of the process does: an engine that computes gets `batch_timeout_s`, one that does not (stopped,
-   or waiting for a lock or a hung device) two intervals at most.
-
-An idle engine is probed for one token now and then, and at once when requests found it silent.
-After a gap between two samples longer than an interval, the watch starts over: this process was
-suspended, not the engine.
-
-Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
-decoding hangs).
-"""
+"""Decides whether an engine in service is healthy: while it has work, something must progress."""
 
 from __future__ import annotations
 
@@ -27,6 +9,19 @@ from typing import Final
 from pydantic import Field
 
 from proxy.setting_types import SettingsTable
+
+# A response proves nothing: llama-server serves `/health`, `/slots` and `/metrics` from threads
+# that keep running when decoding hangs. So samples are compared:
+#
+# 1. bytes of responses, which the proxy counts anyway;
+# 2. when these stop, the engine's own counters, read rarely: `n_decode_total` grows with each
+#    batch, the token totals only when a request ends;
+# 3. within one batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the CPU time
+#    of the process does: an engine that computes gets `batch_timeout_s`, one that does not
+#    (stopped, or waiting for a lock or a hung device) two intervals at most.
+#
+# Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
+# decoding hangs).
 
 # The share of one CPU above which a process computes. A stopped one uses none, one that waits and
 # serves our metrics a thousandth, one thread that computes on a busy machine still a good share.
@@ -62,74 +57,49 @@ class HealthSettings(SettingsTable):
 
     @property
     def silence_s(self) -> float:
-        """The silence that makes an engine unhealthy.
-
-        Less than two intervals by two ticks: one may pass before progress is seen, another before
-        its end is. So a hang is found within two intervals.
-        """
+        """The silence that makes an engine unhealthy."""
+        # One tick may pass before progress is seen, another before its end is. So a hang is found
+        # within two intervals.
         return 2 * self.liveness_interval_s - 2 * self.tick_s
 
     @property
     def counters_every_s(self) -> float:
-        """The time between two reads of the engine's counters."""
         return min(_COUNTERS_EVERY_S, self.liveness_interval_s / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """The engine's counters.
+    """The engine's counters."""
 
-    Attributes:
-        values: In a fixed order; None if it did not answer.
-        cpu_s: The CPU time of the process; None if unknown.
-    """
-
-    values: tuple[float, ...] | None = None
-    cpu_s: float | None = None
+    values: tuple[float, ...] | None = None  # in a fixed order; None if it did not answer
+    cpu_s: float | None = None  # CPU time of the process; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSample:
-    """One engine at one moment.
+    """One engine at one moment."""
 
-    Attributes:
-        at_s: Monotonic time.
-        awaited: Requests that wait for the engine's next bytes.
-        bytes_seen: Bytes of responses so far.
-        counters: None if not read this time.
-        is_silent: Whether requests were moved away because it did not answer.
-    """
-
-    at_s: float
-    awaited: int
-    bytes_seen: int
-    counters: CounterSample | None = None
-    is_silent: bool = False
+    at_s: float  # monotonic
+    awaited: int  # requests that wait for its next bytes
+    bytes_seen: int  # of responses so far
+    counters: CounterSample | None = None  # None if not read this time
+    is_silent: bool = False  # whether requests were moved away because it did not answer
 
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """What is remembered between samples; all times are monotonic.
-
-    Attributes:
-        last: The latest sample.
-        sent_at_s: When it last sent bytes; the probe interval counts from here.
-        owing_at_s: When it last sent bytes or its work began.
-        progress_at_s: The latest known progress.
-        computed_at_s: The latest known computing; at least `progress_at_s`.
-        counters: The latest counters since `owing_at_s`, with their time.
-    """
+    """What is remembered between samples; all times are monotonic."""
 
     last: HealthSample
-    sent_at_s: float
-    owing_at_s: float
-    progress_at_s: float
-    computed_at_s: float
-    counters: tuple[float, CounterSample] | None = None
+    sent_at_s: float  # it last sent bytes; the probe interval counts from here
+    owing_at_s: float  # it last sent bytes, or its work began
+    progress_at_s: float  # latest known progress
+    computed_at_s: float  # latest known computing; at least progress_at_s
+    counters: tuple[float, CounterSample] | None = None  # since owing_at_s, with their time
 
 
 class HealthAction(StrEnum):
-    """What to do after a sample."""
+    """What to do next."""
 
     NOTHING = "nothing"
     READ_COUNTERS = "read counters"
@@ -138,16 +108,14 @@ class HealthAction(StrEnum):
 
 
 def start(sample: HealthSample) -> HealthState:
-    """Return the state after a first sample."""
     now_s = sample.at_s
     return HealthState(sample, now_s, now_s, now_s, now_s)
 
 
 def update(settings: HealthSettings, health: HealthState, sample: HealthSample) -> HealthState:
-    """Return the state after one more sample."""
     now_s = sample.at_s
     if now_s - health.last.at_s > settings.liveness_interval_s:
-        return start(sample)
+        return start(sample)  # this process was suspended, not the engine
     if sample.bytes_seen != health.last.bytes_seen:
         return start(sample)
     if not sample.awaited:
@@ -160,10 +128,7 @@ def update(settings: HealthSettings, health: HealthState, sample: HealthSample) 
 
 
 def _compare(health: HealthState, before: tuple[float, CounterSample] | None) -> HealthState:
-    """Compare the latest counters with those before.
-
-    Progress between the two is dated to the first: it may have ended right after it.
-    """
+    # Progress between the two is dated to the first: it may have ended right after it.
     if before is None or health.counters is None:
         return health
     (then_s, then), (now_s, now) = before, health.counters
@@ -195,7 +160,6 @@ def has_moved(before: HealthSample, now: HealthSample) -> bool:
 
 
 def next_action(settings: HealthSettings, health: HealthState) -> HealthAction:
-    """Decide what to do after the latest sample."""
     now_s = health.last.at_s
     if not health.last.awaited:
         is_due = now_s - health.sent_at_s >= settings.idle_probe_s or health.last.is_silent

@@ -12,37 +12,22 @@ from supervisor.process.exit_cause import FailureCause, StartWarning
 
 @dataclass(frozen=True, slots=True)
 class InstanceSnapshot:
-    """One instance at one moment.
+    """One instance at one moment."""
 
-    Attributes:
-        name: Such as `chat.0`.
-        wanted: Whether the last command asked for it to run.
-        run: The number of its latest process, from 1; 0 before the first.
-        since_s: The monotonic time at which it entered its state.
-        up_s: The time since it became ready; 0 while it is not up.
-        restarts: Runs after the first that were not a start by command.
-        failures: The decaying count of the restart policy.
-        retry_in_s: The time until the next start; None unless in BACKOFF.
-        cause: The latest failure; None once it serves again.
-        warnings: What the engine silently does without, known once it is ready.
-        load_progress: 0 to 1; None where the build does not report it.
-        log_path: None before the first run.
-    """
-
-    name: str
+    name: str  # such as chat.0
     model: str
     state: State
-    wanted: bool
-    run: int
+    wanted: bool  # whether the last command asked for it to run
+    run: int  # the number of its latest process, from 1; 0 before the first
     pid: int | None
-    since_s: float
-    up_s: float
-    restarts: int
-    failures: int
-    retry_in_s: float | None
-    cause: FailureCause | None
-    warnings: tuple[StartWarning, ...]
-    load_progress: float | None
+    since_s: float  # the monotonic time at which it entered its state
+    up_s: float  # since it became ready; 0 while it is not up
+    restarts: int  # runs after the first that were not a start by command
+    failures: int  # the decaying count of the restart policy
+    retry_in_s: float | None  # until the next start; None unless in BACKOFF
+    cause: FailureCause | None  # the latest failure; None once it serves again
+    warnings: tuple[StartWarning, ...]  # known once it is ready
+    load_progress: float | None  # 0 to 1; None where the build does not report it
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path | None

@@ -3,10 +3,6 @@
 `step` takes a lifecycle and an event and returns the next lifecycle; `instance.py` acts on it. A
 rule is a row of a table here, never an `if` on a particular state.
 
-An event is a command (START, STOP, RESTART), the passing of a state's DEADLINE, or a fact about the
-process. `TRANSITIONS` maps each to the next state; an event without a row is ignored. EXITED has no
-rows: it counts in every state that has a process, and `AFTER_EXIT` says what follows.
-
 Each row has a test that fails without it (`scripts/mutate_table`). `scripts/diagram.py` draws the
 diagram in `supervisor/DESIGN.md` from these tables.
 """
@@ -70,16 +66,10 @@ class ExitOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """Properties of a state.
+    """Properties of a state."""
 
-    Attributes:
-        deadline: The limit, in seconds, after which DEADLINE happens: an attribute of
-            `InstanceLimits`, or `backoff_s`.
-        process: Whether an engine may be running.
-    """
-
-    deadline: str | None = None
-    process: bool = True
+    deadline: str | None = None  # an attribute of InstanceLimits, or backoff_s
+    process: bool = True  # whether an engine may be running
 
 
 STATES: Final[Mapping[State, StateInfo]] = MappingProxyType(
@@ -97,6 +87,8 @@ STATES: Final[Mapping[State, StateInfo]] = MappingProxyType(
     }
 )
 
+# The next state after a command, a deadline or a fact; an event without a row is ignored. EXITED
+# has no rows: it counts in every state that has a process, and AFTER_EXIT says what follows.
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
     {
         State.STOPPED: {
@@ -207,19 +199,12 @@ FACTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """What decisions about an instance depend on.
-
-    Attributes:
-        state: Its state.
-        wanted: Whether the last command asked for it to run.
-        run: The number of its latest process, from 1; 0 before the first.
-        stop_reason: Why the supervisor is ending that process; None while it is not.
-    """
+    """What decisions about an instance depend on."""
 
     state: State = State.STOPPED
-    wanted: bool = False
-    run: int = 0
-    stop_reason: StopReason | None = None
+    wanted: bool = False  # whether the last command asked for it to run
+    run: int = 0  # the number of its latest process, from 1
+    stop_reason: StopReason | None = None  # why the supervisor is ending that process
 
     @property
     def exit_outcome(self) -> ExitOutcome:
@@ -232,14 +217,9 @@ class Lifecycle:
 def step(
     lifecycle: Lifecycle, event: Event, *, run: int | None = None, give_up: bool = False
 ) -> Lifecycle:
-    """Return the lifecycle after an event.
+    """Return the lifecycle after an event; `run` is the run that a fact is about.
 
-    Args:
-        lifecycle: The current one.
-        event: What happened.
-        run: The run that a fact is about.
-        give_up: For an EXITED that is a failure: do not start again, because the cause is permanent
-            or there were too many failures.
+    With `give_up`, an EXITED that is a failure is not followed by another start.
     """
     if event in FACTS and run != lifecycle.run:
         return lifecycle
@@ -249,7 +229,7 @@ def step(
 
 
 def _command(lifecycle: Lifecycle, event: Event) -> Lifecycle:
-    """Apply what a command means even in a state that has no row for it."""
+    # What a command means even in a state that has no row for it.
     lifecycle = replace(lifecycle, wanted=WANTED.get(event, lifecycle.wanted))
     if event in STOP_COMMANDS and STATES[lifecycle.state].process:
         return replace(lifecycle, stop_reason=StopReason.REQUESTED)

@@ -7,12 +7,6 @@
 - It does not outlive the daemon, for three reasons: the end of `wait`; the end of stdin, at which a
   loaded engine in child mode exits; and the parent-death signal, which also works while it loads.
 
-The parent-death signal is sent when the *thread* that spawned the process ends, so call `spawn` on
-the loop's thread. It survives exec, but not that of a set-user-ID program. A parent that died
-before the call goes unnoticed, hence the check of getppid after it. `preexec_fn` sets it, between
-fork and exec, so everything it needs was imported before. `setpriv --pdeathsig` is not on every
-system and cannot check getppid.
-
 Source: prctl(2) PR_SET_PDEATHSIG, pidfd_open(2) (Linux 5.3), setsid(2), kill(2).
 """
 
@@ -77,7 +71,7 @@ class Exit:
 
 
 class Child:
-    """A child process, made by `spawn`. `wait` must be awaited; it kills and reaps the process."""
+    """A child process. `wait` must be awaited; it kills and reaps the process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -104,7 +98,7 @@ class Child:
             env=dict(launch.env),
             cwd=launch.cwd,
             start_new_session=True,
-            preexec_fn=lambda: _prepare(ours, core),  # noqa: PLW1509 (see the module's docstring)
+            preexec_fn=lambda: _prepare(ours, core),  # noqa: PLW1509 (see _die_with)
         )
         try:
             return cls(process)
@@ -118,7 +112,6 @@ class Child:
         return self._process.pid
 
     def cpu_s(self) -> float | None:
-        """Return its CPU time, or None after its end."""
         try:
             used = psutil.Process(self.pid).cpu_times()
         except (psutil.Error, OSError):
@@ -143,7 +136,6 @@ class Child:
         return Exit(self._process.returncode)
 
     def write_line(self, line: bytes) -> None:
-        """Write a line to its stdin; a closed pipe is not an error."""
         if self._process.stdin and not self._process.stdin.closed:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(line)
@@ -178,6 +170,10 @@ def _prepare(  # pragma: no cover (runs between fork and exec)
     _die_with(parent_pid)
 
 
+# The parent-death signal is sent when the *thread* that spawned the process ends. It survives exec,
+# but not that of a set-user-ID program. A parent that died before the call goes unnoticed, hence
+# the check of getppid. This runs in `preexec_fn`, so everything it needs was imported before.
+# `setpriv --pdeathsig` is not on every system and cannot check getppid.
 def _die_with(parent_pid: int) -> None:  # pragma: no cover (as above)
     if _prctl is None:
         return

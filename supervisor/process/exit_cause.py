@@ -32,19 +32,12 @@ _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.E
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Why an instance does not serve.
+    """Why an instance does not serve."""
 
-    Attributes:
-        code: Stable, in snake case.
-        sentence: Without a full stop.
-        hint: How to fix it.
-        permanent: Whether a restart without a change is useless.
-    """
-
-    code: str
-    sentence: str
-    hint: str
-    permanent: bool
+    code: str  # stable, in snake case
+    sentence: str  # without a full stop
+    hint: str  # how to fix it
+    permanent: bool  # whether a restart without a change is useless
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,11 @@ _PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessTag:
-    """A variable in the environment of each engine, by which an orphan is recognised.
+    """A variable in the environment of each engine, by which an orphan is recognised."""
 
-    Attributes:
-        runtime: The runtime directory of its daemon.
-        program: The first word of its command line.
-    """
-
-    runtime: Path
+    runtime: Path  # the runtime directory of its daemon
     instance: str
-    program: Path
+    program: Path  # the first word of its command line
 
     @property
     def text(self) -> str:
@@ -76,13 +71,9 @@ class Launch:
 def clean_environment(
     environ: Mapping[str, str], *, library_dirs: Iterable[Path], api_key: str, marker: str
 ) -> dict[str, str]:
-    """Return the environment of an engine.
+    """Return the environment of an engine; `marker` is a `ProcessTag.text`.
 
-    Args:
-        environ: The daemon's environment; listed names are passed on.
-        library_dirs: Put before LD_LIBRARY_PATH.
-        api_key: Passed here because other users can read a command line, but not an environment.
-        marker: `ProcessTag.text`.
+    The key is passed here because other users can read a command line, but not an environment.
     """
     env = {name: value for name, value in environ.items() if _is_harmless(name)}
     libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]

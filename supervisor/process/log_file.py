@@ -63,7 +63,7 @@ class LogRing:
             del self._bytes[: -self._size_bytes]
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Return up to `count` last lines, oldest first, including an unfinished one."""
+        """Return the last lines, oldest first, including an unfinished one."""
         text = bytes(self._bytes[-self._size_bytes :]).decode(errors="replace")
         lines = text.removesuffix("\n").split("\n") if text else []
         return tuple(line.rstrip("\r") for line in lines[-count:])
@@ -72,12 +72,8 @@ class LogRing:
 class LogFile:
     """A file that is renamed to NAME.1, NAME.2 … when it is full.
 
-    Args:
-        path: Its directory must exist.
-        size_bytes: The size at which the file is renamed.
-        kept: How many renamed files are kept.
-        streams: Descriptors of this process that write to the same file and follow it when it is
-            renamed; otherwise what a library prints would go to the old one.
+    `streams` are descriptors of this process that write to the same file; they follow it when it is
+    renamed, otherwise what a library prints would go to the old one.
 
     Raises:
         AccessDenied: The file cannot be opened for writing.
@@ -117,7 +113,6 @@ class LogFile:
             self._rotate()
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

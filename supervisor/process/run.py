@@ -26,19 +26,9 @@ _LISTENING: Final = re.compile(rb"listening on (?:(?P<scheme>\w+)://)?(?P<where>
 
 
 class ProcessRun:
-    """One run of an engine.
+    """One run of an engine, numbered from 1.
 
-    Args:
-        number: The run, from 1.
-        launch: What to run.
-        clock: Monotonic seconds.
-        on_progress: Called with the load progress, once for each whole percent.
-
-    Attributes:
-        endpoint: Where it listens; its port is 0 until the engine reports it.
-        progress: The latest load progress; None where the build does not report it.
-        ready_hint: Set when the engine reports that it listens.
-        alive_at_s: When it last wrote anything.
+    Calls `on_progress` with the load progress, once for each whole percent.
     """
 
     def __init__(
@@ -51,10 +41,10 @@ class ProcessRun:
     ) -> None:
         self.number = number
         self.launch = launch
-        self.endpoint: Endpoint = launch.endpoint
-        self.progress: Progress | None = None
-        self.ready_hint = asyncio.Event()
-        self.alive_at_s = clock()
+        self.endpoint: Endpoint = launch.endpoint  # port 0 until the engine reports it
+        self.progress: Progress | None = None  # None where the build does not report it
+        self.ready_hint = asyncio.Event()  # set when the engine reports that it listens
+        self.alive_at_s = clock()  # when it last wrote anything
         self._clock = clock
         self._on_progress = on_progress
         self._ring = LogRing()
@@ -70,14 +60,12 @@ class ProcessRun:
         return self._child.pid if self._child else None
 
     def cpu_s(self) -> float | None:
-        """Return the CPU time of the process; None if unknown."""
         return self._child.cpu_s() if self._child else None
 
     def client(self) -> EngineClient:
         return EngineClient(self.endpoint, self.launch.api_key)
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Return up to `count` last lines of output, oldest first."""
         return self._ring.last_lines(count)
 
     async def run(self) -> Exit:
@@ -98,12 +86,10 @@ class ProcessRun:
                 self._remove_socket()
 
     def request_exit(self) -> str | None:
-        """Ask the engine to exit; return by which means, or None if there is no process.
-
-        In child mode, once it listens, it obeys the exit line at once, while SIGTERM hangs as long
-        as stdin is open and aborts when that closes. While it loads it ignores the line, and
-        SIGTERM ends it. Builds without child mode only know SIGTERM.
-        """
+        """Ask the engine to exit; return by which means, or None if there is no process."""
+        # In child mode, once it listens, it obeys the exit line at once, while SIGTERM hangs as
+        # long as stdin is open and aborts when that closes. While it loads it ignores the line, and
+        # SIGTERM ends it. Builds without child mode only know SIGTERM.
         if self._child is None:
             return None
         obeys_lines = self._is_child_mode and self._is_listening
@@ -181,11 +167,7 @@ class ProcessRun:
 
 
 async def run_to_exit(start: Callable[[], ProcessRun]) -> Exit | FailureCause:
-    """Make a run and wait for its exit; a run that fails before that returns the cause.
-
-    Args:
-        start: Makes the run; its errors are causes too.
-    """
+    """Make a run and wait for its exit; return the cause if that fails."""
     run: ProcessRun | None = None
     try:
         run = start()

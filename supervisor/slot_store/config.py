@@ -23,16 +23,12 @@ _INEFFECTIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SlotPersistence:
-    """How slots are saved.
-
-    Attributes:
-        timeout_s: The limit for saving all slots of an instance.
-    """
+    """How slots are saved."""
 
     store: SlotStore
     is_on: bool
     budget: DiskBudget
-    timeout_s: float
+    timeout_s: float  # for saving all slots of an instance
 
     def reason(self, plan: Plan) -> str | None:
         """Return why no slot of a plan is saved, as a clause; None if they are."""

@@ -30,12 +30,7 @@ class SlotManager:
     """Saves and restores the slots of one replica.
 
     Args:
-        owner: Returns the replica.
-        plan: Returns the plan of the current run; None before the first.
-        persistence: Returns the current settings.
-        fingerprints: The proxy's names for the conversations in idle slots.
         save_predecessors: Saves the slots of serving instances that this one will replace.
-        emit: Emits events.
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class SlotManager:
             task.store.ineffective.add(task.owner.model, task.key)
 
     async def save(self, client: EngineClient, run: int) -> None:
-        """Save the idle slots that are not saved yet, within the limits of time and disk."""
+        """Save the idle slots that are not saved yet, within the limits."""
         task = self._task(run)
         if task is None:
             return

@@ -39,49 +39,30 @@ class ManifestInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What an engine must have in common with the one that made a cache.
+    """What an engine must have in common with the one that made a cache."""
 
-    Attributes:
-        model: The fingerprint of the GGUF.
-        engine: Its version and size in bytes.
-        options: The options that change the contents of a cache, in order; one that names a file
-            carries its size and date.
-    """
-
-    model: str
-    engine: str
+    model: str  # the fingerprint of the GGUF
+    engine: str  # version and size in bytes
+    # The options that change the contents of a cache; one that names a file has its size and date.
     options: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One saved slot.
+    """One saved slot."""
 
-    Attributes:
-        name: The file's name without suffix; random.
-        model: The model's name in the settings.
-        replica: The replica that saved it, from 0.
-        identity: The cache key.
-        size_bytes: The size of the file.
-        sha256: Of the file.
-        tokens: The number of tokens.
-        ctx_slot: The context size of a slot when it was saved.
-        fingerprint: The proxy's fingerprint of the conversation; empty if unknown.
-        used_at: When it was last used; only the order matters among those saved together.
-    """
-
-    name: str
-    model: str
-    replica: int
+    name: str  # of the file, without suffix; random
+    model: str  # its name in the settings
+    replica: int  # the one that saved it, from 0
     identity: CacheKey
     size_bytes: int
     sha256: str
     tokens: int
     tokens_sha256: str
-    ctx_slot: int
-    fingerprint: str
+    ctx_slot: int  # the context size of a slot when it was saved
+    fingerprint: str  # the proxy's, of the conversation; empty if unknown
     saved_at: datetime
-    used_at: datetime
+    used_at: datetime  # among those saved together only the order matters
 
 
 def cache_key(plan: Plan) -> CacheKey:

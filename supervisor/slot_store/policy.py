@@ -21,19 +21,13 @@ _SIMILARITY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """How much is saved.
-
-    Attributes:
-        size_bytes: Of all files.
-        model_share: The share of `size_bytes` that one model may use, 0 to 1.
-        tokens_min: A shorter conversation is prefilled as quickly.
-    """
+    """How much is saved."""
 
     size_bytes: int
-    model_share: float = 0.75
+    model_share: float = 0.75  # of size_bytes
     files: int = 256
     files_a_model: int = 64
-    tokens_min: int = 256
+    tokens_min: int = 256  # a shorter conversation is prefilled as quickly
 
 
 def worth_saving(
@@ -45,11 +39,8 @@ def worth_saving(
 ) -> list[SlotState]:
     """Return the slots to save, the most recently used first.
 
-    Args:
-        slots: All slots of the engine.
-        known: The latest task of each slot when it was last saved.
-        token_bytes: The size of a token in a file.
-        room_bytes: What may be written. Where one slot is too large, smaller ones may still fit.
+    `known` is the latest task of each slot when it was last saved, `token_bytes` the size of a
+    token in a file.
     """
     left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
     chosen = []
@@ -73,9 +64,6 @@ def is_redundant(
 
     Of two that differ by less than `tokens_min`, the one used last stays. Turns of a conversation
     need not be equal token by token: a response is tokenized again as part of the next prompt.
-
-    Args:
-        others: The files with the same cache key.
     """
     leaving = []
     for one, held in others.items():
@@ -91,15 +79,11 @@ def is_redundant(
 def to_restore(
     kept: Iterable[Manifest], identity: CacheKey, *, replica: tuple[int, int], most: int, ctx: int
 ) -> list[Manifest]:
-    """Return what to restore: first what has a fingerprint, of that the most recently used.
+    """Return at most `most` files to restore, of fewer than `ctx` tokens each.
 
-    What has none is rarely a conversation, but a prefilled prompt or a probe.
-
-    Args:
-        replica: The number of the replica, and how many there are. Each restores what it saved;
-            what removed replicas saved is distributed.
-        most: The number of slots.
-        ctx: The tokens that fit in a slot; one is left for the response.
+    `replica` is the number of the replica and how many there are: each restores what it saved, and
+    what removed replicas saved is distributed. A file without a fingerprint comes last: it is
+    mostly a prefilled prompt or a probe.
     """
     number, replicas = replica
     fitting = [
@@ -139,7 +123,6 @@ def to_evict(kept: Collection[Manifest], budget: DiskBudget) -> list[Manifest]:
 
 
 def _newest(kept: list[Manifest], files: int, size_bytes: float) -> list[Manifest]:
-    """Return the most recently used, up to the first that does not fit."""
     chosen: list[Manifest] = []
     for one in sorted(kept, key=attrgetter("used_at"), reverse=True):
         size_bytes -= one.size_bytes

@@ -22,14 +22,7 @@ from supervisor.slot_store.task import SlotTask, SlotTransfer
 async def restore(
     task: SlotTask, client: EngineClient, transfer: SlotTransfer
 ) -> list[RestoredSlot]:
-    """Fill slots, the most recently used conversation first.
-
-    Args:
-        client: An engine that serves no requests yet.
-        transfer: Updated after each slot.
-
-    Returns:
-        All slots of the engine.
+    """Fill slots, the most recently used conversation first; return all slots.
 
     Raises:
         EngineUnreachable: The engine does not answer.
@@ -56,12 +49,10 @@ async def restore(
 
 
 def needs_refresh(plan: Plan) -> bool:
-    """Return whether restored slots need an empty request each.
-
-    An engine that does not match prompts looks for a conversation in cache-ram if the request names
-    no slot, and not all endpoints take one. It copies idle slots there when another slot is used,
-    so at least two are used; and the slot used last is reused last.
-    """
+    """Return whether restored slots need an empty request each."""
+    # An engine that does not match prompts looks for a conversation in cache-ram if the request
+    # names no slot, and not all endpoints take one. It copies idle slots there when another slot is
+    # used, so at least two are used; and the slot used last is reused last.
     return plan.slots > 1 and not uses_prompt_similarity(plan)
 
 
@@ -74,10 +65,7 @@ def restored_slot(slot: SlotState, filled: Mapping[int, Manifest]) -> RestoredSl
 
 
 def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:
-    """Quarantine what this engine must not read, and empty its spool.
-
-    A link in the spool is of a file that an engine crashed on or was stopped over.
-    """
+    # A link in the spool is of a file that an engine crashed on or was stopped over.
     given = {path.stem for path in spool.glob("*.slot")}
     found = task.store.quarantine_invalid(task.owner.model)
     for manifest in task.store.saved(task.owner.model):
@@ -106,7 +94,6 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[Manifest]:
 async def _restore_one(
     task: SlotTask, client: EngineClient, spool: Path, manifest: Manifest, id_slot: int
 ) -> bool:
-    """Fill one slot; quarantine a file that is invalid or that the engine refuses."""
     try:
         link = await asyncio.to_thread(task.store.check_out, manifest, spool)
     except InvalidSlotFile as error:

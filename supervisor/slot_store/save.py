@@ -30,11 +30,7 @@ async def save(
     saved_tasks: dict[int, int | None],
     transfer: SlotTransfer,
 ) -> None:
-    """Save the idle slots, the most recently used first.
-
-    Args:
-        saved_tasks: The latest task of each slot when it was last saved; updated.
-        transfer: Updated after each slot.
+    """Save the idle slots, the most recently used first; update `saved_tasks` and `transfer`.
 
     Raises:
         EngineUnreachable: The engine does not answer.
@@ -62,7 +58,7 @@ def _worth_saving(
 
 
 def _token_bytes(gguf: Gguf) -> int:
-    """Return the largest size of a token in a file; a cache is rarely wider than f16."""
+    # A cache is rarely wider than f16.
     values = sum(gguf.kv_heads) * (gguf.key_length + gguf.value_length)
     return 2 * values + _TOKEN_EXTRA_BYTES
 

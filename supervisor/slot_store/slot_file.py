@@ -39,13 +39,9 @@ class InvalidSlotFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SlotFileHeader:
-    """The header of a slot file.
+    """The header of a slot file."""
 
-    Attributes:
-        version: The version of the state; a build reads only its own.
-    """
-
-    version: int
+    version: int  # of the state; a build reads only its own
     tokens: tuple[int, ...]
 
     @property

@@ -52,7 +52,7 @@ class SlotStore:
         self.ineffective = IneffectiveRestores(root)
 
     def spool(self, instance: str) -> Path:
-        """Return the directory in which an engine writes and reads, made if missing.
+        """Make the directory in which an engine writes and reads.
 
         Raises:
             AccessDenied: It cannot be made.
@@ -65,11 +65,10 @@ class SlotStore:
         return self.root / "spool" / instance
 
     def room_bytes(self) -> int:
-        """Return the free space on the disk."""
         return shutil.disk_usage(self.root).free
 
     def saved(self, model: str | None = None) -> list[Manifest]:
-        """Return what is saved of one model or of all, without invalid manifests."""
+        """Return what is saved of a model or of all, without invalid manifests."""
         found = (_read_manifest(path) for path in self._manifests(model))
         return [one for one in found if isinstance(one, Manifest)]
 
@@ -82,14 +81,9 @@ class SlotStore:
         return invalid
 
     def add(self, spooled: Path, unverified: Manifest, budget: DiskBudget) -> Manifest | None:
-        """Store a file that an engine wrote, and delete what it makes redundant or too much.
+        """Move a file from the spool, and delete what it makes redundant or too much.
 
-        Args:
-            spooled: The file; deleted in any case.
-            unverified: Its manifest, as the engine reported it, without hashes.
-
-        Returns:
-            The complete manifest; None if the file is redundant.
+        Completes the manifest by the hashes; returns None if the file is redundant.
 
         Raises:
             InvalidSlotFile: It is not what the engine reported; nothing was stored.
@@ -110,10 +104,7 @@ class SlotStore:
         return manifest
 
     def check_out(self, manifest: Manifest, spool: Path) -> Path:
-        """Verify a file and link it into an engine's spool; return the link.
-
-        The link stays until the engine has answered: one found later is of a file that an engine
-        crashed on.
+        """Verify a file and link it into an engine's spool, until the engine has answered.
 
         Raises:
             InvalidSlotFile: It differs from its manifest.
@@ -134,11 +125,7 @@ class SlotStore:
         return QuarantinedFile(one.model, one.name, reason)
 
     def forget(self, model: str | None = None) -> list[Manifest]:
-        """Delete what is saved of a model or of all, the quarantine, and what was ineffective.
-
-        Returns:
-            What was saved.
-        """
+        """Delete and return what is saved of a model or of all; empty the quarantine."""
         found = self.saved(model)
         for directory in self._directories(model):
             shutil.rmtree(directory)
@@ -181,7 +168,6 @@ class SlotStore:
         self.quarantine.take(path.with_suffix(_DATA), path.with_suffix(_MANIFEST))
 
     def _same_key(self, manifest: Manifest) -> dict[Manifest, SlotFileHeader]:
-        """Return the files with the same cache key."""
         found = {}
         for one in self.saved(manifest.model):
             if one.identity == manifest.identity:

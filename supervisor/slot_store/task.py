@@ -21,17 +21,12 @@ Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """The replica whose slots they are.
-
-    Attributes:
-        replica: Its number, from 0.
-        replicas: How many replicas the model has.
-    """
+    """The replica whose slots they are."""
 
     instance: str
     model: str
-    replica: int
-    replicas: int
+    replica: int  # from 0
+    replicas: int  # of the model
 
 
 @dataclass(slots=True)
@@ -51,11 +46,7 @@ class SlotTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SlotTask:
-    """One saving or restoring.
-
-    Attributes:
-        emit: Adds the instance and the model to each event.
-    """
+    """One saving or restoring."""
 
     run: int
     owner: ReplicaRef
@@ -64,7 +55,7 @@ class SlotTask:
     key: CacheKey
     store: SlotStore
     budget: DiskBudget
-    emit: Emit
+    emit: Emit  # adds the instance and the model
     emit_any: Emit
 
     def spool(self) -> Path:
