@@ -1,4 +1,4 @@
-"""One llama-corral for all clients: a model that makes sense, one that embeds, one that is down."""
+"""One daemon for all clients: a language model, an embedding model, and one not loaded."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -53,7 +53,7 @@ def test_a_message_is_answered(client: anthropic.Anthropic) -> None:
     assert answer.usage.output_tokens > 0
 
 
-def test_a_system_prompt_and_betas_are_taken(client: anthropic.Anthropic) -> None:
+def test_a_system_prompt_and_betas_are_accepted(client: anthropic.Anthropic) -> None:
     answer = client.beta.messages.create(
         model="smollm2", max_tokens=2, system="Be short.", messages=CAPITAL, betas=["some-beta"]
     )
@@ -80,7 +80,7 @@ def test_a_tool_is_used(client: anthropic.Anthropic) -> None:
     assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
 
 
-def test_the_use_of_a_tool_is_streamed(client: anthropic.Anthropic) -> None:
+def test_tool_use_is_streamed(client: anthropic.Anthropic) -> None:
     with client.messages.stream(
         model="smollm2", max_tokens=60, messages=HABIT, tools=TOOLS, extra_body=COLD
     ) as stream:
@@ -106,7 +106,7 @@ def test_the_models_are_listed_and_found_by_name(client: anthropic.Anthropic) ->
     assert found.created_at.year >= 2025
 
 
-def test_a_model_that_nobody_has_is_not_found_in_anthropics_shape(
+def test_an_unknown_model_is_not_found_in_anthropics_format(
     client: anthropic.Anthropic,
 ) -> None:
     with pytest.raises(anthropic.NotFoundError, match="did you mean smollm2") as failure:
@@ -114,7 +114,7 @@ def test_a_model_that_nobody_has_is_not_found_in_anthropics_shape(
     assert failure.value.type == "not_found_error"
 
 
-def test_a_picture_for_a_model_that_sees_none_is_the_clients_mistake(
+def test_image_input_to_a_text_model_is_a_client_error(
     client: anthropic.Anthropic,
 ) -> None:
     source: Any = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}

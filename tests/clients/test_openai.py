@@ -67,12 +67,12 @@ def test_a_chat_is_streamed_and_its_usage_comes_last(client: openai.OpenAI) -> N
     assert chunks[-1].usage.completion_tokens > 0
 
 
-def test_several_choices_are_all_there(client: openai.OpenAI) -> None:
+def test_several_choices_are_returned(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="smollm2", messages=CAPITAL, max_tokens=2, n=2)
     assert [choice.index for choice in answer.choices] == [0, 1]
 
 
-def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
+def test_a_response_follows_a_schema(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="smollm2",
         messages=CAPITAL,
@@ -86,7 +86,7 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
     assert "Paris" in (answer.choices[0].message.content or "")
 
 
-def test_the_likelihood_of_tokens_is_told(client: openai.OpenAI) -> None:
+def test_logprobs_are_returned(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="smollm2", messages=CAPITAL, max_tokens=2, logprobs=True, top_logprobs=2
     )
@@ -107,7 +107,7 @@ def test_a_tool_is_called(client: openai.OpenAI) -> None:
     assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
 
 
-def test_the_call_of_a_tool_is_streamed_piece_by_piece(client: openai.OpenAI) -> None:
+def test_a_tool_call_is_streamed_in_pieces(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model="smollm2", messages=HABIT, tools=TOOLS, max_tokens=60, temperature=0
     ) as stream:
@@ -124,7 +124,7 @@ def test_the_call_of_a_tool_is_streamed_piece_by_piece(client: openai.OpenAI) ->
     assert "".join(pieces) == call.function.arguments == '{"city": "Paris"}'
 
 
-def test_a_response_is_given(client: openai.OpenAI) -> None:
+def test_a_response_is_returned(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model="smollm2", input=CAPITAL[0]["content"], max_output_tokens=16, temperature=0
     )
@@ -171,19 +171,19 @@ def test_the_models_are_listed_and_found_by_every_name(client: openai.OpenAI) ->
         assert client.models.retrieve(name).id == "smollm2"
 
 
-def test_a_model_that_nobody_has_is_not_found(client: openai.OpenAI) -> None:
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="did you mean smollm2") as failure:
         client.chat.completions.create(model="smollm3", messages=CAPITAL)
     assert failure.value.code == "model_not_found"
 
 
-def test_a_prompt_beyond_the_context_is_refused_in_the_engines_words(client: openai.OpenAI) -> None:
+def test_a_prompt_beyond_the_context_is_rejected_by_the_engine(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
         client.chat.completions.create(
             model="smollm2", messages=[{"role": "user", "content": "word " * 3000}], max_tokens=2
         )
 
 
-def test_what_the_engine_has_not_is_said(client: openai.OpenAI) -> None:
+def test_an_unsupported_parameter_is_rejected(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         client.responses.create(model="smollm2", input="on", previous_response_id="resp_1")

@@ -1,4 +1,4 @@
-"""Conversations held at once on engines that swap their caches all the time stay their own."""
+"""Concurrent conversations on engines that swap caches all the time do not mix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.bench.canary import EXACT, run
 
 
-def test_no_conversation_shows_in_another(tiny_model: Path) -> None:
+def test_no_conversation_leaks_into_another(tiny_model: Path) -> None:
     found = run(EXACT, tiny_model, clients=8, turns=80)
     assert found.turns == 80
     assert found.cached > 0.3

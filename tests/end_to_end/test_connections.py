@@ -1,4 +1,4 @@
-"""More connections than a process may have files open: clients with a key are answered."""
+"""More connections than a process may have open files: clients with a key are served."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def many_files() -> Iterator[None]:
 
 
 async def crowd(address: tuple[str, int], first: bytes, held: ExitStack) -> None:
-    """Open connections that say no more than their first bytes, 200 at a time."""
+    """Open connections that send nothing after their first bytes, 200 at a time."""
     loop = asyncio.get_running_loop()
 
     async def connect() -> None:
@@ -56,7 +56,7 @@ async def crowd(address: tuple[str, int], first: bytes, held: ExitStack) -> None
 
 
 async def ask(url: str, headers: dict[str, str]) -> float:
-    """Ask once, on a connection of its own; return the seconds it took."""
+    """Send one request on a connection of its own; return the seconds it took."""
     body = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
     began_at_s = time.monotonic()
     async with (
@@ -69,7 +69,7 @@ async def ask(url: str, headers: dict[str, str]) -> float:
 
 
 async def ask_amid(url: str, headers: dict[str, str], first: bytes) -> list[float]:
-    """Ask one request after the other while a crowd comes, and some more while it stays."""
+    """Send one request after the other while silent connections open, and five after that."""
     host, port = url.removeprefix("http://").split(":")
     took_s = []
     with ExitStack() as held:
@@ -83,7 +83,7 @@ async def ask_amid(url: str, headers: dict[str, str], first: bytes) -> list[floa
 
 @pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 @pytest.mark.usefixtures("many_files")
-def test_silent_connections_keep_nobody_with_a_key_out(
+def test_silent_connections_do_not_block_a_client_with_a_key(
     corral: CorralCli, tiny_model: Path, first: bytes
 ) -> None:
     corral.configure(SETTINGS.format(path=tiny_model))

@@ -1,4 +1,4 @@
-"""Requests that crash the real engine: what they cost, and whom."""
+"""Requests that crash the real engine, and what they do to other requests."""
 
 import json
 import urllib.error
@@ -82,7 +82,7 @@ def settled(corral: CorralCli) -> bool:
     return {one["state"] for one in corral.instances().values()} == {"ready"}
 
 
-def test_by_default_nothing_that_crashes_an_engine_reaches_one(
+def test_by_default_no_crashing_request_reaches_an_engine(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(f'[models.m]\npath = "{tiny_model}"\n')
@@ -96,7 +96,7 @@ def test_by_default_nothing_that_crashes_an_engine_reaches_one(
 
 
 @pytest.mark.parametrize("name", ["parentheses", "trigger"])
-def test_one_engine_dies_of_it_the_second_time_and_none_the_third(
+def test_a_crashing_request_is_rejected_the_third_time(
     corral: CorralCli, slow_model: Path, name: str
 ) -> None:
     corral.configure(f'{LIFTED}[models.m]\npath = "{slow_model}"\nreplicas = 2\n')
@@ -117,9 +117,7 @@ def test_one_engine_dies_of_it_the_second_time_and_none_the_third(
         assert innocent.readline()
 
 
-def test_however_often_engines_crash_with_requests_the_model_is_not_given_up(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_crashes_by_requests_never_end_in_failed(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'{LIFTED}[models.m]\npath = "{tiny_model}"\n')
     corral.ok("start")
     url = corral.url

@@ -10,7 +10,7 @@ from corral_cli import PATIENCE_S, CorralCli, until
 
 
 def levels(corral: CorralCli) -> dict[str, str]:
-    """Return the worst level of each thing that was looked at."""
+    """The worst level of each finding."""
     envelope = json.loads(corral("doctor", "--json").stdout)
     worst: dict[str, str] = {}
     for one in envelope["data"]["findings"]:

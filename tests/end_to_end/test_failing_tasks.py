@@ -1,4 +1,4 @@
-"""A daemon whose tasks all fail goes on serving, and says so once."""
+"""A daemon whose tasks fail continues to serve, and reports each failure once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def leave_a_stream(url: str, **body: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Put back how this process takes signals, which a daemon ignores in the end."""
+    """Restore the signal handlers of this process; a daemon that ends ignores signals."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield

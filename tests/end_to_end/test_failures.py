@@ -1,4 +1,4 @@
-"""What goes wrong when somebody starts a model, and what they see of it."""
+"""Failed starts: exit codes and messages."""
 
 import socket
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_failed_start_says_reason_and_leaves_nothing_behind(
+def test_a_failed_start_reports_its_reason_and_leaves_nothing_behind(
     corral: CorralCli, tiny_model: Path, taken_port: int, name: str
 ) -> None:
     fault = FAULTS[name]
@@ -102,7 +102,7 @@ def test_a_failed_start_says_reason_and_leaves_nothing_behind(
     assert corral.engines() == []
 
 
-def test_a_runtime_directory_that_no_socket_fits_into_is_said(corral: CorralCli) -> None:
+def test_a_runtime_directory_too_long_for_a_socket_is_rejected(corral: CorralCli) -> None:
     corral.env["CORRAL_RUNTIME_DIR"] = str(corral.root / ("x" * 90))
     failed = corral("status")
     assert failed.returncode == 1

@@ -1,4 +1,4 @@
-"""A running daemon, and files that lie: models, settings, keys."""
+"""A running daemon, and hostile files: models, settings, logs."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def evil(directory: Path, name: str) -> Path:
     return path
 
 
-def test_a_wrong_model_file_is_that_models_error(
+def test_an_invalid_model_file_fails_its_model_alone(
     corral: CorralCli, tiny_model: Path, tmp_path: Path
 ) -> None:
     names = ("2^32 - 1 layers", "2^64 - 1 layers", "10^8 layers")
@@ -49,9 +49,7 @@ def test_a_wrong_model_file_is_that_models_error(
     assert "block_count is 100000000" in corral("doctor").stdout
 
 
-def test_a_reload_of_settings_that_lie_is_refused_and_the_daemon_goes_on(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_a_reload_of_hostile_settings_is_refused(corral: CorralCli, tiny_model: Path) -> None:
     good = models(tiny=tiny_model)
     corral.configure(good)
     corral.ok("start")
@@ -77,7 +75,7 @@ def test_a_reload_of_settings_that_lie_is_refused_and_the_daemon_goes_on(
     assert corral.daemon_pid == daemon
 
 
-def test_logs_of_hostile_words_are_shown_visibly_unless_raw(corral: CorralCli) -> None:
+def test_logs_show_control_characters_escaped_unless_raw(corral: CorralCli) -> None:
     (corral.root / "log").mkdir(mode=0o700)
     log = corral.root / "log" / "daemon.log"
     log.write_bytes(b"before \x1b]0;pwned\x07\x1b[2J\x9b after \xe2\x80\xae\n")
@@ -86,7 +84,9 @@ def test_logs_of_hostile_words_are_shown_visibly_unless_raw(corral: CorralCli) -
     assert "\x1b" not in corral.ok("logs", "--json")
 
 
-def test_settings_in_a_directory_of_all_are_left_aside(corral: CorralCli, tmp_path: Path) -> None:
+def test_settings_in_a_world_writable_directory_are_ignored(
+    corral: CorralCli, tmp_path: Path
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

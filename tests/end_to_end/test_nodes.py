@@ -1,4 +1,4 @@
-"""Other machines, played by other llama-corrals on loopback, one of them killed under load."""
+"""Nodes: two other daemons on loopback, one of them killed under load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = "[models.chat]\npath = '{path}'\nflags = {{ parallel = 2, threads = 1, c
 LONG = " ".join(["the stone in the river"] * 40)
 
 
-class Yard:
+class NodeSetup:
     """Two nodes that serve `chat`, and one in front of them that has no model of its own."""
 
     def __init__(self, homes: list[Path]) -> None:
@@ -57,13 +57,13 @@ class Yard:
         return urllib.request.urlopen(request, timeout=PATIENCE_S)
 
     def whole(self, text: str, tokens: int = 4) -> tuple[str, str]:
-        """Return who answered, and why the answer ended."""
+        """Return which instance answered, and the finish reason."""
         with self.ask(text, tokens) as response:
             choice = json.load(response)["choices"][0]
             return response.headers["X-Corral-Instance"], choice["finish_reason"]
 
     def stream(self, text: str) -> Any:
-        """Begin a long stream; return it once its first bytes are there."""
+        """Begin a long stream; return it once its first line has arrived."""
         response = self.ask(text, 700, stream=True)
         response.readline()
         return response
@@ -82,17 +82,17 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def yard(tmp_path_factory: pytest.TempPathFactory, slow_model: Path) -> Iterator[Yard]:
-    yard = Yard([tmp_path_factory.mktemp("n") for _ in range(3)])
+def nodes(tmp_path_factory: pytest.TempPathFactory, slow_model: Path) -> Iterator[NodeSetup]:
+    nodes = NodeSetup([tmp_path_factory.mktemp("n") for _ in range(3)])
     with ExitStack() as ends:
-        for corral in (yard.one, yard.two, yard.front):
+        for corral in (nodes.one, nodes.two, nodes.front):
             ends.callback(corral.end)
-        yard.begin(slow_model)
-        yield yard
+        nodes.begin(slow_model)
+        yield nodes
 
 
 def rest_of(stream: Any) -> bytes:
-    """Return what still comes, also where it breaks off."""
+    """Read a stream to its end, also where it breaks off."""
     body = b""
     try:
         while line := stream.readline():
@@ -102,31 +102,31 @@ def rest_of(stream: Any) -> bytes:
     return body
 
 
-def test_a_node_that_is_killed_under_load_loses_no_request_that_can_move(yard: Yard) -> None:
+def test_a_killed_node_loses_no_request_that_can_move(nodes: NodeSetup) -> None:
     streams: dict[str, list[Any]] = {}
     for number in range(4):
-        stream = yard.stream(f"number {number}")
+        stream = nodes.stream(f"number {number}")
         streams.setdefault(stream.headers["X-Corral-Instance"], []).append(stream)
         if len(streams) == 2:
             break
     with ThreadPoolExecutor(4) as clients:
-        calls = [clients.submit(yard.whole, f"{number} {LONG}") for number in range(4)]
-        until(lambda: yard.busy() == 4)
-        yard.daemon.send_signal(signal.SIGKILL)
-        yard.daemon.wait()
+        calls = [clients.submit(nodes.whole, f"{number} {LONG}") for number in range(4)]
+        until(lambda: nodes.busy() == 4)
+        nodes.daemon.send_signal(signal.SIGKILL)
+        nodes.daemon.wait()
         for stream in streams["one/chat"]:
             assert b'"error"' in rest_of(stream)
         for stream in streams["two/chat"]:
             assert b"data: [DONE]" in rest_of(stream)
         assert {call.result() for call in calls} == {("two/chat", "length")}
-    until(lambda: yard.states() == ["down", "up"])
-    assert "one" in yard.front.ok("status")
-    yard.one.serve()
-    until(lambda: yard.states() == ["up", "up"])
+    until(lambda: nodes.states() == ["down", "up"])
+    assert "one" in nodes.front.ok("status")
+    nodes.one.serve()
+    until(lambda: nodes.states() == ["up", "up"])
     with ThreadPoolExecutor(4) as clients:
 
         def both_answer() -> bool:
-            calls = [clients.submit(yard.whole, f"again {number}", 50) for number in range(4)]
+            calls = [clients.submit(nodes.whole, f"again {number}", 50) for number in range(4)]
             return {call.result()[0] for call in calls} == {"one/chat", "two/chat"}
 
         until(both_answer)

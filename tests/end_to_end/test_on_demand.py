@@ -1,4 +1,4 @@
-"""Models that come when they are called and leave for each other, on a budget that holds two."""
+"""Models loaded on demand and evicted for each other, in memory for two of three."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def ask(http: aiohttp.ClientSession, model: str) -> str:
 
 
 async def ask_all(url: str, models: list[str]) -> Counter[str]:
-    """Ask for each model in turn, eight at a time."""
+    """Send a request to each model, eight at a time."""
     waiting, answered = list(models), Counter[str]()
 
     async def go_on(http: aiohttp.ClientSession) -> None:
@@ -63,16 +63,14 @@ async def ask_all(url: str, models: list[str]) -> Counter[str]:
     return answered
 
 
-def test_a_start_brings_up_only_what_is_to_come_up_with_the_daemon(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_a_start_loads_only_preloaded_models(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
     assert corral.model_states() == {"a": "loaded", "b": "unloaded", "c": "unloaded"}
     shown = [line.split()[:2] for line in corral.ok("status").splitlines()]
     assert ["b.0", "unloaded"] in shown
 
 
-def test_a_request_brings_its_model_up_and_the_idle_leave_for_it(
+def test_a_request_loads_its_model_and_idle_models_are_unloaded_for_it(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
@@ -93,7 +91,7 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
     assert sum(one["run"] for one in corral.instances().values()) < len(answers) / 2
 
 
-def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
+def test_requests_that_wait_for_memory_are_shown_and_end_with_a_stop(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     kept = SETTINGS.replace("min_residency_s = 0.1", "min_residency_s = 600")
@@ -108,7 +106,7 @@ def test_what_waits_for_memory_is_shown_and_a_stop_ends_the_wait(
     assert "it is stopped (corral start c)" in str(answer.problem)
 
 
-def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(
+def test_a_busy_model_is_drained_before_it_is_unloaded_for_another(
     corral: CorralCli, slow_model: Path
 ) -> None:
     more = "\n[models.c.flags]\nctx-size = 4096"
@@ -121,7 +119,7 @@ def test_a_model_in_use_is_not_cut_for_another_and_does_not_keep_it_away(
         assert stream.read().rstrip().endswith(b"data: [DONE]")
 
 
-def test_unloaded_it_comes_back_when_called_and_stopped_it_does_not(
+def test_a_request_loads_an_unloaded_model_and_not_a_stopped_one(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configured(corral, tiny_model).ok("start")
@@ -135,7 +133,7 @@ def test_unloaded_it_comes_back_when_called_and_stopped_it_does_not(
     assert corral.model_states()["a"] == "loaded"
 
 
-def test_a_model_nobody_asks_for_leaves_after_its_time(corral: CorralCli, tiny_model: Path) -> None:
+def test_an_unused_model_is_unloaded_after_its_ttl(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model, "ttl_s = 0.5").ok("start")
     asyncio.run(ask_all(corral.url, ["c"]))
     until(lambda: corral.model_states()["c"] == "unloaded")
@@ -148,7 +146,7 @@ async def look(url: str, model: str, method: str = "GET") -> int:
         return response.status
 
 
-def test_looking_at_a_model_does_not_load_it(corral: CorralCli, tiny_model: Path) -> None:
+def test_reading_the_props_of_a_model_does_not_load_it(corral: CorralCli, tiny_model: Path) -> None:
     configured(corral, tiny_model).ok("start")
     url = corral.url
     assert [asyncio.run(look(url, "b", method)) for method in ("GET", "HEAD")] == [503, 503]
@@ -160,7 +158,7 @@ def test_looking_at_a_model_does_not_load_it(corral: CorralCli, tiny_model: Path
     assert corral.model_states()["b"] == "unloaded"
 
 
-def test_one_that_never_leaves_has_the_others_refused_with_the_reason(
+def test_models_without_room_beside_a_pinned_one_are_refused_with_the_reason(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     text = SETTINGS.replace("100 MiB", "60 MiB").replace("min_residency_s", "pinned = true\n#", 1)

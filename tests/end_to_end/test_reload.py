@@ -1,4 +1,4 @@
-"""New settings on the real engine: what they change is replaced, all else goes on untouched."""
+"""Reloads on the real engine: changed instances are replaced, the others keep running."""
 
 import http.client
 import os
@@ -19,7 +19,7 @@ STREAM_TOKENS = 600
 
 @pytest.fixture
 def configure(corral: CorralCli, tiny_model: Path, slow_model: Path) -> Configure:
-    """Return what writes settings of models `tiny` and `slow`; None leaves a model out."""
+    """Writes settings of the models `tiny` and `slow`; None leaves a model out."""
 
     def write(tiny: str | None = "", slow: str | None = "", more: str = "") -> None:
         models = {"tiny": (tiny_model, tiny), "slow": (slow_model, slow)}
@@ -34,7 +34,7 @@ def configure(corral: CorralCli, tiny_model: Path, slow_model: Path) -> Configur
 
 
 def ready_pid(corral: CorralCli, model: str) -> int:
-    """Return the process of the one instance of a model that is ready."""
+    """The process of the one ready instance of a model."""
     (pid,) = [
         one["pid"]
         for name, one in corral.instances().items()
@@ -56,7 +56,7 @@ def last_line(stream: http.client.HTTPResponse) -> bytes:
     return stream.read().strip().rpartition(b"\n")[2]
 
 
-def test_a_changed_flag_replaces_its_model_while_a_stream_on_the_old_one_ends_whole(
+def test_a_changed_flag_replaces_its_model_and_an_old_stream_completes(
     corral: CorralCli, configure: Configure
 ) -> None:
     configure(tiny="", slow="flags = { ctx-size = 4096 }")
@@ -83,7 +83,7 @@ def test_a_changed_flag_replaces_its_model_while_a_stream_on_the_old_one_ends_wh
         assert "slow.0~2.sock" in corral.ok("logs", "-n", "1000", name)
 
 
-def test_the_second_replacement_takes_the_first_name_again(
+def test_the_second_replacement_reuses_the_first_name(
     corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
@@ -95,7 +95,7 @@ def test_the_second_replacement_takes_the_first_name_again(
         assert ask(corral, "tiny")
 
 
-def test_models_come_and_go_and_a_stream_of_one_that_goes_ends_whole(
+def test_models_are_added_and_removed_and_a_stream_of_a_removed_one_completes(
     corral: CorralCli, configure: Configure
 ) -> None:
     configure(tiny=None, slow="")
@@ -115,7 +115,7 @@ def test_models_come_and_go_and_a_stream_of_one_that_goes_ends_whole(
     assert len(corral.engines()) == 1
 
 
-def test_more_and_fewer_replicas_leave_the_others_alone(
+def test_a_changed_number_of_replicas_keeps_the_others_running(
     corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
@@ -151,9 +151,7 @@ WRONG = {
 }
 
 
-def test_settings_that_cannot_be_used_change_nothing(
-    corral: CorralCli, configure: Configure
-) -> None:
+def test_invalid_settings_change_nothing(corral: CorralCli, configure: Configure) -> None:
     configure()
     corral.ok("start")
     pids = ready_pid(corral, "tiny"), ready_pid(corral, "slow")
@@ -167,7 +165,7 @@ def test_settings_that_cannot_be_used_change_nothing(
     assert len(corral.events("settings.rejected")) == len(WRONG)
 
 
-def test_a_replacement_that_does_not_start_leaves_the_old_one_serving(
+def test_a_replacement_that_fails_leaves_the_old_instance_serving(
     corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow=None)
@@ -189,7 +187,7 @@ def test_a_replacement_that_does_not_start_leaves_the_old_one_serving(
     assert ready_pid(corral, "tiny") == pid
 
 
-def test_what_had_failed_starts_in_its_place_once_it_is_put_right(
+def test_a_failed_instance_starts_once_its_settings_are_corrected(
     corral: CorralCli, configure: Configure
 ) -> None:
     configure(slow='args = ["--frobnicate"]')
@@ -243,7 +241,7 @@ def test_a_sighup_reloads(corral: CorralCli, configure: Configure) -> None:
     assert ask(corral, "tiny")
 
 
-def test_a_change_of_the_file_is_seen_where_that_is_wanted(
+def test_a_changed_file_is_reloaded_with_watch_settings(
     corral: CorralCli, configure: Configure
 ) -> None:
     watching = "[supervisor]\nwatch_settings = true\n"
@@ -265,7 +263,7 @@ def test_without_a_settings_file_there_is_nothing_to_reload(
     assert "nothing to reload" in refused.stderr
 
 
-def test_a_model_of_the_command_line_is_kept(
+def test_a_model_from_the_command_line_is_kept(
     corral: CorralCli, configure: Configure, tiny_model: Path, slow_model: Path
 ) -> None:
     configure(slow=None)
@@ -278,12 +276,12 @@ def test_a_model_of_the_command_line_is_kept(
     assert ready_pid(corral, "slow") == pid
 
 
-def test_reloads_under_load_fail_and_cut_nothing(corral: CorralCli) -> None:
+def test_reloads_under_load_break_no_request(corral: CorralCli) -> None:
     alphabet = reload_under_load.make_model(corral.root / "alphabet.gguf")
     findings = reload_under_load.run(corral, alphabet, clients=4, reloads=3)
     assert findings.is_fine, findings
     assert all(tally.whole > 3 for tally in findings.counts.values())
 
 
-def test_a_reload_without_a_daemon_says_so(corral: CorralCli) -> None:
+def test_a_reload_without_a_daemon_exits_with_3(corral: CorralCli) -> None:
     assert corral("reload").returncode == 3

@@ -1,4 +1,4 @@
-"""Conversations that outlive their model and their daemon, through the whole product."""
+"""Conversations outlive their model and their daemon."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ def configure(corral: CorralCli, model: Path, more: str = "") -> None:
 
 
 def turn(corral: CorralCli, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Any]:
-    """Ask; return the conversation with its next turn, and the engine's figures."""
+    """Return the conversation with its next turn, and the engine's timings."""
     body = {"model": "chat", "messages": messages, "max_tokens": 8, "temperature": 0}
     request = urllib.request.Request(
         f"{corral.url}/v1/chat/completions",
@@ -37,7 +37,7 @@ def turn(corral: CorralCli, messages: list[dict[str, str]]) -> tuple[list[dict[s
 
 
 def warm_by_page(corral: CorralCli, system: str) -> tuple[int, Any]:
-    """Have a prompt read by the proxy's page; return the status and what it tells."""
+    """Prefill a prompt by the proxy's endpoint; return status and body."""
     server = urlsplit(corral.url)
     body = {"messages": [{"role": "system", "content": system}]}
     with closing(http.client.HTTPConnection(server.netloc)) as connection:
@@ -51,7 +51,7 @@ def story(words: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": " ".join(chance.choices(WORDS, k=words))}]
 
 
-def test_a_long_conversation_is_not_read_again_after_a_restart(
+def test_a_long_conversation_is_restored_after_a_restart(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configure(corral, tiny_model)
@@ -69,9 +69,7 @@ def test_a_long_conversation_is_not_read_again_after_a_restart(
     assert again["cache_n"] >= 0.95 * held
 
 
-def test_what_was_saved_survives_a_daemon_that_is_killed(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_saved_slots_survive_a_killed_daemon(corral: CorralCli, tiny_model: Path) -> None:
     configure(corral, tiny_model)
     daemon = corral.serve()
     messages, _ = turn(corral, story(200))
@@ -84,7 +82,7 @@ def test_what_was_saved_survives_a_daemon_that_is_killed(
     assert timings["cache_n"] > 0.9 * kept["tokens"]
 
 
-def test_what_is_kept_can_be_listed_and_forgotten_without_a_daemon(
+def test_saved_slots_are_listed_and_deleted_without_a_daemon(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configure(corral, tiny_model)
@@ -101,7 +99,7 @@ def test_what_is_kept_can_be_listed_and_forgotten_without_a_daemon(
     assert not [path for path in (corral.root / "data").rglob("*") if path.is_file()]
 
 
-def test_a_prompt_is_read_by_command(corral: CorralCli, tiny_model: Path) -> None:
+def test_a_command_prefills_a_prompt(corral: CorralCli, tiny_model: Path) -> None:
     configure(corral, tiny_model)
     (corral.root / "kind.txt").write_text("be kind")
     assert corral("warm", "chat", "kind.txt").returncode == 3
@@ -121,7 +119,7 @@ def test_a_prompt_is_read_by_command(corral: CorralCli, tiny_model: Path) -> Non
     assert (status, told["error"]["code"]) == (503, "unavailable")
 
 
-def test_prompts_of_the_settings_are_read_at_each_start(
+def test_configured_prompts_are_prefilled_at_each_start(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     (corral.root / "config").mkdir()
@@ -132,7 +130,7 @@ def test_prompts_of_the_settings_are_read_at_each_start(
     assert log.count('"prompt.prefilled"') == 1
 
 
-def test_a_successor_takes_up_what_the_one_before_it_holds(
+def test_a_replacement_restores_the_slots_of_its_predecessor(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     configure(corral, tiny_model, "cache-ram = 64")

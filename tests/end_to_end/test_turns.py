@@ -1,4 +1,4 @@
-"""A conversation's turns are computed once, whatever happens between them and on whichever page."""
+"""A conversation's turns are computed once, on every API and whatever happens between them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PAGES: Final[dict[str, tuple[str, str, Callable[[Answer], tuple[Answer, int, int
 
 
 def turn(page: str, url: str, messages: Messages, question: str) -> tuple[int, int]:
-    """Ask one more question; return the tokens that were computed and those that were not."""
+    """Add a question; return the numbers of computed and of cached prompt tokens."""
     prompt, limit, read = PAGES[page]
     messages.append({"role": "user", "content": question})
     body = {"model": "tiny", limit: 4, "temperature": 0, prompt: messages}
@@ -63,7 +63,7 @@ def url(corral: CorralCli, tiny_model: Path) -> str:
     return corral.url
 
 
-def test_a_turn_that_follows_its_answer_at_once_is_not_read_anew(url: str) -> None:
+def test_an_immediate_follow_up_uses_the_cache(url: str) -> None:
     for number, page in enumerate(PAGES):
         messages: Messages = []
         first, _ = turn(page, url, messages, f"{number} {LONG}")
@@ -73,7 +73,7 @@ def test_a_turn_that_follows_its_answer_at_once_is_not_read_anew(url: str) -> No
             assert computed < first / 2, page
 
 
-def test_others_between_two_turns_do_not_cost_them_their_cache(url: str) -> None:
+def test_requests_between_two_turns_do_not_evict_their_cache(url: str) -> None:
     conversations: dict[str, Messages] = {page: [] for page in PAGES}
     firsts = {
         page: turn(page, url, conversation, f"{page} {LONG}")[0]
@@ -84,7 +84,7 @@ def test_others_between_two_turns_do_not_cost_them_their_cache(url: str) -> None
             assert turn(page, url, conversation, "and then?")[1] >= firsts[page], page
 
 
-def test_who_begins_as_somebody_else_did_just_now_computes_only_what_differs(url: str) -> None:
+def test_a_shared_prefix_is_computed_once(url: str) -> None:
     for number, page in enumerate(PAGES):
         alike = f"{number} {LONG}"
         first, _ = turn(page, url, [], f"{alike} what is the cat called?")

@@ -52,7 +52,7 @@ def test_a_variant_changes_requests_and_nothing_else(corral: CorralCli, tiny_mod
     assert listed["chat:short"]["status"]["value"] == "loaded"
 
 
-def test_a_variant_that_is_not_there_is_met_with_the_nearest(
+def test_an_unknown_variant_is_rejected_with_the_nearest_name(
     corral: CorralCli, tiny_model: Path
 ) -> None:
     corral.configure(VARIANTS.format(path=tiny_model))
@@ -64,9 +64,7 @@ def test_a_variant_that_is_not_there_is_met_with_the_nearest(
         assert "did you mean chat:short?" in answer.read().decode()
 
 
-def test_names_that_mean_two_models_are_found_before_anything_starts(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_ambiguous_names_are_rejected_before_a_start(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(VARIANTS.format(path=tiny_model) + f'[models.talk]\npath = "{tiny_model}"\n')
     failed = corral("config", "check")
     assert failed.returncode == 78

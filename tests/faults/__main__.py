@@ -1,6 +1,6 @@
-"""Bring about faults on the real engine, and tell what was expected and what was seen.
+"""Injects faults into daemons on the real engine, and prints expected and observed results.
 
-`scripts/faults` runs this; it stands here because the test suite shares the faults.
+`scripts/faults` runs this.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import argparse
 import signal
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from corral_cli import CorralCli
+from faults import pace
 from faults.daemon_under_test import DaemonUnderTest, Models
 from faults.endurance import kill_often, restart_often
 from faults.every import ABSENT, EVERY
@@ -22,7 +24,7 @@ from supervisor.host.paths import directories
 
 
 def main() -> int:
-    """Do what the words ask for; return 1 when anything was not as expected."""
+    """Return 1 when any result was not as expected."""
     words = _words()
     # A shell that runs us in the background has us ignore Ctrl-C, and so would all we start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,27 +38,36 @@ def main() -> int:
             return _restarts(models, words.restarts)
         chosen = [fault for fault in EVERY if fault.quick or not words.quick]
         wanted = [one for one in chosen if not words.only or one.number in words.only]
-        return _faults(models, wanted)
+        return _faults(models, wanted, words.jobs)
 
 
 def _words() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only those of the test suite")
     parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="only these")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="how many at once; scales the limits",
+    )
     parser.add_argument("--kills", type=int, metavar="COUNT", help="kill at random, so often")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
     parser.add_argument("--restarts", type=int, metavar="COUNT", help="restart, so often")
     return parser.parse_args()
 
 
-def _faults(models: Models, faults: list[Fault]) -> int:
+def _faults(models: Models, faults: list[Fault], jobs: int) -> int:
     different = 0
-    for fault in faults:
-        result = run(fault, models)
-        different += not result.is_same
-        mark = "ok       " if result.is_same else "DIFFERENT"
-        print(f"{mark} {fault.number:2} {fault.name}\n             expected: {result.expected}")
-        print(f"             seen:     {result.seen}", flush=True)
+    pace.slack = float(jobs)
+    with ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(lambda fault: run(fault, models), faults)
+        for fault, result in zip(faults, results, strict=True):
+            different += not result.is_same
+            mark = "ok       " if result.is_same else "DIFFERENT"
+            print(f"{mark} {fault.number:2} {fault.name}\n             expected: {result.expected}")
+            print(f"             seen:     {result.seen}", flush=True)
     print(f"\n{len(faults)} faults, {different} different from what is expected")
     for number, reason in ABSENT.items():
         print(f"not here: {number:2} {reason}")

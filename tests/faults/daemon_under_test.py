@@ -77,7 +77,7 @@ class DaemonUnderTest:
         return pid
 
     def ready_again(self, name: str, before: int, within_s: float = PATIENCE_S) -> str:
-        """Wait until an instance serves with another process; return what it is then."""
+        """Wait until an instance serves with another process."""
 
         def is_back() -> bool:
             now = self.instance(name)
@@ -87,17 +87,16 @@ class DaemonUnderTest:
         return "ready again"
 
     def state_of(self, name: str, state: str, within_s: float = PATIENCE_S) -> str:
-        """Wait for an instance's state; return why it does not serve, or the state."""
+        """Wait for an instance's state; return it with the code of its error."""
         until(lambda: self.instance(name)["state"] == state, within_s=within_s)
         error = self.instance(name)["error"]
         return f"{state}: {error['code']}" if error else state
 
     def stream(self, model: str) -> http.client.HTTPResponse:
-        """Begin a long streamed answer."""
         return begin_stream(self.corral, STREAM_TOKENS, model)
 
     def ask(self, model: str) -> str:
-        """Ask for a short answer; return `answered`, or how it failed."""
+        """Request a short response; return `answered`, or how it failed."""
         try:
             begin_stream(self.corral, 4, model).read()
         except (OSError, http.client.HTTPException) as error:
@@ -129,7 +128,7 @@ class DaemonUnderTest:
 
 
 def ending(stream: http.client.HTTPResponse) -> str:
-    """Read a stream to its end, and return how that is."""
+    """Read a stream to its end; return how it ends."""
     try:
         rest = stream.read()
     except http.client.IncompleteRead as broken:
@@ -143,13 +142,12 @@ def ending(stream: http.client.HTTPResponse) -> str:
 
 
 def gone(pid: int, within_s: float = PATIENCE_S) -> str:
-    """Wait until a process is gone."""
     until(lambda: not is_alive(pid), within_s=within_s)
     return "gone"
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -157,5 +155,4 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill a process."""
     psutil.Process(pid).send_signal(signal.SIGKILL)

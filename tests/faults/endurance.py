@@ -1,4 +1,4 @@
-"""The same harm very often: kills at random moments, and a thousand restarts."""
+"""Many kills at random moments, and many restarts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _kill(victim: psutil.Process) -> None:
 
 
 def _strangers(target: DaemonUnderTest, daemon: int) -> int:
-    """Return how many engines are nobody's or somebody else's."""
+    """Count the engines that have another parent than the daemon."""
     strangers = 0
     for engine in target.corral.engines():
         try:

@@ -1,4 +1,4 @@
-"""The list of faults, and those of it that are not here."""
+"""The list of faults, and the reason for each absent one."""
 
 from __future__ import annotations
 

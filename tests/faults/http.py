@@ -1,4 +1,4 @@
-"""Faults of clients that speak HTTP badly, slowly, or not at all. 31 to 37."""
+"""Clients with slow, broken or oversized HTTP. 31 to 37."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corral_cli import until
 from faults.daemon_under_test import STREAM_TOKENS, DaemonUnderTest
 from faults.fault import Faults, Seen
 from faults.pace import since, within
-from faults.wire import connect, each, request, say, status, summary, told
+from faults.wire import connect, each, exchange, request, status, status_and_code, summary
 
 HTTP = Faults()
 
@@ -42,7 +42,7 @@ def _(target: DaemonUnderTest) -> Seen:
 
 
 def _dribble(connection: socket.socket, piece: bytes) -> bytes:
-    """Send a piece every 50 ms until there is an answer; return it."""
+    """Send a piece every 50 ms until the response arrives; return it."""
     while True:
         connection.sendall(piece)
         try:
@@ -58,7 +58,7 @@ def _chat(*, stream: bool, words: int = 1) -> bytes:
     return request(_CHAT, body)
 
 
-@HTTP.add(32, "clients leave: in the line, in prefill, mid-stream, without a stream")
+@HTTP.add(32, "clients disconnect: in the queue, in prefill, mid-stream, without a stream")
 def _(target: DaemonUnderTest) -> Seen:
     target.serve({"m": target.models.slow}, after="[models.m.flags]\nparallel = 2")
     other = target.stream("m")
@@ -79,8 +79,8 @@ def _(target: DaemonUnderTest) -> Seen:
         waiter.sendall(_chat(stream=True))
     second.close()
     until(lambda: target.instance("m.0")["slots_busy"] == 1)
-    yield "in the line: never began", "in the line: never began"
-    yield "others go on", "others go on" if other.readline() else "others end"
+    yield "in the queue: never began", "in the queue: never began"
+    yield "others continue", "others continue" if other.readline() else "others end"
     other.close()
 
 
@@ -96,10 +96,10 @@ def _(target: DaemonUnderTest) -> Seen:
         until(lambda: len(daemon.net_connections("inet")) > before)
         took_s = until(lambda: len(daemon.net_connections("inet")) == before)
     yield within(8, took_s, "cut")
-    yield "told as 499", f"told as {target.events('request.finished')[-1]['status']}"
+    yield "logged as 499", f"logged as {target.events('request.finished')[-1]['status']}"
 
 
-@HTTP.add(33, "client whose connection breaks without a word")
+@HTTP.add(33, "client whose connection is reset")
 def _(target: DaemonUnderTest) -> Seen:
     target.serve({"m": target.models.slow})
     with connect(target) as broken:
@@ -118,7 +118,10 @@ def _(target: DaemonUnderTest) -> Seen:
     daemon = psutil.Process(target.corral.daemon_pid)
     before = daemon.memory_info().rss
     gigabyte = _POST + b"Content-Length: 1000000000\r\n\r\n"
-    yield "announced: 413 body_too_large", f"announced: {told(say(target, gigabyte))}"
+    yield (
+        "announced: 413 body_too_large",
+        f"announced: {status_and_code(exchange(target, gigabyte))}",
+    )
     with connect(target) as endless:
         endless.sendall(_POST + _CHUNKED)
         yield "without end: ended", f"without end: {_pour(endless, _BLANKS)}"
@@ -128,7 +131,7 @@ def _(target: DaemonUnderTest) -> Seen:
 
 
 def _pour(connection: socket.socket, piece: bytes) -> str:
-    """Send without end; return when the other side has had enough."""
+    """Send without end; return when the other side closes."""
     for _ in range(_PIECES_MAX):
         try:
             connection.sendall(piece)
@@ -167,7 +170,11 @@ def _(target: DaemonUnderTest) -> Seen:
     twice = _body(b'{"content": "a", "content": "abc", "model": "x", "model": "m"}')
     yield (
         "of a member twice the last counts",
-        ("of a member twice the last counts" if status(say(target, twice)) == "200" else "refused"),
+        (
+            "of a member twice the last counts"
+            if status(exchange(target, twice)) == "200"
+            else "refused"
+        ),
     )
     yield "answered", target.ask("m")
 
@@ -192,7 +199,7 @@ def _(target: DaemonUnderTest) -> Seen:
     }
     yield "all 400 invalid_request", summary(each(target, cases))
     extended = _POST + _CHUNKED + b'f;a="b"\r\n{"content":"a"}\r\n0\r\nX-Trailer: 1\r\n\r\n'
-    yield "an extended chunk: 200", f"an extended chunk: {status(say(target, extended))}"
+    yield "an extended chunk: 200", f"an extended chunk: {status(exchange(target, extended))}"
     log = (target.root / "log" / "daemon.log").read_text("utf-8")
     yield "no traceback", "no traceback" if "Traceback" not in log else "traceback"
     yield "answered", target.ask("m")

@@ -1,4 +1,4 @@
-"""Faults of processes: engines and daemons that die, hang, stop, and come twice. 1 to 16."""
+"""Engines and daemons that crash, hang, are suspended, or run twice. 1 to 16."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _(target: DaemonUnderTest) -> Seen:
     kill(before)
     yield "its stream ends in an error event", f"its stream {ending(mine)}"
     yield within(1, since(began_at_s))
-    yield "others go on", "others go on" if other.readline() else "others end"
+    yield "others continue", "others continue" if other.readline() else "others end"
     yield "ready again", target.ready_again("a.0", before)
     other.close()
 
@@ -61,7 +61,7 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "its stream ends in an error event", f"its stream {ending(mine)}"
     answers = {target.ask("m") for _ in range(4)}
     yield "new requests are answered", _answers(answers)
-    yield "others go on", "others go on" if other.readline() else "others end"
+    yield "others continue", "others continue" if other.readline() else "others end"
     other.close()
     yield "ready again", target.ready_again(name, before)
 
@@ -70,7 +70,7 @@ def _answers(answers: set[str]) -> str:
     return "new requests are answered" if answers == {"answered"} else str(answers)
 
 
-@PROCESS.add(4, "engine wedged, and healthy to look at (a fake one)")
+@PROCESS.add(4, "engine that hangs and reports ok (a fake)")
 def _(target: DaemonUnderTest) -> Seen:
     # The real engine cannot be brought to it from outside.
     engine = target.write_engine("exec $FAKE --fault wedged")
@@ -82,7 +82,7 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "unhealthy before", "unhealthy before" if "unhealthy" in said else ", ".join(said)
 
 
-@PROCESS.add(5, "engine deaf to every request to leave")
+@PROCESS.add(5, "engine that ignores SIGTERM")
 def _(target: DaemonUnderTest) -> Seen:
     engine = target.write_engine("exec $FAKE --fault ignore-sigterm")
     target.serve(
@@ -95,7 +95,7 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "draining, stopping, killing, stopped", ", ".join(after[-4:])
 
 
-@PROCESS.add(5, "engine asked to leave while it answers")
+@PROCESS.add(5, "engine stopped while it answers")
 def _(target: DaemonUnderTest) -> Seen:
     limits = "[supervisor]\ndrain_timeout_s = 0.2\nstop_timeout_s = 2"
     target.serve({"m": target.models.slow}, limits)
@@ -106,7 +106,7 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "its stream ends in an error event", f"its stream {ending(stream)}"
 
 
-@PROCESS.add(6, "engine exits with 0 unasked")
+@PROCESS.add(6, "engine exits with 0 on its own")
 def _(target: DaemonUnderTest) -> Seen:
     target.serve({"m": target.models.tiny})
     before = target.pid("m.0")
@@ -249,7 +249,7 @@ def _(target: DaemonUnderTest) -> Seen:
     engine.unlink()
     kill(target.pid("a.0"))
     yield "failed: engine_missing", target.state_of("a.0", "failed")
-    yield "others go on", "others go on" if target.pid("b.0") == other else "others restarted"
+    yield "others continue", "others continue" if target.pid("b.0") == other else "others restarted"
     target.write_engine('exec $ENGINE "$@"')
     target.corral.ok("start", "a")
     yield "put back, it starts", "put back, it starts" if target.ask("a") == "answered" else "no"

@@ -1,4 +1,4 @@
-"""Faults of resources: files, disks, memory, ports, logs. 17 to 30."""
+"""Files, disks, memory, ports, logs. 17 to 30."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _(target: DaemonUnderTest) -> Seen:
     daemon.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     target.ask("m")
     until(lambda: "the disk refused" in log.read_text("utf-8"))  # with the engine's next line
-    yield "what was lost is told", "what was lost is told"
+    yield "the loss is logged", "the loss is logged"
 
 
 @RESOURCES.add(22, "no room for a saved conversation")
@@ -127,7 +127,7 @@ def _(target: DaemonUnderTest) -> Seen:
 
 
 def _read_ahead(target: DaemonUnderTest) -> None:
-    """Have a slot hold a prompt that is worth saving."""
+    """Prefill a prompt long enough to be saved."""
     (target.root / "long.txt").write_text("the an in of on er th he " * 60)
     target.corral.ok("warm", "m", str(target.root / "long.txt"))
 
@@ -242,7 +242,7 @@ def _flood(words: str) -> Callable[[DaemonUnderTest], Seen]:
 
 
 def _slowest_status_s(target: DaemonUnderTest) -> float:
-    """Ask for the status until the engine is done with its flood; return the longest wait."""
+    """Poll the status until the engine has written all; return the longest time of a status."""
     slowest_s, state = 0.0, ""
     while state not in {"ready", "backoff", "failed"}:
         began_at_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Faults of clients that want what is not theirs. 42 to 44."""
+"""Clients that request what they may not have. 42 to 44."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from faults.daemon_under_test import DaemonUnderTest
 from faults.fault import Faults, Seen
-from faults.wire import each, request, say, status, summary, told
+from faults.wire import each, exchange, request, status, status_and_code, summary
 
 SECURITY = Faults()
 
@@ -68,13 +68,13 @@ def _(target: DaemonUnderTest) -> Seen:
     }
     yield "all 403 forbidden", summary(each(target, cases))
     ours = request("/tokenize", body, "Origin: tauri://localhost")
-    yield "a desktop application: 200", f"a desktop application: {status(say(target, ours))}"
+    yield "a desktop application: 200", f"a desktop application: {status(exchange(target, ours))}"
     control = target.root / "run" / "control.sock"
     mode = stat.S_IMODE(control.stat().st_mode) | stat.S_IMODE(control.parent.stat().st_mode)
     yield "control: ours alone", f"control: {'ours alone' if not mode & 0o077 else f'{mode:o}'}"
     yield (
         "control over TCP: 404 not_found",
-        f"control over TCP: {told(say(target, request('/stop', b'{}')))}",
+        f"control over TCP: {status_and_code(exchange(target, request('/stop', b'{}')))}",
     )
 
 
@@ -93,9 +93,9 @@ def _(target: DaemonUnderTest) -> Seen:
     }
     yield "all 401 invalid_api_key", summary(each(target, cases))
     mine = request("/v1/models", None, f"X-Api-Key: {key}")
-    seen = [told(say(target, mine)) for _ in range(3)]
+    seen = [status_and_code(exchange(target, mine)) for _ in range(3)]
     yield "200, 200, 429 rate_limit_exceeded", ", ".join(seen)
-    yield "health: 200", f"health: {status(say(target, request('/health')))}"
+    yield "health: 200", f"health: {status(exchange(target, request('/health')))}"
     kept = [
         path
         for path in target.root.rglob("*")
@@ -110,7 +110,7 @@ def _(target: DaemonUnderTest) -> Seen:
     )
 
 
-@SECURITY.add(44, "what is not a client's to say, and words meant for the log", quick=True)
+@SECURITY.add(44, "members a client may not set, and text forged for the log", quick=True)
 def _(target: DaemonUnderTest) -> Seen:
     target.serve({"m": target.models.tiny})
     chat = {
@@ -121,24 +121,24 @@ def _(target: DaemonUnderTest) -> Seen:
         "lora": [],
     }
     fields = ("X-Conversation-Id: c1", "X-Corral-Instance: other", "X-Request-Id: a b")
-    answer = say(target, request("/v1/chat/completions", chat, *fields))
+    answer = exchange(target, request("/v1/chat/completions", chat, *fields))
     yield "a slot that is not there: 200", f"a slot that is not there: {status(answer)}"
     cases = {
         path: request(path, b"{}") for path in ("/slots/0?action=save", "/props", "/lora-adapters")
     }
     refused = {answer[:3] for answer in each(target, cases)}
     yield "changes: refused", f"changes: {'refused' if refused <= {'404', '405'} else refused}"
-    look = status(say(target, request("/v1/stream?conv_id=c1")))
+    look = status(exchange(target, request("/v1/stream?conv_id=c1")))
     yield "another's stream: 404", f"another's stream: {look}"
     evil = 'm"\n{"event": "daemon.stopped"}\r\n\x1b[2J'
-    say(target, request("/tokenize", {"model": evil}, 'X-Request-Id: "}, {"a": "b'))
+    exchange(target, request("/tokenize", {"model": evil}, 'X-Request-Id: "}, {"a": "b'))
     lines = (target.root / "log" / "daemon.log").read_text("utf-8").splitlines()
     forged = [
         line for line in lines if line.startswith('{"event": "daemon.stopped"}') or "\x1b" in line
     ]
     yield "no line forged", "no line forged" if not forged else str(forged)
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    yield "told as one", "told as one" if _refusals(events) == 1 else str(events[-3:])
+    yield "logged as one", "logged as one" if _refusals(events) == 1 else str(events[-3:])
 
 
 def _refusals(events: list[dict[str, object]]) -> int:

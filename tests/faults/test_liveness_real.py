@@ -1,4 +1,4 @@
-"""Liveness on the real engine, through the real daemon: which are ejected, and which are not.
+"""Liveness on the real engine, through the real daemon: which instances are withdrawn.
 
 The interval is 1 s here, the shortest there is.
 """
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def ask(url: str, **members: object) -> Outcome:
-    """Ask for a streamed answer and read it to its end."""
+    """Request a stream and read it to its end."""
     began_at_s = time.monotonic()
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
     address = urlsplit(url)
@@ -74,12 +74,12 @@ def _how(text: bytes) -> str:
 
 
 def unhealthy(target: DaemonUnderTest) -> list[object]:
-    """Return which instances were taken out of service for their health."""
+    """The instances that became unhealthy, in order."""
     changes = target.events("instance.state_changed")
     return [change["instance"] for change in changes if change["after"] == "unhealthy"]
 
 
-def test_of_two_replicas_under_load_the_stopped_one_is_replaced(target: DaemonUnderTest) -> None:
+def test_a_stopped_replica_is_replaced_under_load(target: DaemonUnderTest) -> None:
     target.serve({"m": target.models.slow}, CLOSELY, "replicas = 2")
     url, pid = target.corral.url, target.pid("m.0")
     enough = threading.Event()
@@ -111,7 +111,7 @@ def test_of_two_replicas_under_load_the_stopped_one_is_replaced(target: DaemonUn
     assert not psutil.pid_exists(pid)
 
 
-def test_a_request_without_an_answer_yet_is_moved_to_another_instance(
+def test_a_request_without_a_response_is_moved_to_another_instance(
     target: DaemonUnderTest,
 ) -> None:
     target.serve({"m": target.models.tiny}, CLOSELY, "replicas = 2")
@@ -125,7 +125,7 @@ def test_a_request_without_an_answer_yet_is_moved_to_another_instance(
     assert target.pid("m.1") == pids["m.1"]
 
 
-def test_a_long_prompt_is_read_to_its_end(target: DaemonUnderTest, tmp_path: Path) -> None:
+def test_a_long_prefill_is_not_unhealthy(target: DaemonUnderTest, tmp_path: Path) -> None:
     """One batch of 2048 tokens lasts for several intervals, and no counter moves within it."""
     model = tiny_gguf.make(
         tmp_path / "large.gguf", embd=512, heads=8, kv_heads=2, layers=12, ff=2048, ctx=8192
@@ -142,7 +142,7 @@ def test_a_long_prompt_is_read_to_its_end(target: DaemonUnderTest, tmp_path: Pat
     assert target.pid("m.0") == pid
 
 
-def test_a_daemon_that_stood_still_ejects_nobody(target: DaemonUnderTest) -> None:
+def test_a_suspended_daemon_withdraws_no_instance(target: DaemonUnderTest) -> None:
     target.serve({"m": target.models.slow, "idle": target.models.tiny}, CLOSELY)
     pids = {name: target.pid(name) for name in ("m.0", "idle.0")}
     stream = target.stream("m")
@@ -158,7 +158,7 @@ def test_a_daemon_that_stood_still_ejects_nobody(target: DaemonUnderTest) -> Non
     assert {name: target.pid(name) for name in pids} == pids
 
 
-def test_an_idle_engine_that_was_stopped_is_found_by_a_probe(target: DaemonUnderTest) -> None:
+def test_a_probe_finds_a_stopped_idle_engine(target: DaemonUnderTest) -> None:
     limits = f"{CLOSELY}idle_probe_s = 1\nunhealthy_timeout_s = 1\n"
     target.serve({"m": target.models.tiny}, limits)
     pid = target.pid("m.0")
@@ -166,7 +166,7 @@ def test_an_idle_engine_that_was_stopped_is_found_by_a_probe(target: DaemonUnder
     assert target.ready_again("m.0", pid) == "ready again"
 
 
-def test_an_engine_without_a_daemon_is_ended_when_the_next_one_starts(
+def test_a_starting_daemon_kills_orphaned_engines(
     target: DaemonUnderTest,
 ) -> None:
     marker = ProcessTag(target.root / "run", "m.0", Path("/bin/sleep")).text

@@ -1,4 +1,4 @@
-"""Faults of engines that break HTTP, which no real one can be brought to. 38 to 41."""
+"""Engines that break HTTP; all are fakes, as no real one does. 38 to 41."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 from faults.daemon_under_test import DaemonUnderTest
 from faults.fault import Faults, Seen
 from faults.pace import since, within
-from faults.wire import connect, request, say, status, told
+from faults.wire import connect, exchange, request, status, status_and_code
 
 UPSTREAM = Faults()
 
@@ -36,17 +36,17 @@ def _serve(target: DaemonUnderTest, settings: str = "", after: str = "") -> None
 
 
 def _request(how: str, *, stream: bool) -> bytes:
-    """Return a chat that the engine is to answer in this way."""
+    """A chat request that the fake engine answers in this way."""
     messages = [{"role": "user", "content": "a"}]
     body = {"model": "m", "user": how, "stream": stream, "messages": messages}
     return request("/v1/chat/completions", body)
 
 
 def _ask(target: DaemonUnderTest, how: str, *, stream: bool) -> str:
-    """Ask; return how the answer ends, as its client sees it."""
-    answer = say(target, _request(how, stream=stream))
+    """Send a request; return how its response ends for the client."""
+    answer = exchange(target, _request(how, stream=stream))
     if status(answer) != "200":
-        return told(answer)
+        return status_and_code(answer)
     head, _, body = answer.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)content-length: (\d+)", head)
     is_whole = len(body) == int(length[1]) if length else body.endswith(b"0\r\n\r\n")
@@ -55,7 +55,7 @@ def _ask(target: DaemonUnderTest, how: str, *, stream: bool) -> str:
     return "whole" if is_whole else "cut"
 
 
-def _is_told(how: str) -> bool:
+def _is_reported(how: str) -> bool:
     return how in {"502 upstream_failed", "ends in an error event", "cut"}
 
 
@@ -81,7 +81,7 @@ def _(target: DaemonUnderTest) -> Seen:
         for how in _BROKEN
         for stream in (True, False)
     }
-    silent = {asked: end for asked, end in ends.items() if not _is_told(end)}
+    silent = {asked: end for asked, end in ends.items() if not _is_reported(end)}
     yield "all are told", "all are told" if not silent else str(silent)
     whole = {_ask(target, how, stream=False) for how in _WHOLE}
     yield "the harmless are whole", "the harmless are whole" if whole == {"whole"} else str(whole)
@@ -98,14 +98,14 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "under 64 MiB more", "under 64 MiB more" if grown_mib < 64 else f"{grown_mib} MiB more"
 
 
-@UPSTREAM.add(40, "engine that closes kept connections without a word")
+@UPSTREAM.add(40, "engine that closes idle connections silently")
 def _(target: DaemonUnderTest) -> Seen:
     _serve(target)
     ends = {_ask(target, "closes quietly", stream=False) for _ in range(20)}
     yield "20 answers are whole", "20 answers are whole" if ends == {"whole"} else str(ends)
 
 
-@UPSTREAM.add(41, "engine that says nothing, or nothing more")
+@UPSTREAM.add(41, "engine that sends nothing, or nothing more")
 def _(target: DaemonUnderTest) -> Seen:
     _serve(target, "upstream_read_timeout_s = 0.5")
     for how, stream, expected in (

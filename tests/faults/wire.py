@@ -1,4 +1,4 @@
-"""HTTP by hand: what is sent is exactly what stands there."""
+"""HTTP by hand: every byte sent is in the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ PATIENCE_S = 10.0
 
 
 def connect(target: DaemonUnderTest) -> socket.socket:
-    """Return a connection to the proxy."""
     host, _, port = target.client.status()["url"].removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
@@ -30,28 +29,28 @@ def request(
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Read until the other side ends it."""
+    """Read until the other side closes."""
     got = bytearray()
     while chunk := connection.recv(65536):
         got += chunk
     return bytes(got)
 
 
-def say(target: DaemonUnderTest, raw: bytes) -> bytes:
-    """Send bytes on a connection of their own; return what comes until its end."""
+def exchange(target: DaemonUnderTest, raw: bytes) -> bytes:
+    """Send bytes on a connection of their own; return all that is received."""
     with connect(target) as connection:
         connection.sendall(raw)
         return read_all(connection)
 
 
 def status(answer: bytes) -> str:
-    """Return the status of an answer, or what stands in its target."""
+    """The status of a response, or a text if there is none."""
     line = answer.partition(b"\r\n")[0].split()
     return line[1].decode() if len(line) > 1 else "closed without an answer"
 
 
-def told(answer: bytes) -> str:
-    """Return the status and, if the error has OpenAI's shape, its code."""
+def status_and_code(answer: bytes) -> str:
+    """The status and, if the error has OpenAI's format, its code."""
     try:
         code = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
     except (ValueError, LookupError, TypeError):
@@ -60,15 +59,15 @@ def told(answer: bytes) -> str:
 
 
 def each(target: DaemonUnderTest, cases: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Say each; return which cases were told what."""
+    """Send each; return the names of the cases by response."""
     by_answer: dict[str, list[str]] = {}
     for name, raw in cases.items():
-        by_answer.setdefault(told(say(target, raw)), []).append(name)
+        by_answer.setdefault(status_and_code(exchange(target, raw)), []).append(name)
     return by_answer
 
 
 def summary(by_answer: Mapping[str, list[str]]) -> str:
-    """Return one answer where all were told the same, else who was told what."""
+    """One response if all cases got the same, otherwise each with its cases."""
     if len(by_answer) == 1:
         return f"all {next(iter(by_answer))}"
     return "; ".join(f"{answer}: {', '.join(names)}" for answer, names in by_answer.items())

@@ -1,4 +1,4 @@
-"""After a restart each conversation goes on where it was saved, and is not read again."""
+"""After a restart each conversation continues on the instance that saved it, from its cache."""
 
 import json
 import random
@@ -12,7 +12,7 @@ WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engi
 SMALL = 'replicas = 2\nflags = { threads = 1, "threads-batch" = 1, ctx-size = 4096, parallel = 2 }'
 
 
-class Talk:
+class Conversation:
     """One conversation, over either API.
 
     Args:
@@ -28,7 +28,6 @@ class Talk:
         self.tokens = self.cached = 0
 
     def turn(self, corral: CorralCli) -> None:
-        """Ask, and prepare the next turn."""
         body = {"model": "chat", "messages": self.messages, "max_tokens": 8, "temperature": 0}
         request = urllib.request.Request(
             corral.url + self.path,
@@ -52,23 +51,25 @@ class Talk:
         self.messages.append({"role": "user", "content": "and then?"})
 
 
-def test_each_conversation_goes_home_after_a_restart(corral: CorralCli, tiny_model: Path) -> None:
+def test_each_conversation_returns_to_its_instance_after_a_restart(
+    corral: CorralCli, tiny_model: Path
+) -> None:
     corral.configure(f'[models.chat]\npath = "{tiny_model}"\n{SMALL}\n')
     corral.ok("start")
     pages = ("/v1/chat/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages")
-    conversations = [Talk(seed, page) for seed, page in enumerate(pages)]
+    conversations = [Conversation(seed, page) for seed, page in enumerate(pages)]
     for conversation in (*conversations, *conversations):
         conversation.turn(corral)
-    homes, held = (
+    owners, held = (
         [conversation.instance for conversation in conversations],
         [conversation.tokens for conversation in conversations],
     )
-    assert sorted(homes) == ["chat.0", "chat.0", "chat.1", "chat.1"]
+    assert sorted(owners) == ["chat.0", "chat.0", "chat.1", "chat.1"]
     corral.ok("stop")
     corral.ok("start")
     for conversation in reversed(conversations):
         conversation.turn(corral)
-    assert [conversation.instance for conversation in conversations] == homes
+    assert [conversation.instance for conversation in conversations] == owners
     assert all(
         conversation.cached >= 0.95 * its
         for conversation, its in zip(conversations, held, strict=True)
