@@ -257,7 +257,7 @@ class UpstreamUnconnected(UpstreamConnectFailed):
 
 class UpstreamLoading(UpstreamConnectFailed):
     status = 503
-    code = "loading"
+    code = "model_loading"
     retry_after_s = 1
 
 
@@ -274,7 +274,7 @@ class Unavailable(ProxyError):
 
 
 class ModelLoading(Unavailable):
-    code = "loading"
+    code = "model_loading"
 
 
 class NotLoaded(Unavailable):

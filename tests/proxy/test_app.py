@@ -96,7 +96,7 @@ async def test_a_slow_load_is_503_with_retry_after(proxy: ProxyHarness) -> None:
     proxy.loader.failure = ModelLoading("chat is loading: 47 %", retry_after_s=3)
     async with proxy.ask() as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "3")
-        assert (await response.json())["error"]["code"] == "loading"
+        assert (await response.json())["error"]["code"] == "model_loading"
 
 
 async def test_a_model_that_is_withdrawn_after_its_load_is_unavailable(

@@ -240,7 +240,7 @@ async def test_where_all_still_load_the_client_is_told_when_to_ask_again(
     async with proxy.ask() as response:
         assert response.status == 503
         assert response.headers["Retry-After"] == "1"
-        assert (await response.json())["error"]["code"] == "loading"
+        assert (await response.json())["error"]["code"] == "model_loading"
 
 
 # Learnt from.
