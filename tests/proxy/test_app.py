@@ -392,3 +392,10 @@ async def test_an_unknown_expectation_is_417(proxy: ProxyHarness) -> None:
     async with proxy.raw() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n")
         assert b" 417 " in await reader.readline()
+
+
+async def test_a_body_is_requested_only_for_an_accepted_request(proxy: ProxyHarness) -> None:
+    async with proxy.raw() as (reader, writer):
+        writer.write(b"POST /none HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n")
+        writer.write(b"Content-Length: 2\r\n\r\n")
+        assert b" 404 " in await reader.readline()
