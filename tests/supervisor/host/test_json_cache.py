@@ -5,29 +5,29 @@ from pathlib import Path
 from supervisor.host import json_cache
 
 
-def test_what_was_put_is_got(tmp_path: Path) -> None:
+def test_a_value_is_read_back(tmp_path: Path) -> None:
     json_cache.put(tmp_path / "new", "key", {"a": 1})
     assert json_cache.get(tmp_path / "new", "key") == {"a": 1}
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()] == [0o600]
 
 
-def test_what_was_not_put_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_key_is_none(tmp_path: Path) -> None:
     assert json_cache.get(tmp_path, "key") is None
 
 
-def test_what_is_damaged_counts_as_not_there(tmp_path: Path) -> None:
+def test_a_damaged_file_counts_as_missing(tmp_path: Path) -> None:
     for content in (b"\xff", b"{", b"[]"):
         (tmp_path / "key.json").write_bytes(content)
         assert json_cache.get(tmp_path, "key") is None
 
 
-def test_what_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "key.json").mkdir()
     json_cache.put(tmp_path, "key", {"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
 
 
-def test_a_key_changes_with_the_file_and_with_the_words(tmp_path: Path) -> None:
+def test_a_key_changes_with_the_file_and_the_texts(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("a")
     first = json_cache.key_of([file], "x")

@@ -14,7 +14,7 @@ def where(tmp_path: Path) -> Directories:
     return Directories(*(tmp_path / name for name in ("config", "data", "cache", "log", "run")))
 
 
-def test_one_daemon_holds_the_directory_and_the_second_is_told_who(where: Directories) -> None:
+def test_a_second_daemon_is_refused_and_names_the_first(where: Directories) -> None:
     with lock_runtime_dir(where):
         write_owner(where.state_file, DaemonInfo(4711, 1.0, "0.1.0", "http://127.0.0.1:8080"))
         with (
@@ -35,7 +35,7 @@ def test_the_files_are_private(where: Directories) -> None:
         assert where.lock_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_left_by_a_killed_daemon_stops_nobody(where: Directories) -> None:
+def test_the_files_of_a_killed_daemon_do_not_block_the_next(where: Directories) -> None:
     where.runtime.mkdir(mode=0o700)
     where.lock_file.touch()
     write_owner(where.state_file, DaemonInfo(os.getpid(), 1.0, "0.1.0", "http://127.0.0.1:8080"))
@@ -43,7 +43,7 @@ def test_a_file_left_by_a_killed_daemon_stops_nobody(where: Directories) -> None
         pass
 
 
-def test_a_recycled_pid_is_not_believed() -> None:
+def test_a_reused_pid_is_not_the_daemon() -> None:
     me = this_daemon("0.1.0", "http://127.0.0.1:8080")
     assert me.is_alive()
     assert not replace(me, created_at=me.created_at - 60).is_alive()
@@ -51,7 +51,7 @@ def test_a_recycled_pid_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '"x"'])
-def test_a_state_file_that_makes_no_sense_names_nobody(tmp_path: Path, text: str) -> None:
+def test_an_invalid_state_file_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "daemon.json"
     path.write_text(text, "utf-8")
     assert read_owner(path) is None

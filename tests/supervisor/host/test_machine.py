@@ -12,7 +12,7 @@ def test_a_machine_has_no_more_than_its_hardware() -> None:
     assert found.memlock_bytes is None or found.memlock_bytes >= 0
 
 
-def test_cores_are_those_we_may_use() -> None:
+def test_cores_are_those_of_the_affinity() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
@@ -21,6 +21,6 @@ def test_cores_are_those_we_may_use() -> None:
         os.sched_setaffinity(0, allowed)
 
 
-def test_the_processors_features_are_read_where_linux_tells_them() -> None:
+def test_cpu_flags_are_read_from_proc() -> None:
     assert cpu_flags() == read().cpu_flags
     assert "fpu" in cpu_flags() or not cpu_flags()

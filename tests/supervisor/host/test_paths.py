@@ -17,12 +17,12 @@ from supervisor.host.paths import (
 )
 
 
-def test_profiles_and_pins_are_found_in_this_copy() -> None:
+def test_shipped_profiles_and_pins_are_found() -> None:
     assert (shipped("profiles") / "base.toml").is_file()
     assert (shipped("vendor") / "engine.toml").is_file()
 
 
-def test_our_variables_win_over_the_service_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corral_variables_win_over_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CORRAL_LOG_DIR", raising=False)
     monkeypatch.setenv("LOGS_DIRECTORY", "/var/log/corral:/var/log/other")
     assert directories().log == Path("/var/log/corral")
@@ -37,13 +37,13 @@ def test_a_directory_is_made_private(tmp_path: Path) -> None:
     assert make_private(made).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x", "utf-8")
     with pytest.raises(AccessDenied, match="cannot use the directory"):
         make_private(tmp_path / "log" / "deep")
 
 
-def test_a_socket_path_that_no_system_could_bind_is_none(tmp_path: Path) -> None:
+def test_a_socket_path_that_is_too_long_is_none(tmp_path: Path) -> None:
     def where(runtime: Path) -> Directories:
         return Directories(tmp_path, tmp_path, tmp_path, tmp_path, runtime)
 
@@ -70,14 +70,16 @@ def test_without_a_session_the_runtime_directory_is_not_in_tmp(
         (stat.S_IFLNK | 0o777, 1000, "is not a directory"),
     ],
 )
-def test_a_directory_is_ours_by_type_owner_and_mode(mode: int, uid: int, said: str | None) -> None:
+def test_a_directory_is_checked_for_type_owner_and_mode(
+    mode: int, uid: int, said: str | None
+) -> None:
     found = problem(mode, uid, 1000, 0o077)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
 
 
 @pytest.mark.parametrize("what", ["open", "a file", "missing", "another's"])
-def test_a_session_that_is_not_ours_is_told_and_not_used(
+def test_a_session_directory_of_another_user_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -97,7 +99,9 @@ def test_a_session_that_is_not_ours_is_told_and_not_used(
     assert "instead of XDG_RUNTIME_DIR" in capsys.readouterr().err
 
 
-def test_a_session_of_ours_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_private_session_directory_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "s").mkdir(mode=0o700)
@@ -105,7 +109,7 @@ def test_a_session_of_ours_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert directories().runtime == tmp_path / "s" / "llama-corral"
 
 
-def test_a_link_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+def test_a_link_is_refused_as_a_private_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to("real")
     with pytest.raises(AccessDenied, match="is not a directory of this user"):
@@ -126,7 +130,7 @@ def test_a_directory_that_may_be_shared_for_reading_stays_so(tmp_path: Path) -> 
     assert make_ours(tmp_path).stat().st_mode & 0o777 == 0o755
 
 
-def test_what_others_could_have_written_is_not_ours(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_is_not_ours(tmp_path: Path) -> None:
     directory = make_private(tmp_path / "a")
     assert is_ours(directory)
     directory.chmod(0o720)
@@ -147,7 +151,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     assert not is_ours(directory)
 
 
-def test_a_socket_in_anothers_directory_is_not_asked(
+def test_a_socket_in_a_directory_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_owner(tmp_path)

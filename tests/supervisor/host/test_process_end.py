@@ -18,7 +18,7 @@ def owner_of(process: subprocess.Popen[bytes]) -> DaemonInfo:
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, *, has_pidfd: bool) -> None:
+def test_wait_returns_at_the_exit(monkeypatch: pytest.MonkeyPatch, *, has_pidfd: bool) -> None:
     if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
     with (
@@ -32,7 +32,7 @@ def test_an_end_is_waited_for(monkeypatch: pytest.MonkeyPatch, *, has_pidfd: boo
         assert end.wait(10.0)
 
 
-def test_a_process_that_is_gone_is_not_waited_for() -> None:
+def test_an_exited_process_is_not_waited_for() -> None:
     with process_end(None) as end:
         assert end.wait(0.0)
     with process_end(DaemonInfo(os.getpid(), 1.0, "1", "http://x")) as end:  # the number of another

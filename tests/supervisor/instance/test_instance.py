@@ -34,7 +34,7 @@ ONCE = RestartPolicy(max_failures=1)
 EAGER = RestartPolicy(backoff_initial_s=1e-6, backoff_max_s=1e-6, max_failures=1000)
 
 
-async def test_it_starts_is_warmed_serves_and_stops(runtime: Path) -> None:
+async def test_an_instance_starts_warms_serves_and_stops(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -48,7 +48,7 @@ async def test_it_starts_is_warmed_serves_and_stops(runtime: Path) -> None:
     assert not (runtime / "chat.0.sock").exists()
 
 
-async def test_load_progress_is_told(runtime: Path) -> None:
+async def test_load_progress_is_reported(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "slow-load=0.4"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -57,7 +57,7 @@ async def test_load_progress_is_told(runtime: Path) -> None:
     assert told == [0, 0.25, 0.5, 0.75]
 
 
-async def test_what_the_last_process_had_loaded_is_none_of_the_next_ones(runtime: Path) -> None:
+async def test_load_progress_is_reset_on_restart(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "slow-load=0.4"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -88,7 +88,7 @@ async def test_over_tcp_the_port_is_learnt_from_the_engine(runtime: Path) -> Non
     assert facts.endpoint.port > 0
 
 
-async def test_a_stranger_that_wants_no_key_is_never_taken_for_ours(runtime: Path) -> None:
+async def test_a_foreign_server_without_a_key_is_not_accepted(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.5)
     harness = InstanceHarness(fake_launch(runtime, "no-key"), limits=limits, policy=ONCE)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -99,7 +99,7 @@ async def test_a_stranger_that_wants_no_key_is_never_taken_for_ours(runtime: Pat
     assert "warming" not in harness.story
 
 
-async def test_commands_that_change_nothing_are_not_told(runtime: Path) -> None:
+async def test_commands_without_effect_emit_no_event(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.stop()
@@ -109,7 +109,7 @@ async def test_commands_that_change_nothing_are_not_told(runtime: Path) -> None:
     assert harness.story[:4] == ["starting", "warming", "ready", "draining"]
 
 
-async def test_stopping_before_anything_was_spawned_ends_well(runtime: Path) -> None:
+async def test_a_stop_before_the_spawn_is_clean(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_stopping_before_anything_was_spawned_ends_well(runtime: Path) -> 
     assert facts.run == 1
 
 
-async def test_a_command_before_it_is_served_counts(runtime: Path) -> None:
+async def test_a_command_before_serve_is_applied(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     harness.instance.start()
     async with asyncio.timeout(20), harness.served() as instance:
@@ -138,7 +138,7 @@ async def test_cancelling_leaves_no_process_and_a_stopped_instance(runtime: Path
     assert "withdraw" in harness.traffic.calls
 
 
-async def test_a_drain_waits_for_what_it_holds_and_can_be_called_off(runtime: Path) -> None:
+async def test_a_drain_waits_for_requests_and_can_be_cancelled(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -153,7 +153,7 @@ async def test_a_drain_waits_for_what_it_holds_and_can_be_called_off(runtime: Pa
     assert steps[:3] == ["admit", "withdraw", "admit"]
 
 
-async def test_a_drain_that_takes_too_long_is_cut(runtime: Path) -> None:
+async def test_a_drain_beyond_its_limit_is_aborted(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -164,7 +164,7 @@ async def test_a_drain_that_takes_too_long_is_cut(runtime: Path) -> None:
     assert harness.traffic.calls[-1] == "close"
 
 
-async def test_restart_brings_a_new_process(runtime: Path) -> None:
+async def test_restart_starts_a_new_process(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -176,7 +176,7 @@ async def test_restart_brings_a_new_process(runtime: Path) -> None:
     assert after.pid != before.pid
 
 
-async def test_a_crash_while_serving_is_followed_by_another_try(runtime: Path) -> None:
+async def test_a_crash_while_serving_is_followed_by_a_restart(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -190,7 +190,7 @@ async def test_a_crash_while_serving_is_followed_by_another_try(runtime: Path) -
     assert (facts.run, facts.restarts, facts.failures, facts.cause) == (2, 1, 1, None)
 
 
-async def test_crashes_close_together_open_the_breaker_and_start_forgives(runtime: Path) -> None:
+async def test_crashes_close_together_end_in_failed_and_start_forgets_them(runtime: Path) -> None:
     policy = RestartPolicy(backoff_initial_s=0.001, backoff_max_s=0.001, max_failures=2)
     harness = InstanceHarness(fake_launch(runtime, "exit-after-ready"), policy=policy)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -204,7 +204,7 @@ async def test_crashes_close_together_open_the_breaker_and_start_forgives(runtim
     assert [one["log"] for one in failed] == [str(runtime / "chat.0.log")]
 
 
-async def test_a_permanent_cause_fails_at_once_with_its_words_in_the_log(runtime: Path) -> None:
+async def test_a_permanent_cause_fails_at_once_and_is_in_the_log(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "crash-at-start"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -216,7 +216,7 @@ async def test_a_permanent_cause_fails_at_once_with_its_words_in_the_log(runtime
     assert "failed to open GGUF file" in text
 
 
-async def test_silence_while_loading_is_a_fault(runtime: Path) -> None:
+async def test_silence_while_loading_is_a_failure(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.3)
     harness = InstanceHarness(fake_launch(runtime, "silent-load"), limits=limits, policy=ONCE)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -227,7 +227,7 @@ async def test_silence_while_loading_is_a_fault(runtime: Path) -> None:
     assert harness.story[:3] == ["starting", "stopping", "failed"]
 
 
-async def test_slow_loading_with_signs_of_life_is_no_fault(runtime: Path) -> None:
+async def test_slow_loading_with_output_is_not_a_failure(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.6)
     harness = InstanceHarness(fake_launch(runtime, "slow-load=1.5"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -245,7 +245,7 @@ async def test_stopping_while_it_loads_takes_no_time(runtime: Path, fault: str) 
         await instance.wait(DOWN)
 
 
-async def test_an_engine_deaf_to_everything_is_killed(runtime: Path) -> None:
+async def test_an_engine_that_ignores_signals_is_killed(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -257,7 +257,7 @@ async def test_an_engine_deaf_to_everything_is_killed(runtime: Path) -> None:
     assert facts.cause is None
 
 
-async def test_an_engine_that_cannot_complete_is_ready_all_the_same(runtime: Path) -> None:
+async def test_an_engine_without_completions_becomes_ready(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "no-completion"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -265,7 +265,9 @@ async def test_an_engine_that_cannot_complete_is_ready_all_the_same(runtime: Pat
     assert harness.story[:3] == ["starting", "warming", "ready"]
 
 
-async def test_a_sick_engine_gets_no_requests_until_it_is_well(runtime: Path) -> None:
+async def test_an_engine_that_fails_its_warm_up_gets_no_requests_until_healthy(
+    runtime: Path,
+) -> None:
     harness = InstanceHarness(fake_launch(runtime, "sick"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -274,7 +276,7 @@ async def test_a_sick_engine_gets_no_requests_until_it_is_well(runtime: Path) ->
     assert harness.traffic.calls[0] == "admit"
 
 
-async def test_doubt_takes_it_out_of_service_until_it_answers(runtime: Path) -> None:
+async def test_an_unhealthy_instance_is_out_of_service_until_it_answers(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -287,7 +289,7 @@ async def test_doubt_takes_it_out_of_service_until_it_answers(runtime: Path) -> 
     assert harness.traffic.calls[:3] == ["admit", "withdraw", "admit"]
 
 
-async def test_one_that_computes_for_a_client_that_left_is_replaced_without_a_fault(
+async def test_an_overdue_instance_is_replaced_without_a_failure(
     runtime: Path,
 ) -> None:
     harness = InstanceHarness(fake_launch(runtime))
@@ -305,7 +307,7 @@ async def test_one_that_computes_for_a_client_that_left_is_replaced_without_a_fa
     assert "still computes" in [fields.get("reason") for _, fields in harness.events]
 
 
-async def test_what_it_holds_meanwhile_is_cut_when_only_its_processor_time_moves(
+async def test_requests_of_an_overdue_engine_are_aborted_when_only_its_cpu_time_grows(
     runtime: Path,
 ) -> None:
     harness = InstanceHarness(
@@ -321,7 +323,7 @@ async def test_what_it_holds_meanwhile_is_cut_when_only_its_processor_time_moves
     assert harness.steps[:2] == ["withdrawn 1", "requests_aborted 1"]
 
 
-async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
+async def test_an_instance_that_stays_unhealthy_is_replaced(runtime: Path) -> None:
     limits = quick(unhealthy_timeout_s=0.2, stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -337,7 +339,7 @@ async def test_one_that_stays_unwell_is_replaced(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["", "wedged"])
-async def test_one_that_is_mute_while_clients_wait_is_withdrawn_and_replaced(
+async def test_a_silent_engine_is_withdrawn_and_replaced_while_clients_wait(
     runtime: Path, fault: str
 ) -> None:
     """Stopped by a signal, or answering that all is well: nothing moves in either."""
@@ -358,7 +360,7 @@ async def test_one_that_is_mute_while_clients_wait_is_withdrawn_and_replaced(
     assert harness.steps[:3] == ["withdrawn 2", "requests_aborted 2", "exit line"]
 
 
-async def test_a_drain_does_not_wait_for_an_engine_in_which_nothing_moves(runtime: Path) -> None:
+async def test_a_drain_does_not_wait_for_an_engine_that_hangs(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
     async with asyncio.timeout(5), harness.served() as instance:
@@ -371,7 +373,7 @@ async def test_a_drain_does_not_wait_for_an_engine_in_which_nothing_moves(runtim
     assert harness.steps[:2] == ["withdrawn 2", "requests_aborted 2"]
 
 
-async def test_one_that_goes_on_with_its_work_is_taken_back(runtime: Path) -> None:
+async def test_an_unhealthy_engine_that_progresses_is_ready_again(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -384,7 +386,7 @@ async def test_one_that_goes_on_with_its_work_is_taken_back(runtime: Path) -> No
         assert (await instance.wait(UP)).run == 1
 
 
-async def test_an_idle_engine_that_makes_no_token_is_found_by_a_probe(runtime: Path) -> None:
+async def test_a_probe_finds_an_idle_engine_that_hangs(runtime: Path) -> None:
     limits = quick(
         unhealthy_timeout_s=0.2,
         stop_timeout_s=0.1,
@@ -399,7 +401,7 @@ async def test_an_idle_engine_that_makes_no_token_is_found_by_a_probe(runtime: P
     assert harness.story[:5] == ["starting", "warming", "ready", "unhealthy", "stopping"]
 
 
-async def test_an_idle_engine_that_answers_its_probes_is_left_in_service(runtime: Path) -> None:
+async def test_an_idle_engine_that_answers_probes_stays_in_service(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -413,7 +415,7 @@ async def test_an_idle_engine_that_answers_its_probes_is_left_in_service(runtime
         assert instance.snapshot().state is State.READY
 
 
-async def test_a_probe_that_is_refused_is_a_bad_sign(runtime: Path) -> None:
+async def test_a_refused_probe_makes_the_engine_unhealthy(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.05)
     harness = InstanceHarness(fake_launch(runtime, "fails-once"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -424,7 +426,7 @@ async def test_a_probe_that_is_refused_is_a_bad_sign(runtime: Path) -> None:
     assert harness.story[:5] == ["starting", "warming", "ready", "unhealthy", "ready"]
 
 
-async def test_the_steps_of_a_stop_are_told_in_their_order(runtime: Path) -> None:
+async def test_the_steps_of_a_stop_are_logged_in_order(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -435,7 +437,7 @@ async def test_the_steps_of_a_stop_are_told_in_their_order(runtime: Path) -> Non
     assert harness.steps == ["withdrawn 0", "drained", "exit line", "SIGTERM again", "SIGKILL"]
 
 
-async def test_an_exit_that_was_asked_for_is_no_fault(runtime: Path) -> None:
+async def test_a_requested_exit_is_not_a_failure(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "slow-load=600"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -446,7 +448,7 @@ async def test_an_exit_that_was_asked_for_is_no_fault(runtime: Path) -> None:
     assert [(one["signal"], one["fault"]) for one in exits] == [(signal.SIGTERM, False)]
 
 
-async def test_a_deadline_missed_while_we_stood_still_is_nobodys_fault(runtime: Path) -> None:
+async def test_a_deadline_missed_while_the_loop_was_blocked_is_not_a_failure(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.5)
     harness = InstanceHarness(fake_launch(runtime, "slow-load=2"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -456,7 +458,7 @@ async def test_a_deadline_missed_while_we_stood_still_is_nobodys_fault(runtime: 
         assert (await instance.wait(UP | FAILED | WAITING)).state is State.READY
 
 
-async def test_the_wait_for_another_try_is_told(runtime: Path) -> None:
+async def test_the_delay_before_the_next_start_is_reported(runtime: Path) -> None:
     policy = RestartPolicy(backoff_initial_s=1000, backoff_max_s=1000)
     harness = InstanceHarness(fake_launch(runtime, "exit-after-ready"), policy=policy)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -489,7 +491,7 @@ async def test_much_output_neither_blocks_the_engine_nor_fills_the_disk(
     assert sum(file.stat().st_size for file in runtime.glob("*.log*")) < 64 * 1024**2
 
 
-async def test_a_process_it_left_behind_goes_with_it(runtime: Path) -> None:
+async def test_a_grandchild_is_killed_with_the_engine(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "grandchild"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -502,23 +504,23 @@ async def test_a_process_it_left_behind_goes_with_it(runtime: Path) -> None:
     assert is_gone(int(left[1]))
 
 
-async def test_an_engine_that_is_not_there_is_a_cause(runtime: Path) -> None:
+async def test_a_missing_engine_is_a_cause(runtime: Path) -> None:
     missing = replace(fake_launch(runtime), argv=(str(runtime / "llama-server"),))
     assert await cause_of(missing) == "engine_missing"
 
 
-async def test_an_engine_that_may_not_be_run_is_a_cause(runtime: Path) -> None:
+async def test_an_engine_that_cannot_be_executed_is_a_cause(runtime: Path) -> None:
     (runtime / "llama-server").touch(mode=0o600)
     launch = launch_of(str(runtime / "llama-server"), runtime=runtime)
     assert await cause_of(launch) == "engine_denied"
 
 
-async def test_a_log_that_cannot_be_written_is_found_before_anything_runs(runtime: Path) -> None:
+async def test_a_log_that_cannot_be_written_is_a_cause(runtime: Path) -> None:
     (runtime / "chat.0.log").mkdir()
     assert await cause_of(fake_launch(runtime)) == "state_denied"
 
 
-async def test_a_launch_that_cannot_be_made_is_a_cause(runtime: Path) -> None:
+async def test_an_error_of_the_planner_is_a_cause(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
 
     def launch(run: int) -> Launch:
@@ -550,7 +552,7 @@ async def cause_of(launch: Launch) -> str:
     return facts.cause.code
 
 
-def test_it_shows_itself_without_its_key(runtime: Path) -> None:
+def test_repr_does_not_show_the_key(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     assert repr(harness.instance) == "<Instance chat.0: stopped, run 0>"
     assert "api_key" not in repr(harness.instance.snapshot())
@@ -581,13 +583,13 @@ async def crashes(runtime: Path, requests: int, count: int) -> tuple[InstanceHar
     return harness, code, state
 
 
-async def test_crashes_that_came_with_requests_never_end_in_failed(runtime: Path) -> None:
+async def test_crashes_with_requests_never_end_in_failed(runtime: Path) -> None:
     harness, code, state = await crashes(runtime, requests=2, count=5)
     assert (code, state) == ("crashed_at_request", State.BACKOFF)
     assert harness.traffic.ends[:5] == [True] * 5
 
 
-async def test_crashes_without_a_request_do(runtime: Path) -> None:
+async def test_crashes_without_requests_end_in_failed(runtime: Path) -> None:
     _, code, state = await crashes(runtime, requests=0, count=3)
     assert (code, state) == ("memory_fault", State.FAILED)
 
@@ -607,7 +609,7 @@ async def test_crashes_with_requests_do_not_count_against_the_engine_itself(runt
             facts = await instance.wait(WAITING)
 
 
-async def test_an_engine_that_we_end_did_not_crash(runtime: Path) -> None:
+async def test_a_killed_engine_did_not_crash(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:

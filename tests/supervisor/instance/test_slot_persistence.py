@@ -1,4 +1,4 @@
-"""When an instance has its conversations kept, by a keeper that writes down when it is asked."""
+"""When an instance saves and restores its slots."""
 
 import asyncio
 import os
@@ -39,35 +39,35 @@ class Recorder:
         self.called.set()
 
 
-async def test_it_is_filled_before_it_serves_and_saved_when_it_is_drained(runtime: Path) -> None:
+async def test_slots_are_restored_before_service_and_saved_after_the_drain(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    keeper = Recorder(harness)
+    recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
-        assert keeper.calls == [("restore", "warming")]
+        assert recorder.calls == [("restore", "warming")]
         harness.traffic.busy.clear()
         instance.stop()
         await instance.wait(frozenset({State.DRAINING}))
         harness.traffic.busy.set()
         await instance.wait(DOWN)
-    assert keeper.calls[1:] == [("save", "draining")]
+    assert recorder.calls[1:] == [("save", "draining")]
     assert harness.steps == ["withdrawn 0", "drained", "exit line"]
 
 
-async def test_one_that_answers_no_conversations_is_not_filled(runtime: Path) -> None:
+async def test_an_engine_without_completions_restores_nothing(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "no-completion"))
-    keeper = Recorder(harness)
+    recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
-        assert keeper.calls == []
+        assert recorder.calls == []
 
 
-async def test_one_that_is_unwell_is_not_asked_to_save(runtime: Path) -> None:
+async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    keeper = Recorder(harness)
+    recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
@@ -76,13 +76,13 @@ async def test_one_that_is_unwell_is_not_asked_to_save(runtime: Path) -> None:
         mark_unhealthy(instance, facts.run)
         instance.stop()
         await instance.wait(DOWN)
-    assert [call for call, _ in keeper.calls] == ["restore"]
+    assert [call for call, _ in recorder.calls] == ["restore"]
 
 
-async def test_one_in_which_nothing_moves_is_not_asked_to_save(runtime: Path) -> None:
+async def test_an_engine_that_hangs_saves_nothing(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
-    keeper = Recorder(harness)
+    recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
@@ -90,36 +90,36 @@ async def test_one_in_which_nothing_moves_is_not_asked_to_save(runtime: Path) ->
         harness.traffic.now = Activity(in_flight=2, awaiting_upstream=1)
         instance.stop()
         await instance.wait(DOWN)
-    assert [call for call, _ in keeper.calls] == ["restore"]
+    assert [call for call, _ in recorder.calls] == ["restore"]
 
 
-async def test_slots_are_saved_before_a_probe_takes_one(runtime: Path) -> None:
+async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    keeper = Recorder(harness)
+    recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
-        keeper.called.clear()
-        await keeper.called.wait()
-        assert keeper.calls[1] == ("save", "ready")
+        recorder.called.clear()
+        await recorder.called.wait()
+        assert recorder.calls[1] == ("save", "ready")
         assert facts.log_path
         assert facts.log_path.read_text().count("POST /completion") == 1
 
 
 async def test_a_drain_that_takes_too_long_saves_nothing(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
-    keeper = Recorder(harness)
+    recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
         instance.stop()
         await instance.wait(DOWN)
-    assert [call for call, _ in keeper.calls] == ["restore"]
+    assert [call for call, _ in recorder.calls] == ["restore"]
 
 
-async def test_who_keeps_nothing_fills_nothing(runtime: Path) -> None:
+async def test_without_persistence_nothing_is_restored(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()

@@ -18,18 +18,18 @@ def test_tail_gives_the_last_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "lines"), [("", ()), ("a", ("a",)), ("a\n\n", ("a", ""))])
-def test_tail_of_a_short_log_is_all_of_it(
+def test_tail_of_a_short_log_is_the_whole_log(
     tmp_path: Path, text: str, lines: tuple[str, ...]
 ) -> None:
     (tmp_path / "a.log").write_text(text)
     assert tail(tmp_path / "a.log", 9) == lines
 
 
-def test_tail_of_no_log_is_nothing(tmp_path: Path) -> None:
+def test_tail_of_a_missing_log_is_empty(tmp_path: Path) -> None:
     assert tail(tmp_path / "a.log", 9) == ()
 
 
-def test_tail_of_no_lines_is_nothing(tmp_path: Path) -> None:
+def test_tail_of_zero_lines_is_empty(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("a\nb\n")
     assert tail(tmp_path / "a.log", 0) == ()
 
@@ -55,7 +55,7 @@ async def test_follow_gives_each_new_line_across_rotation(tmp_path: Path) -> Non
     assert (tmp_path / "a.log.1").exists()
 
 
-async def test_follow_begins_with_the_last_lines_and_loses_none_in_between(tmp_path: Path) -> None:
+async def test_follow_starts_with_the_last_lines_and_loses_none(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("old\nlast\nunfin")
     async with aclosing(follow(path, 2, interval_s=OFTEN_S)) as lines:
@@ -65,7 +65,7 @@ async def test_follow_begins_with_the_last_lines_and_loses_none_in_between(tmp_p
         assert [await anext(lines), await anext(lines)] == ["unfinished", "new"]
 
 
-async def test_follow_waits_for_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
+async def test_follow_waits_for_a_missing_log(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     async with hearing(path, path.write_bytes, b"") as lines:
         following = anext(lines)
@@ -74,7 +74,7 @@ async def test_follow_waits_for_a_log_that_is_not_there_yet(tmp_path: Path) -> N
         assert await following == "hello"
 
 
-async def test_follow_goes_on_when_a_log_was_removed_and_made_again(tmp_path: Path) -> None:
+async def test_follow_continues_after_a_log_was_deleted_and_recreated(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.touch()
 

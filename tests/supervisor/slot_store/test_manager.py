@@ -1,4 +1,4 @@
-"""On the real engine: what is saved comes back, and what was harmed never reaches an engine."""
+"""Saving and restoring slots on the real engine."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def file_of(harness: FleetHarness, one: Manifest) -> Path:
     return harness.store.root / "kept" / one.model / f"{one.name}.slot"
 
 
-async def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(
+async def test_a_conversation_continues_after_a_restart_with_the_same_text(
     tiny_model: Path, runtime: Path
 ) -> None:
     """The weights are random: with another cache the answer would be another."""
@@ -40,9 +40,7 @@ async def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(
     assert [one["tokens"] for one in again.told("slots.restored")] == [kept.tokens]
 
 
-async def test_what_was_restored_and_not_used_is_not_saved_again(
-    tiny_model: Path, runtime: Path
-) -> None:
+async def test_an_unused_restored_slot_is_not_saved_again(tiny_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, tiny_model)
     _, before = await harness.saved_one()
     async with harness.up():
@@ -51,7 +49,7 @@ async def test_what_was_restored_and_not_used_is_not_saved_again(
     assert len(harness.told("slots.saved")) == 1
 
 
-async def test_two_conversations_come_back_into_slots_of_their_own(
+async def test_two_conversations_are_restored_into_two_slots(
     tiny_model: Path, runtime: Path
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
@@ -79,7 +77,7 @@ async def test_of_two_states_of_one_conversation_the_longer_is_kept(
     assert long.tokens > short.tokens
 
 
-async def test_files_are_private_and_bear_names_of_ours(tiny_model: Path, runtime: Path) -> None:
+async def test_files_are_private_and_have_random_names(tiny_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, tiny_model)
     _, one = await harness.saved_one()
     path = file_of(harness, one)
@@ -120,7 +118,7 @@ def lose_file(harness: FleetHarness, one: Manifest) -> None:
     [cut(0.01), cut(0.5), cut(0.999), flip, alter_manifest, lose_file],
     ids=["1 %", "50 %", "99.9 %", "bit", "manifest", "gone"],
 )
-async def test_what_was_harmed_never_reaches_an_engine(
+async def test_a_damaged_file_never_reaches_an_engine(
     tiny_model: Path, runtime: Path, harm: Harm
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
@@ -142,7 +140,7 @@ CHANGES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("change", ["model", *CHANGES])
-async def test_what_belongs_to_something_else_never_reaches_an_engine(
+async def test_a_file_with_another_cache_key_never_reaches_an_engine(
     tiny_model: Path, tmp_path: Path, runtime: Path, change: str
 ) -> None:
     messages, one = await FleetHarness(runtime, tiny_model).saved_one()
@@ -172,7 +170,7 @@ async def test_files_swapped_between_two_models_reach_neither(
     assert [told.name for told in harness.store.quarantine_invalid()] == [one.name]
 
 
-async def test_an_engine_that_dies_of_a_file_is_not_handed_it_twice(
+async def test_a_file_that_an_engine_crashed_on_is_not_restored_again(
     tiny_model: Path, runtime: Path
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
@@ -185,7 +183,7 @@ async def test_an_engine_that_dies_of_a_file_is_not_handed_it_twice(
     assert "did not answer" in harness.told("slots.quarantined")[0]["reason"]
 
 
-async def test_a_disk_without_room_is_told_and_nothing_is_left(
+async def test_a_full_disk_is_reported_and_leaves_no_file(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
@@ -203,7 +201,7 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(
     assert not [*harness.store.root.rglob("*.slot"), *harness.store.root.rglob("*.new")]
 
 
-async def test_too_little_room_is_seen_before_anything_is_written(
+async def test_nothing_is_written_to_a_nearly_full_disk(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_module, "_RESERVE_BYTES", 1 << 60)
@@ -214,9 +212,7 @@ async def test_too_little_room_is_seen_before_anything_is_written(
     assert not harness.store.saved()
 
 
-async def test_a_stopped_engine_holds_up_a_stop_no_longer_than_its_time(
-    tiny_model: Path, runtime: Path
-) -> None:
+async def test_saving_from_a_suspended_engine_times_out(tiny_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, tiny_model, supervisor={"slot_save_timeout_s": 0.5})
     async with harness.up():
         await harness.converse()
@@ -236,9 +232,7 @@ def windowed_model(tmp_path: Path) -> Path:
     return tiny_gguf.make(tmp_path / "window.gguf", layers=6, window=64)
 
 
-async def test_a_window_that_is_whole_goes_on_after_a_restart(
-    windowed_model: Path, runtime: Path
-) -> None:
+async def test_a_full_window_is_restored(windowed_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, windowed_model, {"swa-full": True})
     messages, kept = await harness.saved_one()
     async with harness.up():
@@ -246,7 +240,7 @@ async def test_a_window_that_is_whole_goes_on_after_a_restart(
     assert timings["cache_n"] >= kept.tokens - 20
 
 
-async def test_one_that_slides_is_not_kept_and_would_be_read_anew(
+async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it(
     windowed_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = FleetHarness(runtime, windowed_model)
@@ -263,7 +257,7 @@ async def test_one_that_slides_is_not_kept_and_would_be_read_anew(
     assert timings["cache_n"] == 0
 
 
-async def test_one_setting_turns_it_off(tiny_model: Path, runtime: Path) -> None:
+async def test_a_setting_turns_saving_off(tiny_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, tiny_model, supervisor={"persist_slots": False})
     async with harness.up():
         await harness.converse()
@@ -310,7 +304,7 @@ async def test_restoring_stops_when_the_engine_does_not_use_a_restored_slot(
     assert again.replica.slots.reason is None
 
 
-async def test_what_is_forgotten_is_gone(tiny_model: Path, runtime: Path) -> None:
+async def test_forget_deletes_the_files(tiny_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, tiny_model)
     _, one = await harness.saved_one()
     assert harness.store.forget("other") == []
@@ -318,9 +312,7 @@ async def test_what_is_forgotten_is_gone(tiny_model: Path, runtime: Path) -> Non
     assert not [path for path in harness.store.root.rglob("*") if path.is_file()]
 
 
-async def test_a_directory_that_cannot_be_made_does_not_keep_a_model_from_starting(
-    tiny_model: Path, runtime: Path
-) -> None:
+async def test_a_model_starts_without_a_spool_directory(tiny_model: Path, runtime: Path) -> None:
     (runtime / "slots").write_text("in the way")
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
@@ -352,7 +344,7 @@ async def test_the_fingerprint_of_a_conversation_is_saved_unless_it_is_too_long(
         ({"parallel": 1, "cache-ram": 0}, "takes no number"),
     ],
 )
-async def test_every_slot_that_was_filled_still_holds_it_when_asked(
+async def test_every_restored_slot_is_used(
     tiny_model: Path, runtime: Path, flags: dict[str, int], page: str
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, flags)

@@ -37,14 +37,14 @@ def names(store: SlotStore) -> set[str]:
     return {path.name for path in store.root.rglob("*") if path.is_file()}
 
 
-def test_what_was_adopted_is_kept_and_gone_from_the_spool(store: SlotStore) -> None:
+def test_an_added_file_leaves_the_spool(store: SlotStore) -> None:
     one = put(store, 1000)
     assert store.saved() == store.saved("chat") == [one]
     assert store.saved("other") == []
     assert names(store) == {"1000.slot", "1000.json"}
 
 
-def test_a_file_that_is_not_what_the_engine_says_is_not_kept(store: SlotStore) -> None:
+def test_a_file_that_differs_from_the_report_is_not_stored(store: SlotStore) -> None:
     for told in (SlotFileInfo(300, 7), SlotFileInfo(299, 0)):
         spooled = store.spool("chat.0") / "a.new"
         moved = write(spooled, range(300))
@@ -54,21 +54,21 @@ def test_a_file_that_is_not_what_the_engine_says_is_not_kept(store: SlotStore) -
         assert names(store) == set()
 
 
-def test_beyond_the_budget_the_oldest_leaves(store: SlotStore) -> None:
+def test_the_oldest_files_are_evicted_beyond_the_budget(store: SlotStore) -> None:
     budget = DiskBudget(1 << 30, files_a_model=2)
     kept = [put(store, 1000 * number, number, budget) for number in (1, 2, 3)]
     assert [one.name for one in store.saved()] == [one.name for one in kept[1:]]
     assert names(store) == {"2000.slot", "2000.json", "3000.slot", "3000.json"}
 
 
-def test_what_is_lent_is_a_link_to_what_was_verified(store: SlotStore) -> None:
+def test_check_out_links_a_verified_file(store: SlotStore) -> None:
     one = put(store, 1000)
     link = store.check_out(one, store.spool("chat.0"))
     assert link.name == "1000.slot"
     assert link.read_bytes() == (store.root / "kept" / "chat" / "1000.slot").read_bytes()
 
 
-def test_what_was_altered_is_not_lent(store: SlotStore) -> None:
+def test_an_altered_file_is_not_checked_out(store: SlotStore) -> None:
     one = put(store, 1000)
     path = store.root / "kept" / "chat" / "1000.slot"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -79,7 +79,7 @@ def test_what_was_altered_is_not_lent(store: SlotStore) -> None:
         store.check_out(one, store.spool("chat.0"))
 
 
-def test_what_a_dead_daemon_left_half_done_is_swept(store: SlotStore) -> None:
+def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
     put(store, 1000)
     kept = store.root / "kept" / "chat"
     for name in ("orphan.slot", "draft.tmp", "0.json"):
@@ -92,7 +92,7 @@ def test_what_a_dead_daemon_left_half_done_is_swept(store: SlotStore) -> None:
     assert not (store.root / "kept" / "empty").exists()
 
 
-def test_what_is_beyond_a_smaller_budget_is_swept(store: SlotStore) -> None:
+def test_clean_up_applies_a_smaller_budget(store: SlotStore) -> None:
     put(store, 1000)
     store.clean_up(DiskBudget(10))
     assert store.saved() == []
@@ -110,14 +110,14 @@ def test_the_quarantine_is_bounded_in_number_bytes_and_age(
     assert store.quarantine.names() == []
 
 
-def test_to_forget_empties_the_quarantine_too(store: SlotStore) -> None:
+def test_forget_empties_the_quarantine(store: SlotStore) -> None:
     store.quarantine_file(put(store, 1000), "for a test")
     put(store, 2000)
     assert [one.name for one in store.forget()] == ["2000"]
     assert names(store) == set()
 
 
-def test_a_name_from_outside_is_compared_and_never_a_path(store: SlotStore, tmp_path: Path) -> None:
+def test_a_model_name_is_never_used_as_a_path(store: SlotStore, tmp_path: Path) -> None:
     put(store, 1000)
     (tmp_path / "precious").mkdir()
     assert store.forget("../../precious") == []
@@ -125,9 +125,7 @@ def test_a_name_from_outside_is_compared_and_never_a_path(store: SlotStore, tmp_
     assert len(store.saved()) == 1
 
 
-def test_a_disk_that_refuses_the_manifest_keeps_nothing(
-    store: SlotStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_file(store: SlotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, os.strerror(28))
 
