@@ -130,7 +130,7 @@ async def test_health_is_ok_while_one_model_can_be_served(proxy: ProxyHarness, p
     [
         (
             [model_info("a", "loading"), model_info("b", "failed")],
-            "loading",
+            "model_loading",
             "no model is loaded yet; 1 of 2 loading",
         ),
         (
