@@ -83,7 +83,9 @@ class Fleet:
             async with asyncio.TaskGroup() as self._group:
                 for replica in self.all_replicas():
                     self._serve(replica)
-                await asyncio.get_running_loop().create_future()  # until cancelled: more may come
+                await (
+                    asyncio.get_running_loop().create_future()
+                )  # until cancelled; more may be added
         finally:
             for task in self._tasks:
                 task.cancel()

@@ -65,15 +65,15 @@ def is_redundant(
     Of two that differ by less than `tokens_min`, the one used last stays. Turns of a conversation
     need not be equal token by token: a response is tokenized again as part of the next prompt.
     """
-    leaving = []
+    evicted = []
     for one, held in others.items():
         shared = new.shared_with(held)
         is_newer = used_at >= one.used_at
         if is_newer and len(held.tokens) - shared < tokens_min:
-            leaving.append(one)
+            evicted.append(one)
         elif len(new.tokens) == shared or (not is_newer and len(new.tokens) - shared < tokens_min):
             return True, []
-    return False, leaving
+    return False, evicted
 
 
 def to_restore(
@@ -118,8 +118,8 @@ def to_evict(kept: Collection[Manifest], budget: DiskBudget) -> list[Manifest]:
         )
     ]
     names = {one.name for one in _newest(fitting, budget.files, budget.size_bytes)}
-    leaving = [one for one in kept if one.name not in names]
-    return sorted(leaving, key=attrgetter("used_at"))
+    evicted = [one for one in kept if one.name not in names]
+    return sorted(evicted, key=attrgetter("used_at"))
 
 
 def _newest(kept: list[Manifest], files: int, size_bytes: float) -> list[Manifest]:

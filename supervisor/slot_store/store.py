@@ -92,14 +92,14 @@ class SlotStore:
         try:
             header = _read_header(spooled, unverified)
             others = self._same_key(unverified)
-            redundant, leaving = is_redundant(header, unverified.used_at, others, budget.tokens_min)
+            redundant, evicted = is_redundant(header, unverified.used_at, others, budget.tokens_min)
             if redundant:
                 return None
             manifest = replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
             self._put(spooled, manifest)
         finally:
             spooled.unlink(missing_ok=True)
-        self._drop(leaving)
+        self._drop(evicted)
         self._drop(to_evict(self.saved(), budget))
         return manifest
 
@@ -187,8 +187,8 @@ class SlotStore:
             target.unlink(missing_ok=True)
             raise
 
-    def _drop(self, leaving: Iterable[Manifest]) -> None:
-        for one in leaving:
+    def _drop(self, evicted: Iterable[Manifest]) -> None:
+        for one in evicted:
             path = self._path(one)
             # The manifest first: a file without one does not count.
             path.with_suffix(_MANIFEST).unlink(missing_ok=True)
