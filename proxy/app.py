@@ -66,35 +66,35 @@ def build_app(
     loader: ModelLoader,
     settings: ProxySettings,
     metrics: Metrics,
-    reader: PromptWarmer | None = None,
+    warmer: PromptWarmer | None = None,
 ) -> App:
-    """Build the application; without a `reader`, it has no endpoint for prefilling.
+    """Build the application; without a `warmer`, it has no endpoint for prefilling.
 
     Raises:
         ConfigError: An origin, a host or the API keys file is invalid.
     """
     server_state = ServerState()
     forward = Forward(router, loader, settings, metrics.emit)
-    pages = LocalEndpoints(router, loader, metrics, has_keys=settings.api_keys_file is not None)
+    local = LocalEndpoints(router, loader, metrics, has_keys=settings.api_keys_file is not None)
     bodies = Bodies(settings)
-    passed = ForwardedEndpoints(loader, forward, server_state, metrics, reader, bodies)
+    forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies)
     limit = limit_of(settings.max_connections, descriptors_max())
     connections = Connections[Hashable](limit)
     routes = Routes()
     for path in ("/health", "/v1/health"):
-        routes.add(path, get=pages.health)
+        routes.add(path, get=local.health)
     for path in ("/models", "/v1/models"):
-        routes.add(path, get=pages.models)
-        routes.add(path + "/{id}", get=pages.model)
-    routes.add("/slots", get=pages.slots)
-    routes.add("/corral/v1/slots", get=pages.overview)
-    routes.add("/metrics", get=pages.metrics)
-    if reader:
-        warm = WarmEndpoint(loader, reader, server_state, bodies)
+        routes.add(path, get=local.models)
+        routes.add(path + "/{id}", get=local.model)
+    routes.add("/slots", get=local.slots)
+    routes.add("/corral/v1/slots", get=local.overview)
+    routes.add("/metrics", get=local.metrics)
+    if warmer:
+        warm = WarmEndpoint(loader, warmer, server_state, bodies)
         routes.add("/corral/v1/models/{id}/warm", post=warm.answer)
-    routes.add(props.PATH, get=passed.props)
+    routes.add(props.PATH, get=forwarded.props)
     for path in ENDPOINTS["POST"]:
-        routes.add(path, post=passed.answer)
+        routes.add(path, post=forwarded.answer)
     middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections)
     return App(middleware.handle, bodies.close, server_state, connections)
 
@@ -159,16 +159,16 @@ class ForwardedEndpoints:
         forward: Forward,
         server_state: ServerState,
         metrics: Metrics,
-        reader: PromptWarmer | None,
+        warmer: PromptWarmer | None,
         bodies: Bodies,
     ) -> None:
         self._loader = loader
         self._forward = forward
         self._server_state = server_state
         self._metrics = metrics
-        self._reader = reader
+        self._warmer = warmer
         self._bodies = bodies
-        self._openings = SharedPrefixes()
+        self._shared_prefixes = SharedPrefixes()
         self._remembered = Remembered()
 
     async def props(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -227,12 +227,12 @@ class ForwardedEndpoints:
 
     def _learn(self, proxy_request: ProxyRequest) -> None:
         """Learn a shared prefix, if that is enabled."""
-        if self._reader is None or not self._reader.learns(proxy_request.model):
+        if self._warmer is None or not self._warmer.learns(proxy_request.model):
             return
-        if opening := self._openings.observe(
+        if prefix := self._shared_prefixes.observe(
             proxy_request.model, proxy_request.kind, proxy_request.json
         ):
-            self._reader.learn(proxy_request.model, opening)
+            self._warmer.learn(proxy_request.model, prefix)
 
 
 def _model_infos(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:

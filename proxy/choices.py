@@ -1,4 +1,4 @@
-"""How many answers to one prompt a request asks for. Pure.
+"""The number of answers that a request wants for one prompt. Pure.
 
 Source: llama-server, build 10434: `n` and `n_cmpl` mean the same on every page that generates text
 but Anthropic's, up to the number of slots; each answer is computed in a slot of its own.
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from proxy.endpoints import EndpointKind
 
-# More slots than any instance has; what is asked beyond that, the engine refuses.
+# More slots than any instance has; the engine refuses a larger number.
 _MAX: Final = 4096
 
 
 def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
-    """Return how many answers to each prompt are asked for, 1 to 4096.
+    """Return the number of answers to each prompt, 1 to 4096.
 
     Args:
         kind: What the request is.
@@ -30,7 +30,7 @@ def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
 
 
 def is_single(members: Mapping[str, Any]) -> bool:
-    """Return whether the body asks for one answer to one prompt."""
+    """Return whether the body wants one answer to one prompt."""
     has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
     return has_one_choice and _is_one_prompt(members.get("prompt"))
 

@@ -2,8 +2,8 @@
 
 Hop-by-hop fields end here, and so does every field that `Connection` names. Source: RFC 9110
 section 7.6.1. What concerns only the client's side (keys, cookies, origin, framing, its address and
-the names of its conversations) never reaches an instance; what an instance says of itself (CORS,
-server, date) never reaches a client.
+the names of its conversations) never reaches an instance; headers about the instance itself (CORS,
+server, date) never reach a client.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
-# What `session` reads. X-Conversation-Id makes an engine go on generating after its client has left
-# (build 11434).
+# The fields that `session_id` reads. With X-Conversation-Id an engine continues to generate after
+# its client disconnected (build 11434).
 _SESSION: Final = frozenset(
     {
         "conversation_id",

@@ -158,7 +158,7 @@ class PromptWarmer(Protocol):
     def learns(self, model: str, /) -> bool:
         """Return whether shared prefixes of a model's conversations are kept."""
 
-    def learn(self, model: str, opening: SharedPrefix, /) -> None:
+    def learn(self, model: str, prefix: SharedPrefix, /) -> None:
         """Take a prefix that three more conversations of a model share; must not block."""
 
     async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[PrefillResult]:

@@ -1,4 +1,4 @@
-"""Which slot of a process holds which conversation, as far as that can be told from outside. Pure.
+"""Which slot of a process holds which conversation, as far as that can be known from outside. Pure.
 
 An engine that matches no prompts (`--slot-prompt-similarity 0`) takes the slot used longest ago,
 and looks for the conversation only among those saved when the last task began: a turn that follows

@@ -123,7 +123,7 @@ class Router:
             self._instances, responds or answers_health(settings), self._settle
         )
 
-    # What whoever runs the instances tells and requests.
+    # Called by the supervisor and the nodes.
 
     def admit(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
         """Route requests to an instance; `filled` are its slots as its process began with them."""

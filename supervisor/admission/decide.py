@@ -98,7 +98,7 @@ def _make_room(
     idle = [model for model in evictable if not model.is_busy]
     patience_s = 0.0 if wanted.is_commanded else rules.eviction_wait_s - wanted.oldest_wait_s
     graces_s = _graces_s(idle, models)
-    # 2. Idle models go at once, within their grace only once patience is over.
+    # 2. Idle models are unloaded at once; within their grace, only after `eviction_wait_s`.
     idle_victims = _choose_victims(
         wanted, [one for one in idle if patience_s <= 0 or not graces_s[one.name]], free_soon
     )

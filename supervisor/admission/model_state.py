@@ -31,7 +31,7 @@ class ModelState:
 
     Attributes:
         required: Bytes of each memory that it takes, or would take when loaded.
-        is_commanded: Whether a command asks for it.
+        is_commanded: Whether a command requests it.
         waiting: Requests that wait for it; `oldest_wait_s` includes the wait of a command.
         working: Requests that it is answering.
         idle_s: Seconds since the last of them ended; 0 while there are any.

@@ -71,9 +71,9 @@ def lock_runtime_dir(directories: Directories) -> Iterator[None]:
 
 def _held(directories: Directories) -> DaemonBusy:
     owner = read_owner(directories.state_file)
-    who = f" (pid {owner.pid}, {owner.url})" if owner else ""
+    identity = f" (pid {owner.pid}, {owner.url})" if owner else ""
     return DaemonBusy(
-        f"a daemon already runs in {directories.runtime}{who}",
+        f"a daemon already runs in {directories.runtime}{identity}",
         hint="corral status shows it, corral stop ends it",
     )
 

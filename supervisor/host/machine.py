@@ -14,7 +14,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 # Bit numbers of the effective capabilities. Source: linux/capability.h.
 _CAP_IPC_LOCK: Final = 14
 _CAP_SYS_NICE: Final = 23
-# --prio 2 asks for a nice value of -10; the limit counts down from 20.
+# --prio 2 requests a nice value of -10; the limit counts down from 20.
 # Source: llama.cpp, set_process_priority; setrlimit(2), RLIMIT_NICE.
 _NICE_LIMIT: Final = 30
 

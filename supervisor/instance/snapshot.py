@@ -17,7 +17,7 @@ class InstanceSnapshot:
     name: str  # such as chat.0
     model: str
     state: State
-    wanted: bool  # whether the last command asked for it to run
+    wanted: bool  # whether the last command was to run it
     run: int  # the number of its latest process, from 1; 0 before the first
     pid: int | None
     since_s: float  # the monotonic time at which it entered its state

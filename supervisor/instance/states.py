@@ -25,7 +25,7 @@ class State(StrEnum):
     READY = "ready"
     UNHEALTHY = "unhealthy"  # running but not answering; gets no requests
     DRAINING = "draining"  # finishing its requests
-    STOPPING = "stopping"  # asked to exit
+    STOPPING = "stopping"  # exit requested
     KILLING = "killing"
     BACKOFF = "backoff"  # waiting for the next start
     FAILED = "failed"  # given up; the failure's cause says how to fix it
@@ -202,7 +202,7 @@ class Lifecycle:
     """What decisions about an instance depend on."""
 
     state: State = State.STOPPED
-    wanted: bool = False  # whether the last command asked for it to run
+    wanted: bool = False  # whether the last command was to run it
     run: int = 0  # the number of its latest process, from 1
     stop_reason: StopReason | None = None  # why the supervisor is ending that process
 

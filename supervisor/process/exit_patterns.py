@@ -154,13 +154,13 @@ FAILURE_PATTERNS: Final = (
         "model_not_gguf",
         r"invalid magic characters: '(?P<magic>.*?)'",
         "the model's file is no GGUF: it begins with {magic!r}",
-        "name a GGUF file; `corral model show FILE` tells what a file is",
+        "name a GGUF file; `corral model show FILE` shows what a file contains",
     ),
     LogPattern(
         "model_not_gguf",
         r"failed to read magic",
         "the model is an empty file or a directory",
-        "name a GGUF file; `corral model show FILE` tells what a file is",
+        "name a GGUF file; `corral model show FILE` shows what a file contains",
     ),
     LogPattern(
         "model_truncated",
@@ -191,7 +191,7 @@ FAILURE_PATTERNS: Final = (
         r"GGUF ?v?(?P<version>\d+) is no longer supported|failed to read version"
         r"|this GGUF file is version (?P<other>\d+) but this software only supports",
         "the engine cannot read this version of the GGUF format",
-        "use a newer engine, or convert the model anew",
+        "use a newer engine, or convert the model again",
     ),
     LogPattern(
         "architecture_unknown",
@@ -210,7 +210,7 @@ FAILURE_PATTERNS: Final = (
         r"error loading model: (?P<reason>(?:missing tensor|done_getting_tensors|check_tensor_dims"
         r"|wrong number of tensors|invalid ggml type|unsupported).*)",
         "the engine cannot use this model: {reason}",
-        "use the engine version the model was converted for, or convert it anew",
+        "use the engine version the model was converted for, or convert it again",
     ),
     LogPattern(
         "model_unsupported",
@@ -266,7 +266,7 @@ FAILURE_PATTERNS: Final = (
         "socket_unusable",
         r"couldn't bind HTTP server socket, hostname: (?P<path>\S+\.sock)",
         "the engine cannot listen on the socket {path}",
-        "look at the rights of its directory, and who else uses it",
+        "check the permissions of its directory, and which other process uses it",
     ),
     LogPattern(
         "port_in_use",

@@ -1,4 +1,4 @@
-"""Checks who owns a settings file, and who else can write it.
+"""Checks which user owns a settings file, and which others can write it.
 
 A settings file names programs to run. So one that is found in the current directory is read only
 where no one but the user and root can have written it; one that is named is read with a warning.
