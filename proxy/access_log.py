@@ -126,7 +126,7 @@ class AccessRecord:
             request=self.request_id,
             model=self.model,
             instance=self.instance,
-            phase="ask" if self.status is None else "answer",
+            phase="request" if self.status is None else "response",
             error=error.message,
         )
 

@@ -21,6 +21,7 @@ from proxy.models import PrefillResult
 from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
 from proxy.server import Server
+from proxy.threads import worker_threads
 from supervisor import __version__
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
@@ -133,6 +134,7 @@ class Daemon:
         for name in models:
             self._fleet.planner.entry(name)
         with lock_runtime_dir(self._directories), self._signal_handlers():
+            asyncio.get_running_loop().set_default_executor(worker_threads(None, "worker"))
             self._clean_up()
             async with self._listening(), self._control_socket(), self._running():
                 if models:
@@ -197,7 +199,7 @@ class Daemon:
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         async with self._deadline(2 * limits.stop_timeout_s + saving_s):
             await self._fleet.all_down()
-        self._events.emit("daemon.stopped", took_s=round(self._now_s() - self._stopping_at_s, 3))
+        self._events.emit("daemon.stopped", duration_s=round(self._now_s() - self._stopping_at_s, 3))
 
     @asynccontextmanager
     async def _deadline(self, limit_s: float) -> AsyncIterator[None]:
@@ -288,7 +290,8 @@ class Daemon:
 def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
     """Ignore signals while the process exits with code 0.
 
-    They are blocked meanwhile: a loop that removes a handler restores the default, which kills.
+    They are blocked meanwhile, in worker threads always: a loop that removes a handler restores the
+    default, which kills.
     """
     numbers = {*_SIGNALS, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

@@ -29,7 +29,7 @@ DAEMON_STOPPED: Final = "daemon.stopped"
 _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "daemon.started": ("info", "version url control settings"),
     "daemon.stopping": ("info", "reason"),
-    "daemon.stopped": ("info", "took_s"),
+    "daemon.stopped": ("info", "duration_s"),
     "instance.state_changed": ("info", "instance model before after run reason"),
     "instance.load_progress": ("info", "instance model run stage value"),
     "instance.withdrawn": ("info", "instance model run in_flight"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self, TypeVar
 
 from proxy.errors import BodyMemoryFull
 from proxy.settings import ProxySettings
+from proxy.threads import worker_threads
 
 # What is made of a body besides its bytes: decoded text, the bytes sent upstream, their buffer.
 _COPIES: Final = 5
@@ -36,7 +36,7 @@ class Bodies:
     def __init__(self, settings: ProxySettings) -> None:
         self.settings = settings
         self.held_bytes = 0
-        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
+        self.threads = worker_threads(_THREADS, "body")
         self._by_client: dict[str, int] = {}
 
     def share(self, client: str) -> Share:

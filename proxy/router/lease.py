@@ -141,7 +141,7 @@ class Lease(InFlightRequest):
 
     async def wait_crash(self, error: UpstreamFailed) -> bool:
         """Return whether a crash caused this error; waits for the process to exit."""
-        if isinstance(error, _NO_CRASH) or not self.upstream.tells_its_end:
+        if isinstance(error, _NO_CRASH) or not self.upstream.reports_exit:
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_WAIT_S):

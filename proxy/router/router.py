@@ -149,7 +149,7 @@ class Router:
         return instance.activity if instance else Activity()
 
     def ended(self, name: str, *, is_crash: bool) -> int:
-        """Note that a process ended that was admitted with `tells_its_end`, before it is withdrawn.
+        """Note that a process ended that was admitted with `reports_exit`, before it is withdrawn.
 
         Args:
             name: The instance.

@@ -36,7 +36,7 @@ class Upstream:
         aliases: Other names of the model.
         can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
             each slot has its own cache.
-        tells_its_end: Whether `Router.ended` reports how its process ended.
+        reports_exit: Whether `Router.ended` reports how its process ended.
         node: None for an instance of this machine.
     """
 
@@ -49,7 +49,7 @@ class Upstream:
     api_key: str = field(repr=False)
     aliases: tuple[str, ...] = ()
     can_name_slots: bool = False
-    tells_its_end: bool = False
+    reports_exit: bool = False
     node: Node | None = None
 
     @property

@@ -60,7 +60,7 @@ class Replica:
             api_key=snapshot.api_key,
             aliases=aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
-            tells_its_end=True,
+            reports_exit=True,
         )
 
 

@@ -15,7 +15,7 @@ EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 async def watched(proxy: ProxyHarness, script: Script, name: str) -> Fake:
     """Start an instance whose end is told."""
     fake = await proxy.fake(script, name, is_admitted=False)
-    proxy.router.admit(replace(fake.upstream(), tells_its_end=True))
+    proxy.router.admit(replace(fake.upstream(), reports_exit=True))
     return fake
 
 
@@ -62,7 +62,7 @@ async def test_one_whose_engine_ended_otherwise_is_tried_again(proxy: ProxyHarne
 
 
 async def test_one_that_was_never_sent_is_tried_again(proxy: ProxyHarness) -> None:
-    gone = Upstream("chat.1", "chat", 2, "/nowhere/x.sock", "", 0, "inner", tells_its_end=True)
+    gone = Upstream("chat.1", "chat", 2, "/nowhere/x.sock", "", 0, "inner", reports_exit=True)
     proxy.router.admit(gone)
     await proxy.fake(name="chat.2")
     async with proxy.ask() as response:
@@ -96,7 +96,7 @@ async def test_one_that_waited_while_another_like_it_crashed_is_refused_too(
         await crashing(proxy, "chat.1")(call)
 
     fake = await proxy.fake(speak, "chat.1", is_admitted=False)
-    proxy.router.admit(replace(fake.upstream(slots=2), tells_its_end=True))
+    proxy.router.admit(replace(fake.upstream(slots=2), reports_exit=True))
     async with asyncio.TaskGroup() as group:
         sent = [group.create_task(proxy.send()) for _ in range(2)]
         await until(lambda: proxy.router.in_flight("chat.1") == 2)

@@ -289,7 +289,7 @@ async def test_an_instance_that_refuses_is_forgiven_once_and_another_is_asked(
     async with proxy.ask() as response:
         assert response.status == 200
     assert proxy.events("request.finished")[0]["instance"] == "chat.2"
-    assert proxy.events("upstream.failed")[0]["phase"] == "ask"
+    assert proxy.events("upstream.failed")[0]["phase"] == "request"
 
 
 async def test_the_second_try_goes_elsewhere_even_where_there_is_more_to_do(
@@ -346,7 +346,7 @@ async def test_a_stream_that_breaks_says_so_and_never_ends_cleanly(proxy: ProxyH
         assert event.startswith(b'data: {"error":{"message":"chat.1 broke off its answer"')
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.content.read()
-    assert proxy.events("upstream.failed")[0]["phase"] == "answer"
+    assert proxy.events("upstream.failed")[0]["phase"] == "response"
 
 
 async def test_anthropics_clients_get_a_named_error_event(proxy: ProxyHarness) -> None:
