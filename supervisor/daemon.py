@@ -199,7 +199,8 @@ class Daemon:
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         async with self._deadline(2 * limits.stop_timeout_s + saving_s):
             await self._fleet.all_down()
-        self._events.emit("daemon.stopped", duration_s=round(self._now_s() - self._stopping_at_s, 3))
+        duration_s = round(self._now_s() - self._stopping_at_s, 3)
+        self._events.emit("daemon.stopped", duration_s=duration_s)
 
     @asynccontextmanager
     async def _deadline(self, limit_s: float) -> AsyncIterator[None]:

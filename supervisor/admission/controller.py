@@ -57,7 +57,7 @@ class AdmissionController:
         self._commanded_at_s: dict[str, float] = {}
         self._paused: frozenset[str] = frozenset()
         self._load_began_at_s: dict[str, float] = {}
-        self._load_duration_s: dict[str, float] = {}
+        self._last_load_s: dict[str, float] = {}
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -155,7 +155,7 @@ class AdmissionController:
         if phase is not Phase.LOADING and name in self._load_began_at_s:
             duration_s = self._clock() - self._load_began_at_s.pop(name)
             if phase is Phase.LOADED:
-                self._load_duration_s[name] = duration_s
+                self._last_load_s[name] = duration_s
 
     def _model_states(self) -> list[ModelState]:
         return [
@@ -183,7 +183,7 @@ class AdmissionController:
             idle_s=0.0 if demand.working else min(resident_s, now_s - demand.idle_since_s),
             resident_s=resident_s,
             progress=min(one.load_progress or 0.0 for one in snapshots),
-            reload_cost_s=self._load_duration_s.get(name, required.get(HOST, 0) / _BYTES_PER_SECOND),
+            reload_cost_s=self._last_load_s.get(name, required.get(HOST, 0) / _BYTES_PER_SECOND),
             cached_tokens=demand.cached_tokens,
         )
 
