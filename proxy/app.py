@@ -199,10 +199,10 @@ class ForwardedEndpoints:
         self, request: web.BaseRequest, answer: ClientResponse
     ) -> web.StreamResponse:
         try:
-            async with InFlightRequest(self._server_state.in_flight):
-                body = self._bodies.share(client_of(request))
-                with self._metrics.counting(answer.record), body as share:
-                    await self._serve(request, answer, share)
+            body = self._bodies.share(client_of(request))
+            in_flight = InFlightRequest(self._server_state.in_flight)
+            with in_flight, self._metrics.counting(answer.record), body as share:
+                await self._serve(request, answer, share)
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE
         except ProxyError as error:

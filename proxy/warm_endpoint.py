@@ -49,9 +49,9 @@ class WarmEndpoint:
         key = request[KEY]
         names = self._loader.names().local.visible(key.models if key else None)
         pick = names.resolve(request[MODEL_ID])
-        async with InFlightRequest(self._server_state.in_flight):
-            with self._bodies.share(client_of(request)) as share:
-                return await self._read(request, pick, share)
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            return await self._read(request, pick, share)
 
     async def _read(
         self, request: web.BaseRequest, pick: ResolvedModel, share: Share

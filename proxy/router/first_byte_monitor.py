@@ -50,7 +50,8 @@ class FirstByteMonitor:
         self._is_there = responds
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
-        self._timers: dict[Lease, asyncio.TimerHandle] = {}
+        self._waiting: dict[Lease, float] = {}  # in the order of the times at which each is due
+        self._timer: asyncio.TimerHandle | None = None  # one for all: each costs microseconds
         self._asked: set[Instance] = set()
 
     async def serve(self) -> None:
@@ -64,22 +65,32 @@ class FirstByteMonitor:
     def watch(self, lease: Lease) -> None:
         """Watch a request until `forget`; a node's requests are watched by that machine."""
         if self._group is not None and lease.upstream.node is None:
-            self._wind(lease)
+            self._add(lease)
 
     def forget(self, lease: Lease) -> None:
-        if timer := self._timers.pop(lease, None):
-            timer.cancel()
+        self._waiting.pop(lease, None)
 
-    def _wind(self, lease: Lease) -> None:
+    def _add(self, lease: Lease) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[lease] = loop.call_later(FIRST_BYTE_S, self._suspect, lease)
+        self._waiting[lease] = loop.time() + FIRST_BYTE_S
+        if self._timer is None:
+            self._timer = loop.call_later(FIRST_BYTE_S, self._check_due)
+
+    def _check_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        due = [lease for lease, due_at_s in self._waiting.items() if due_at_s <= now_s]
+        for lease in due:
+            del self._waiting[lease]
+        first_at_s = next(iter(self._waiting.values()), None)
+        self._timer = loop.call_at(first_at_s, self._check_due) if first_at_s else None
+        for lease in due:
+            if not lease.progress.has_header:
+                self._suspect(lease)
 
     def _suspect(self, lease: Lease) -> None:
         """Query the instance, where there is another, once at a time."""
-        if lease.progress.has_header:
-            del self._timers[lease]
-            return
-        self._wind(lease)
+        self._add(lease)
         instance = lease.instance
         if self._group is not None and instance not in self._asked and self._others(instance):
             self._asked.add(instance)
@@ -111,7 +122,7 @@ class FirstByteMonitor:
         """Abort requests without a first byte that find a free slot elsewhere."""
         others = self._others(instance)
         free = sum(other.free for other in others)
-        waiting = [one for one in self._timers if not one.progress.has_header]
+        waiting = [one for one in self._waiting if not one.progress.has_header]
         for lease in [one for one in waiting if one.instance is instance]:
             needed = instance.needed(lease.request) if lease.request.kind.takes_slot else 0
             if others and needed <= free:

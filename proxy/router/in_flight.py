@@ -15,7 +15,7 @@ from proxy.errors import ProxyError
 
 
 class InFlightRequest:
-    """One request in flight for the length of an `async with` block.
+    """One request in flight for the length of a `with` block.
 
     Aborted, the block raises the given error. As with `asyncio.timeout`, that differs from the
     task's own cancellation: here, a client that left.
@@ -29,14 +29,14 @@ class InFlightRequest:
         self._is_cancelled = False
         self._cancel_soon: asyncio.Handle | None = None
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None, "a block runs in a task"  # noqa: S101 (for mypy)
         self._cancelled_before = self._task.cancelling()
         self._requests.add(self)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,

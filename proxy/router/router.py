@@ -271,7 +271,7 @@ class Router:
         lease = await self._acquire(request, avoid, loader)
         try:
             self._crash_suspects.check(request)  # another like it may have crashed while it waited
-            async with lease:
+            with lease:
                 self._first_byte_monitor.watch(lease)
                 await select_slots(lease, self._prefix_index, self._settings)
                 try:

@@ -84,8 +84,10 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
         InvalidEvent: Its data is not JSON.
     """
     if event.startswith(b"data: {"):
-        with suppress(orjson.JSONDecodeError):  # as an engine writes it: on one line
+        try:  # as an engine writes it: on one line
             return cast("dict[str, Any]", orjson.loads(event[6:]))
+        except orjson.JSONDecodeError:
+            pass  # on several lines
     data = data_of(event)
     if not data or data == DONE:
         return None

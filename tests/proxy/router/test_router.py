@@ -438,7 +438,7 @@ async def test_what_an_instance_is_good_for_outlasts_a_time_out_of_service() -> 
 
 async def test_of_two_cuts_the_first_counts() -> None:
     async def be_cut_twice() -> None:
-        async with InFlightRequest(InFlight()) as flight:
+        with InFlightRequest(InFlight()) as flight:
             flight.abort(Unavailable("first"))
             flight.abort(Unavailable("second"))
             await asyncio.Event().wait()
@@ -449,7 +449,7 @@ async def test_of_two_cuts_the_first_counts() -> None:
 
 async def test_a_client_that_leaves_is_not_taken_for_a_cut() -> None:
     async def wait() -> None:
-        async with InFlightRequest(InFlight()):
+        with InFlightRequest(InFlight()):
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
@@ -460,14 +460,13 @@ async def test_a_client_that_leaves_is_not_taken_for_a_cut() -> None:
 
 
 async def test_a_timeout_of_the_blocks_own_is_not_taken_for_a_cut() -> None:
-    with pytest.raises(TimeoutError):
-        async with InFlightRequest(InFlight()):
-            raise TimeoutError
+    with pytest.raises(TimeoutError), InFlightRequest(InFlight()):
+        raise TimeoutError
 
 
 async def test_a_client_that_leaves_as_it_is_cut_has_left() -> None:
     async def wait() -> None:
-        async with flight:
+        with flight:
             await asyncio.Event().wait()
 
     flight = InFlightRequest(InFlight())
@@ -480,7 +479,7 @@ async def test_a_client_that_leaves_as_it_is_cut_has_left() -> None:
 
 
 async def test_a_block_that_ends_before_it_waits_is_not_cut() -> None:
-    async with InFlightRequest(InFlight()) as flight:
+    with InFlightRequest(InFlight()) as flight:
         flight.abort(Unavailable("late"))
     await asyncio.sleep(0)  # where it would be cancelled
 
