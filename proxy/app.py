@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 import orjson
 from aiohttp import web
@@ -22,9 +23,10 @@ from aiohttp import web
 from proxy.access_log import CLIENT_GONE
 from proxy.auth.api_keys import KEY, visible
 from proxy.body.bodies import Bodies, Share
+from proxy.body.read import check_complexity, members_of, read_body
 from proxy.connections import Connections, descriptors_max, limit_of
-from proxy.endpoints import ENDPOINTS
-from proxy.errors import NotLoaded, ProxyError, Unavailable
+from proxy.endpoints import ENDPOINTS, EndpointKind
+from proxy.errors import NotLoaded, ProxyError, TooManyRequests, Unavailable
 from proxy.forward import props
 from proxy.forward.client_response import ClientResponse, error_response
 from proxy.forward.forward import Forward
@@ -39,16 +41,19 @@ from proxy.models import (
     ModelLoader,
     ModelNames,
     PromptWarmer,
+    ResolvedModel,
     with_variants,
     without_nodes,
 )
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
 from proxy.request import ProxyRequest, client_of, read_request
+from proxy.request_limits.check import check
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.router import Router
 from proxy.routes import MODEL_ID, Handler, Routes
 from proxy.settings import ProxySettings
-from proxy.warm_endpoint import WarmEndpoint
+
+_WARM_RETRY_AFTER_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +238,67 @@ class ForwardedEndpoints:
             proxy_request.model, proxy_request.kind, proxy_request.json
         ):
             self._warmer.learn(proxy_request.model, prefix)
+
+
+class WarmEndpoint:
+    """Prefills a prompt, given as a chat request.
+
+    It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
+    prefilled for a model, while no client needs its instances; a client that leaves ends it.
+    """
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        warmer: PromptWarmer,
+        server_state: ServerState,
+        bodies: Bodies,
+    ) -> None:
+        self._loader = loader
+        self._warmer = warmer
+        self._server_state = server_state
+        self._bodies = bodies
+        self._prefilling: set[str] = set()
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the tokens that each instance prefilled.
+
+        Raises:
+            UnknownModel: No model here has the name.
+            LimitExceeded: The prompt exceeds the limits of an engine.
+            TooManyRequests: A prompt is being prefilled for the model already.
+            ProxyError: As `PromptWarmer.warm` and `read_body` do.
+        """
+        key = request[KEY]
+        names = self._loader.names().local.visible(key.models if key else None)
+        pick = names.resolve(request[MODEL_ID])
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            return await self._read(request, pick, share)
+
+    async def _read(
+        self, request: web.BaseRequest, pick: ResolvedModel, share: Share
+    ) -> web.Response:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        members = await share.run(len(body), lambda: members_of(body))
+        if pick.variant:
+            members = pick.variant.applied(members)
+        check(EndpointKind.CHAT, members, share.settings.limits)
+        model = pick.model_info.id
+        if model in self._prefilling:
+            message = f"{model} is already prefilling a prompt; retry later"
+            raise TooManyRequests(message, _WARM_RETRY_AFTER_S)
+        self._prefilling.add(model)
+        try:
+            warmed = await self._warmer.warm(model, members)
+        finally:
+            self._prefilling.discard(model)
+        data = [
+            {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
+            for one in warmed
+        ]
+        return _json({"data": data})
 
 
 def _model_infos(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:

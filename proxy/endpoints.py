@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
+
+# More slots than any instance has; the engine refuses a larger number.
+_CHOICES_MAX: Final = 4096
 
 
 class EndpointKind(Enum):
@@ -81,3 +84,35 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
 def endpoint_kind(method: str, path: str) -> EndpointKind:
     """The kind of an endpoint in the table; HEAD counts as GET."""
     return ENDPOINTS["GET" if method == "HEAD" else method][path]
+
+
+def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
+    """Return the number of answers to each prompt, 1 to 4096; `members` may have any types.
+
+    Source: llama-server, build 10434: `n` and `n_cmpl` mean the same on every endpoint that
+    generates text but Anthropic's, up to the number of slots; each answer takes a slot of its own.
+    """
+    if "n" not in members and "n_cmpl" not in members:
+        return 1
+    if not kind.generates or kind is EndpointKind.MESSAGES:
+        return 1
+    return max(_count(members.get("n")), _count(members.get("n_cmpl")))
+
+
+def is_single(members: Mapping[str, Any]) -> bool:
+    """Return whether the body wants one answer to one prompt."""
+    has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
+    return has_one_choice and _is_one_prompt(members.get("prompt"))
+
+
+def _is_one_prompt(prompt: object) -> bool:
+    """Return whether a prompt is one: a list with a number in it is a single one in tokens."""
+    if not isinstance(prompt, list) or len(prompt) < 2:
+        return True
+    return any(isinstance(part, int) for part in prompt)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 1
+    return int(min(max(value, 1), _CHOICES_MAX))

@@ -21,8 +21,7 @@ from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Share
 from proxy.body.form import Form, is_form, read_form
 from proxy.body.read import check_complexity, members_of, read_body
-from proxy.choices import choices_of
-from proxy.endpoints import EndpointKind, endpoint_kind
+from proxy.endpoints import EndpointKind, choices_of, endpoint_kind
 from proxy.errors import BadRequest
 from proxy.headers import HOP, for_upstream
 from proxy.models import ModelNames

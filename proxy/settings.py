@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from proxy.config.types import ExpandedPath, SettingsTable, Text, text
 from proxy.request_limits.limits import RequestLimits
-from proxy.setting_types import ExpandedPath, SettingsTable, Text, text
 
 Policy = Literal["affinity", "least-busy", "round-robin"]
 

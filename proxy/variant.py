@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from proxy.setting_types import Text, number
+from proxy.config.types import Text, number
 
 SEPARATOR: Final = ":"
 

@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from proxy.auth.secret_file import read_private
+from proxy.config.toml_text import parse_toml
 from proxy.errors import ConfigError
-from proxy.toml_text import parse_toml
 
 # Some thousand keys; each request is compared with all of them.
 _FILE_MAX_BYTES: Final = 1024**2

@@ -34,8 +34,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.choices import is_single
-from proxy.endpoints import EndpointKind
+from proxy.endpoints import EndpointKind, is_single
 from proxy.request import ProxyRequest
 
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from proxy.auth.secret_file import read_private
+from proxy.config.types import ExpandedPath, SettingsTable, Text
 from proxy.errors import ConfigError
-from proxy.setting_types import ExpandedPath, SettingsTable, Text
 from proxy.upstream.upstream import Node, Upstream
 
 _PORTS: Final = {"http": 80, "https": 443}

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from proxy.config.types import SettingsTable
 from proxy.errors import LimitExceeded
-from proxy.setting_types import SettingsTable
 
 _INT32_MAX: Final = 2**31 - 1  # the engine's numbers have 32 bits
 _Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]

@@ -9,8 +9,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Final
 
-from proxy.choices import is_single
-from proxy.endpoints import EndpointKind
+from proxy.endpoints import EndpointKind, is_single
 from proxy.errors import UpstreamTimeout
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot

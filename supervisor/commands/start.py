@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.commands.running import last_message, resolve_running
 from supervisor.commands.stop import stop_daemon
-from supervisor.control.client import Client
+from supervisor.control.client import Client, last_message, resolve_running
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
 from supervisor.errors import (
     CorralError,

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from proxy.setting_types import number
+from proxy.config.types import number
 from supervisor.engines.help import FlagValue
 
 CORRAL: Final = "llama-corral"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import platformdirs
 
-from proxy.path_length import too_long
+from proxy.config.path_length import too_long
 from supervisor.errors import AccessDenied
 from supervisor.output import warn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from proxy.toml_text import parse_toml
+from proxy.config.toml_text import parse_toml
 from supervisor.errors import SettingsInvalid
 from supervisor.host.files import open_regular
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from proxy.setting_types import SettingsTable
+from proxy.config.types import SettingsTable
 
 
 class RestartPolicy(SettingsTable):

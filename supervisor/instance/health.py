@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import Field
 
-from proxy.setting_types import SettingsTable
+from proxy.config.types import SettingsTable
 
 # A response proves nothing: llama-server serves `/health`, `/slots` and `/metrics` from threads
 # that keep running when decoding hangs. So samples are compared:

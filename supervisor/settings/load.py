@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from proxy.toml_text import DEPTH_MAX, is_deeper
+from proxy.config.toml_text import DEPTH_MAX, is_deeper
 from supervisor.errors import SettingsInvalid
 from supervisor.host.files import NotRegular, expanded, stat_regular
 from supervisor.host.toml_file import read_toml

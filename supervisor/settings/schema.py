@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from proxy.config.types import ExpandedPath, SettingsTable, Text
 from proxy.nodes.settings import NodeSettings
-from proxy.setting_types import ExpandedPath, SettingsTable, Text
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
 from supervisor.flags.setting import Argument, FlagName, FlagSetting

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.auth.keys_file import parse_keys, read_keys
+from proxy.config.toml_text import parse_toml
 from proxy.errors import ConfigError
-from proxy.toml_text import parse_toml
 from supervisor.commands import config
 from supervisor.errors import SettingsInvalid
 from supervisor.flags import profile

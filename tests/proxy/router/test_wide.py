@@ -10,8 +10,7 @@ import pytest
 from fakes.clock import leap
 from fakes.requests import ask, upstream
 
-from proxy.choices import choices_of
-from proxy.endpoints import EndpointKind
+from proxy.endpoints import EndpointKind, choices_of
 from proxy.errors import QueueTimeout
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease

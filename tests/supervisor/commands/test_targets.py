@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.commands.running import resolve_running
 from supervisor.commands.targets import choose, name_of
+from supervisor.control.client import resolve_running
 from supervisor.control.messages import DaemonStatus
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host.paths import Directories

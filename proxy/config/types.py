@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from proxy.path_length import too_long
+from proxy.config.path_length import too_long
 
 # Control characters can command a terminal, and NUL ends a text for the system.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")

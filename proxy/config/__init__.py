@@ -1,0 +1,1 @@
+"""Reading configuration: types of settings, and limits of TOML and paths."""
