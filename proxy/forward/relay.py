@@ -7,8 +7,9 @@ up the instance, not our memory. Timings and message are read after the bytes we
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
@@ -31,7 +32,14 @@ from proxy.headers import JSON, for_client, is_event_stream, is_json
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
-from proxy.upstream.sse import DONE, InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.sse import (
+    DONE,
+    InvalidEvent,
+    Splitter,
+    has_done,
+    members_of,
+    objects_of,
+)
 from proxy.upstream.timings import Timings
 
 _ERROR_MAX_BYTES: Final = 1024**2
@@ -174,11 +182,13 @@ class ResponseRelay:
             total_bytes += len(chunk)
             if total_bytes > _ASSEMBLED_MAX_BYTES:
                 raise UpstreamFailed(f"the response of {self._name} is too long; request a stream")
-            for event in splitter.feed(chunk):
-                is_done = is_done or data_of(event) == DONE
-                if not self._added(assembler, event):
-                    await self._relay_error_event(event)
+            events = splitter.feed(chunk)
+            is_done = is_done or has_done(events)
+            for piece in objects_of(events):
+                if "error" in piece:
+                    await self._relay_error_event(piece)
                     return True
+                self._add(assembler, piece)
             self._progress.is_awaiting_upstream = True
         if not is_done or not assembler.is_complete:
             raise self._broken_off()
@@ -186,13 +196,7 @@ class ResponseRelay:
             await self._send_json(assembler)
         return not assembler.is_blank
 
-    def _added(self, assembler: Assembler, event: bytes) -> bool:
-        """Add an event to a response; return False if it is an error instead."""
-        piece = members_of(event)
-        if piece is None:
-            return True
-        if "error" in piece:
-            return False
+    def _add(self, assembler: Assembler, piece: Mapping[str, Any]) -> None:
         if progress := progress_of(piece):
             self._progress.set_prompt(progress.done, progress.total, progress.cached)
         elif not is_start(piece):
@@ -202,7 +206,6 @@ class ResponseRelay:
             assembler.add(piece)
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
-        return True
 
     async def _send_json(self, assembler: Assembler) -> None:
         body = orjson.dumps(assembler.whole())
@@ -221,9 +224,9 @@ class ResponseRelay:
             self._progress.is_awaiting_upstream = True
         await self._send_error(self._response.status, for_client(self._response.headers), body)
 
-    async def _relay_error_event(self, event: bytes) -> None:
+    async def _relay_error_event(self, piece: Mapping[str, Any]) -> None:
         """Send an error that arrived where the client sees no stream."""
-        body = data_of(event)
+        body = orjson.dumps(piece)
         code = (parse_error(body) or {}).get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)

@@ -9,7 +9,7 @@ each event with two line feeds, writes one `data` line for each, and sends `:` a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -96,6 +96,15 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
     except orjson.JSONDecodeError as error:
         raise InvalidEvent(f"an event is not JSON: {error}") from error
     return value if isinstance(value, dict) else None
+
+
+def has_done(events: Iterable[bytes]) -> bool:
+    """Whether `[DONE]` is among some events."""
+    return any(
+        event == _DONE_EVENT or data_of(event) == DONE
+        for event in events
+        if not event.startswith(b"data: {")
+    )
 
 
 def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:

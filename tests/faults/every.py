@@ -22,6 +22,6 @@ EVERY: Final[tuple[Fault, ...]] = tuple(
 
 ABSENT: Final[Mapping[int, str]] = MappingProxyType(
     {
-        30: "setting the clock needs rights; ruff bans time.time, so no source waits by the wall clock",
+        30: "setting the clock needs rights; ruff bans time.time, so nothing waits by wall clock",
     }
 )
