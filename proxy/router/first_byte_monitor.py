@@ -25,11 +25,11 @@ from proxy.upstream.upstream import Upstream
 
 FIRST_BYTE_S: Final = 1.0
 _HEALTH_S: Final = 1.0
-# An answer that was to come within a second, and that we looked for so much later, proves nothing.
+# An answer that is missing this much after its second proves nothing: this process stood still.
 _LATE_S: Final = 0.25
 _HEALTH_MAX_BYTES: Final = 64 * 1024
 
-# What a question meets where no process listens any more.
+# Raised where no process listens any more.
 _ENDED: Final = (ConnectionBroken, ConnectionError, FileNotFoundError)
 
 Responds = Callable[[Upstream], Awaitable[bool]]
@@ -47,12 +47,12 @@ class FirstByteMonitor:
         self, instances: Instances, responds: Responds, changed: Callable[[str], None]
     ) -> None:
         self._instances = instances
-        self._is_there = responds
+        self._responds = responds
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
         self._waiting: dict[Lease, float] = {}  # in the order of the times at which each is due
         self._timer: asyncio.TimerHandle | None = None  # one for all: each costs microseconds
-        self._asked: set[Instance] = set()
+        self._queried: set[Instance] = set()
 
     async def serve(self) -> None:
         try:
@@ -60,7 +60,7 @@ class FirstByteMonitor:
                 await asyncio.Event().wait()  # without limit: for as long as the proxy runs
         finally:
             self._group = None
-            self._asked.clear()
+            self._queried.clear()
 
     def watch(self, lease: Lease) -> None:
         """Watch a request until `forget`; a node's requests are watched by that machine."""
@@ -83,7 +83,9 @@ class FirstByteMonitor:
         for lease in due:
             del self._waiting[lease]
         first_at_s = next(iter(self._waiting.values()), None)
-        self._timer = loop.call_at(first_at_s, self._check_due) if first_at_s else None
+        self._timer = None
+        if first_at_s is not None:
+            self._timer = loop.call_at(first_at_s, self._check_due)
         for lease in due:
             if not lease.progress.has_header:
                 self._suspect(lease)
@@ -92,8 +94,8 @@ class FirstByteMonitor:
         """Query the instance, where there is another, once at a time."""
         self._add(lease)
         instance = lease.instance
-        if self._group is not None and instance not in self._asked and self._others(instance):
-            self._asked.add(instance)
+        if self._group is not None and instance not in self._queried and self._others(instance):
+            self._queried.add(instance)
             self._group.create_task(self._examine(instance))
 
     async def _examine(self, instance: Instance) -> None:
@@ -106,7 +108,7 @@ class FirstByteMonitor:
                 self._move(instance)
                 await asyncio.sleep(FIRST_BYTE_S)
         finally:
-            self._asked.discard(instance)
+            self._queried.discard(instance)
             if instance.is_silent:
                 instance.is_silent = False
                 self._changed(instance.upstream.model)
@@ -114,7 +116,7 @@ class FirstByteMonitor:
     async def _is_gone(self, instance: Instance) -> bool:
         loop = asyncio.get_running_loop()
         began_at_s = loop.time()
-        responds = await self._is_there(instance.upstream)
+        responds = await self._responds(instance.upstream)
         is_late = loop.time() - began_at_s > _HEALTH_S + _LATE_S
         return not responds and (instance.is_silent or not is_late)
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
 
 from proxy.access_log import Emit, discard
 from proxy.errors import (
@@ -34,6 +33,7 @@ from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
 from proxy.router.instances import Activity, Instance, Instances, InstanceStats
 from proxy.router.lease import Completion, Lease
+from proxy.router.listener import NO_LISTENER, RouterListener
 from proxy.router.model_queue import ModelQueue, QueueStats, queued
 from proxy.router.response_progress import Clock
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
@@ -58,35 +58,6 @@ class ModelDemand:
     working: int
     idle_since_s: float
     cached_tokens: int
-
-
-class RouterListener(Protocol):
-    """Runs the instances. None of these may fail or block."""
-
-    def idle(self) -> None:
-        """A model holds no request any more."""
-
-    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
-        """An instance did not begin to answer a request."""
-
-    def overdue(self, upstream: Upstream, reason: str, /) -> None:
-        """An engine still computes `cancel_timeout_s` after its request is over."""
-
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        """The first response of a conversation in the slot that it was restored to."""
-
-
-class NoListener:
-    def idle(self) -> None: ...
-
-    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None: ...
-
-    def overdue(self, upstream: Upstream, reason: str, /) -> None: ...
-
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None: ...
-
-
-NO_LISTENER: Final = NoListener()
 
 
 class Router:

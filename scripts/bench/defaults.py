@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,14 +44,6 @@ GOALS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A way to serve one model; `serve` yields the URL of the API."""
-
-    name: str
-    serve: Callable[[], AbstractContextManager[str]]
-
-
 def main() -> int:
     """Measure, print, and return 1 if a profile is slower than its goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -59,21 +51,18 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="keep one core busy meanwhile")
     options = parser.parse_args()
     model = download.find_pin("smollm2").path(directories().models)
-    variants = [Variant(PLAIN, lambda: plain(model)), *map(profile_variant(model), GOALS)]
+    variants = {PLAIN: partial(plain, model)}
+    variants |= {name: partial(corral, model, name) for name in GOALS}
     rounds: list[Mapping[str, Mapping[str, float]]] = []
-    with busy_core() if options.busy else ExitStack():
+    with busy_core() if options.busy else nullcontext():
         for number in range(options.repeats):
-            order = random.Random(number).sample(variants, len(variants))  # noqa: S311 (an order)
-            rounds.append({one.name: measured(one) for one in order})
+            order = random.Random(number).sample([*variants], len(variants))  # noqa: S311 (an order)
+            rounds.append({name: measured(variants[name]()) for name in order})
             print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
     missed = show(rounds)
     for goal in missed:
         print(f"missed: {goal}")
     return 1 if missed else 0
-
-
-def profile_variant(model: Path) -> Callable[[str], Variant]:
-    return lambda name: Variant(name, lambda: corral(model, name))
 
 
 @contextmanager
@@ -128,9 +117,9 @@ def busy_core() -> Iterator[None]:
         process.wait()
 
 
-def measured(variant: Variant) -> Mapping[str, float]:
+def measured(serving: AbstractContextManager[str]) -> Mapping[str, float]:
     """Tokens per second of one start, by figure."""
-    with variant.serve() as url:
+    with serving as url:
         return asyncio.run(figures(url))
 
 

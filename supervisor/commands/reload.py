@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from supervisor.control.client import Client, last_message
+from supervisor.control.client import Client
 from supervisor.control.messages import ErrorFields, ReloadReport
+from supervisor.control.running import last_message
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from supervisor.commands.status import not_persisted_reasons
-from supervisor.control.client import Client, last_message, resolve_running
+from supervisor.control.client import Client
 from supervisor.control.messages import SavedSlot
+from supervisor.control.running import last_message, resolve_running
 from supervisor.control.status import saved_slot
 from supervisor.errors import DaemonBusy, NotRunning, SettingsInvalid
 from supervisor.host.paths import directories

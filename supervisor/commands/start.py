@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.commands.stop import stop_daemon
-from supervisor.control.client import Client, last_message, resolve_running
+from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
+from supervisor.control.running import last_message, resolve_running
 from supervisor.errors import (
     CorralError,
     DaemonBusy,

@@ -7,7 +7,8 @@ from typing import Final
 
 import filelock
 
-from supervisor.control.client import Client, last_message, resolve_running
+from supervisor.control.client import Client
+from supervisor.control.running import last_message, resolve_running
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.host.lock import read_owner
 from supervisor.host.paths import Directories, directories

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.control.client import Client, last_message, resolve_running
+from supervisor.control.client import Client
+from supervisor.control.running import last_message, resolve_running
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult
 from supervisor.warmup.prompts import read

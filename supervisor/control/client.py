@@ -9,23 +9,15 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
-from supervisor.control.messages import DaemonStatus, StreamMessage, daemon_exited
-from supervisor.errors import (
-    CorralError,
-    DaemonBusy,
-    Interrupted,
-    NoSuchModel,
-    NotRunning,
-    from_json,
-)
+from supervisor.control.messages import DaemonStatus, StreamMessage
+from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
-from supervisor.output import ProgressMeter
 
 # A stream sends "waiting" every 5 s; after this long without a byte the daemon hangs.
 _READ_TIMEOUT_S: Final = 20.0
@@ -123,36 +115,3 @@ def _error(response: http.client.HTTPResponse) -> CorralError:
         return from_json(json.load(response)["error"])
     except (ValueError, KeyError, TypeError):
         return DaemonBusy(f"the daemon answered with status {response.status}")
-
-
-def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
-    """Return the models of a running daemon that the words name, by name or by the file's path."""
-    by_path = {model["path"]: model["name"] for model in status["models"]}
-    names = [model["name"] for model in status["models"]]
-    found = [word if word in names else by_path.get(str(Path(word).absolute())) for word in words]
-    for word, name in zip(words, found, strict=True):
-        if name is None:
-            raise NoSuchModel(
-                f"the running daemon has no model {word!r}",
-                hint=f"available: {', '.join(names)}; to serve others, run corral stop, then start",
-            )
-    return tuple(name for name in found if name)
-
-
-def last_message(messages: Iterable[StreamMessage]) -> StreamMessage:
-    """Show load progress, and return the message with the result."""
-    meter = ProgressMeter()
-    try:
-        for message in messages:
-            if progress := message.get("progress"):
-                meter.show(f"loading {progress['instance']}", progress["fraction"])
-            elif "event" not in message and "waiting" not in message:
-                return message
-    except KeyboardInterrupt as interrupt:
-        raise Interrupted(
-            "stopped waiting; the daemon continues",
-            hint="corral status shows how far it is, corral stop stops it",
-        ) from interrupt
-    finally:
-        meter.clear()
-    raise daemon_exited()

@@ -28,6 +28,7 @@ _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
 _PAGE_MAX_BYTES: Final = 16 * 1024**2
 _PIP_TIMEOUT_S: Final = 3600
+_PIP_CONFIG_TIMEOUT_S: Final = 30
 _PIP_LINES_SHOWN: Final = 3
 _RETRY: Final = "run the same command again"
 
@@ -134,9 +135,14 @@ def _transfer(client: httpx.Client, wheel: _Wheel, part: Path, progress: Progres
 
 
 def _pip_settings() -> Mapping[str, str]:
-    """Return pip's own settings, those of the environment first; none where pip is missing."""
+    """Return pip's own settings, those of the environment first; none where pip does not answer."""
     argv = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    try:
+        listed = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_PIP_CONFIG_TIMEOUT_S, check=False
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return {}
     pairs = [line.partition("=") for line in listed.splitlines()]
     ranked = sorted(pairs, key=lambda pair: pair[0].startswith(":env:"))
     return {key.rpartition(".")[2]: "".join(shlex.split(value)) for key, _, value in ranked}

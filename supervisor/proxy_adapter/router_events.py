@@ -1,4 +1,4 @@
-"""Passes what the router reports to the supervisor (proxy.router.router.RouterListener)."""
+"""Passes what the router reports to the supervisor (proxy.router.listener.RouterListener)."""
 
 from __future__ import annotations
 

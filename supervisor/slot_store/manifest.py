@@ -1,6 +1,6 @@
 """What is known of a slot file, as JSON beside it. Pure but for `cache_key`.
 
-A manifest holds a hash of itself, so that an altered one is recognised.
+A manifest holds a hash of itself, so that a change is detected.
 """
 
 from __future__ import annotations

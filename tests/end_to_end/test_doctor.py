@@ -94,9 +94,9 @@ def test_events_are_shown_until_the_daemon_stops(corral: CorralCli, tiny_model: 
     corral.ok("restart", "tiny")
     corral.ok("stop")
     text, lines = (listener.communicate(timeout=PATIENCE_S)[0] for listener in listeners)
-    told = [json.loads(line) for line in lines.splitlines()]
-    assert {"name", "level", "at", "fields"} == set(told[0])
-    assert told[-1]["name"] == "daemon.stopped"
+    events = [json.loads(line) for line in lines.splitlines()]
+    assert {"name", "level", "at", "fields"} == set(events[0])
+    assert events[-1]["name"] == "daemon.stopped"
     assert "instance.state_changed" in text
     assert "after=ready" in text
     assert [listener.returncode for listener in listeners] == [0, 0]

@@ -107,16 +107,16 @@ def test_a_command_prefills_a_prompt(corral: CorralCli, tiny_model: Path) -> Non
     assert "tokens prefilled" in corral.ok("warm", "chat", "kind.txt")
     (warmed,) = corral.data("warm", "chat", "kind.txt")
     assert warmed["instance"] == "chat.0"
-    status, told = warm_by_page(corral, "be kind")
-    assert (status, told["data"][0]["instance"]) == (200, "chat.0")
-    assert told["data"][0]["cached"] > 0
+    status, answer = warm_by_page(corral, "be kind")
+    assert (status, answer["data"][0]["instance"]) == (200, "chat.0")
+    assert answer["data"][0]["cached"] > 0
     assert corral("warm", "other", "kind.txt").returncode == 4
     assert corral("warm", "chat", "none.txt").returncode == 78
     assert "no idle slot was worth saving" in corral.ok("slots", "save")
     assert corral("slots", "save", "other").returncode == 4
     corral.ok("stop", "chat")
-    status, told = warm_by_page(corral, "be kind")
-    assert (status, told["error"]["code"]) == (503, "unavailable")
+    status, answer = warm_by_page(corral, "be kind")
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
 
 
 def test_configured_prompts_are_prefilled_at_each_start(

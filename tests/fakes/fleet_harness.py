@@ -78,7 +78,7 @@ class FleetHarness:
         assert path
         return path.read_text("utf-8", "replace")
 
-    def told(self, name: str) -> list[Mapping[str, Any]]:
+    def emitted(self, name: str) -> list[Mapping[str, Any]]:
         """Return the fields of the events of a name."""
         return [fields for event, fields in self.events if event == name]
 

@@ -40,7 +40,7 @@ def quick(**changes: float) -> InstanceLimits:
 
 
 class RecordingTraffic:
-    """Writes down what an instance asks of it; `busy` holds its drains, `now` is its pulse.
+    """Writes down what an instance requests of it; `busy` holds its drains, `now` is its pulse.
 
     `ends` tells of each process whether it crashed; each computed `computed` requests at its end.
     """
@@ -122,7 +122,7 @@ class InstanceHarness:
 
     @property
     def steps(self) -> list[str]:
-        """Return the steps of its stops, as they were told."""
+        """Return the steps of its stops, as emitted."""
         return [_step(name, fields) for name, fields in self.events if name in _STEPS]
 
     @asynccontextmanager

@@ -93,9 +93,9 @@ class Engine:
     def has(self, fault: str) -> bool:
         return fault in self.faults
 
-    def report(self, **told: Any) -> None:
+    def report(self, **payload: Any) -> None:
         if self.is_child:
-            print(f"cmd_child_to_router:state:{json.dumps(told)}", flush=True)
+            print(f"cmd_child_to_router:state:{json.dumps(payload)}", flush=True)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -202,8 +202,8 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"x" * 65536)
         self.close_connection = True
 
-    def _answer(self, told: Json | list[Json], status: int = 200) -> None:
-        self._send(json.dumps(told).encode(), "application/json", status)
+    def _answer(self, payload: Json | list[Json], status: int = 200) -> None:
+        self._send(json.dumps(payload).encode(), "application/json", status)
 
     def _refuse(self, status: int, message: str) -> None:
         self._answer({"error": {"code": status, "message": message, "type": "fake"}}, status)
@@ -253,8 +253,8 @@ def load(engine: Engine) -> None:
         threading.Event().wait()
     steps = int(float(engine.faults.get("slow-load") or 0) * 10)
     for step in range(steps):
-        told = {"stages": ["text_model"], "current": "text_model", "value": step / steps}
-        engine.report(state="loading", payload=told)
+        payload = {"stages": ["text_model"], "current": "text_model", "value": step / steps}
+        engine.report(state="loading", payload=payload)
         threading.Event().wait(0.1)
 
 

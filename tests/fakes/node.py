@@ -19,7 +19,8 @@ from proxy.errors import UpstreamConnectFailed
 from proxy.metrics.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import ConfiguredNode, NodeSettings
-from proxy.router.router import NoListener, Router
+from proxy.router.listener import NoListener
+from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -85,13 +86,13 @@ class NodeEvents(NoListener):
         self.nodes.mark_suspect(upstream, error)
 
 
-class Near:
+class NodesProxy:
     """A proxy that knows some nodes, and has no model of its own until one is put into `here`."""
 
     http: aiohttp.ClientSession
 
     def __init__(self, *nodes: ConfiguredNode) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.emitted: list[tuple[str, dict[str, Any]]] = []
         events = NodeEvents()
         metrics = Metrics(SETTINGS, self._hear)
         self.router = Router(SETTINGS, events, metrics.emit)
@@ -103,14 +104,14 @@ class Near:
         self.server = Server(app, SETTINGS)
 
     def _hear(self, name: str, /, **fields: object) -> None:
-        self.told.append((name, fields))
+        self.emitted.append((name, fields))
 
     def events(self, *names: str) -> list[str]:
         """Return the events of these names, in order."""
-        return [name for name, _ in self.told if name in names]
+        return [name for name, _ in self.emitted if name in names]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Near]:
+    async def running(self) -> AsyncIterator[NodesProxy]:
         """Run it, and its watch over the nodes."""
         await self.server.start()
         loop = asyncio.get_running_loop()

@@ -90,7 +90,7 @@ class ProxyHarness:
     """A running proxy and what a test needs of it."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.emitted: list[tuple[str, dict[str, Any]]] = []
         self.settings = ProxySettings(
             listen="127.0.0.1:0",
             max_body_bytes=100_000,
@@ -172,21 +172,21 @@ class ProxyHarness:
             yield reader
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the fields of every event of this name that was told."""
-        return [fields for told, fields in self.told if told == name]
+        """Return the fields of every event of this name that was emitted."""
+        return [fields for emitted, fields in self.emitted if emitted == name]
 
     def _tend(self) -> None:
         # No task group: a fixture is entered and left in different tasks.
-        tending = asyncio.get_running_loop().create_task(self.router.run())
+        running = asyncio.get_running_loop().create_task(self.router.run())
 
         async def end() -> None:
-            tending.cancel()
-            await asyncio.wait([tending])
+            running.cancel()
+            await asyncio.wait([running])
 
         self._stack.push_async_callback(end)
 
     def _hear(self, name: str, /, **fields: object) -> None:
-        self.told.append((name, fields))
+        self.emitted.append((name, fields))
 
 
 async def until(claim: Callable[[], bool]) -> None:

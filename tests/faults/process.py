@@ -150,7 +150,7 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "same engines", "same engines" if after == before else f"{before} became {after}"
 
 
-@PROCESS.add(10, "daemon told to end three times")
+@PROCESS.add(10, "daemon terminated three times")
 def _(target: DaemonUnderTest) -> Seen:
     target.configure({"m": target.models.slow})
     daemon = target.corral.serve()

@@ -292,8 +292,8 @@ def events(stream: bytes) -> list[Any]:
     lines = stream.splitlines()
     said = [line for line in lines if line.strip(b":") and line != b"data: null"]
     lines = [line.removeprefix(b"data: ") for line in said]
-    told = [json.loads(line) if line[:1] in b"{n" else line.decode() for line in lines]
-    return sorted(json.dumps(without_names(part), sort_keys=True) for part in told)
+    parts = [json.loads(line) if line[:1] in b"{n" else line.decode() for line in lines]
+    return sorted(json.dumps(without_names(part), sort_keys=True) for part in parts)
 
 
 def without_names(part: Any) -> Any:

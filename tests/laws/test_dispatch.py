@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from fakes.clock import leap
 from fakes.requests import ask, upstream
+from fakes.virtual_time import run_in_virtual_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -188,7 +188,7 @@ steps = st.one_of(
 
 async def live(world: World, schedule: list[tuple[str, object]]) -> None:
     async with asyncio.TaskGroup() as group:
-        tending = group.create_task(world.router.run())
+        running = group.create_task(world.router.run())
         async with asyncio.TaskGroup() as visitors:
             for verb, what in schedule:
                 await world.step(verb, what, visitors)
@@ -196,7 +196,7 @@ async def live(world: World, schedule: list[tuple[str, object]]) -> None:
                 world.router.admit(upstream(name, world.slots.setdefault(name, 1)))
         # What still ends has some time; then nothing may be left.
         await asyncio.sleep(5)
-        tending.cancel()
+        running.cancel()
     world.see_that_all_is_over()
 
 
@@ -242,14 +242,14 @@ def unfussy(schedule: list[tuple[str, object]]) -> list[tuple[str, object]]:
 def test_nobody_is_lost_and_no_slot_is_held_twice(schedule: list[tuple[str, object]]) -> None:
     world = world_with("least-busy")
     world.is_strict = True
-    leap(live(world, unfussy(schedule)))
+    run_in_virtual_time(live(world, unfussy(schedule)))
 
 
 @given(schedules)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nobody_is_lost_on_the_way_home_either(schedule: list[tuple[str, object]]) -> None:
     world = world_with("affinity")
-    leap(live(world, schedule))
+    run_in_virtual_time(live(world, schedule))
 
 
 @given(schedules)
@@ -259,7 +259,7 @@ def test_a_slot_is_not_given_away_while_the_engine_still_uses_it(
 ) -> None:
     world = world_with("affinity")
     world.lag_s = 0.4
-    leap(live(world, without(schedule, "withdraw", "close")))
+    run_in_virtual_time(live(world, without(schedule, "withdraw", "close")))
 
 
 @given(schedules)
@@ -269,7 +269,7 @@ def test_a_clients_requests_keep_their_order(schedule: list[tuple[str, object]])
     world = world_with("least-busy")
     world.is_strict = True
     waiting = without(unfussy(schedule), "admit", "withdraw", "close")
-    leap(live(world, [("admit", ("chat.1", 1)), *waiting]))
+    run_in_virtual_time(live(world, [("admit", ("chat.1", 1)), *waiting]))
     assert in_order(world)
 
 
@@ -281,7 +281,7 @@ def test_what_the_laws_are_about_does_happen() -> None:
     @settings(max_examples=200, deadline=None, derandomize=True, database=None)
     def look(schedule: list[tuple[str, object]]) -> None:
         world = world_with("affinity")
-        leap(live(world, schedule))
+        run_in_virtual_time(live(world, schedule))
         seen.update(world.ends)
 
     with suppress(AssertionError):

@@ -76,8 +76,8 @@ class Pair:
             async with client.post(path, json=body) as response:
                 content = await response.read()
                 is_stream = response.content_type == "text/event-stream"
-                told = events(content) if is_stream else without_passing(json.loads(content))
-                said.append((response.status, told))
+                found = events(content) if is_stream else without_passing(json.loads(content))
+                said.append((response.status, found))
         return said
 
 
@@ -147,8 +147,8 @@ def compare(pair: Pair, shape: Shape) -> None:
             assert (status, cut(ours, stops)) == (own_status, cut(own, stops))
 
 
-def has_failed(told: list[tuple[str, Any]]) -> bool:
-    return any("error" in said for _, said in told if isinstance(said, dict))
+def has_failed(events: list[tuple[str, Any]]) -> bool:
+    return any("error" in said for _, said in events if isinstance(said, dict))
 
 
 def stops_of(members: dict[str, Any]) -> list[str]:
@@ -183,14 +183,14 @@ def is_several(members: dict[str, Any]) -> bool:
 
 def events(stream: bytes) -> list[tuple[str, Any]]:
     """Return the name and the content of each event; comments, pings and null tell nothing."""
-    told = []
+    events = []
     for event in stream.split(b"\n\n"):
         fields = [line.partition(b":") for line in event.splitlines()]
         name = b"".join(value for field, _, value in fields if field == b"event").decode()
         data = b"".join(value for field, _, value in fields if field == b"data").decode()
         if data.strip() not in {"", "null"} and name.strip() != "ping":
-            told.append((name, data if "[DONE]" in data else without_passing(json.loads(data))))
-    return told
+            events.append((name, data if "[DONE]" in data else without_passing(json.loads(data))))
+    return events
 
 
 def without_passing(part: Any) -> Any:
@@ -206,5 +206,7 @@ def without_passing(part: Any) -> Any:
 
 
 def kept(part: dict[str, Any]) -> dict[str, Any]:
-    told = {name: None if name in PASSING or name.endswith("_ms") else part[name] for name in part}
-    return {**told, "timings": sorted(part["timings"])} if "timings" in part else told
+    events = {
+        name: None if name in PASSING or name.endswith("_ms") else part[name] for name in part
+    }
+    return {**events, "timings": sorted(part["timings"])} if "timings" in part else events

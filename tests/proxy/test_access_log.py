@@ -13,32 +13,32 @@ from supervisor.events import EVENTS
 Told = dict[str, dict[str, Any]]
 
 
-def hear(told: Told) -> Any:
-    return lambda name, /, **fields: told.update({name: fields})
+def hear(emitted: Told) -> Any:
+    return lambda name, /, **fields: emitted.update({name: fields})
 
 
 def test_events_have_the_fields_of_the_table() -> None:
-    told: Told = {}
+    emitted: Told = {}
     record = AccessRecord("r")
     record.model = "chat"
-    record.emit(hear(told), QueueFull("no place"))
+    record.emit(hear(emitted), QueueFull("no place"))
     record.set_instance("chat.1")
-    record.emit_upstream_failure(hear(told), UpstreamFailed("broke"))
-    record.emit(hear(told), None)
-    assert len(told) == 3
-    for name, fields in told.items():
+    record.emit_upstream_failure(hear(emitted), UpstreamFailed("broke"))
+    record.emit(hear(emitted), None)
+    assert len(emitted) == 3
+    for name, fields in emitted.items():
         assert sorted(fields) == sorted(EVENTS[name][1])
 
 
 def test_a_retried_request_is_one_record_with_one_wait() -> None:
-    told: Told = {}
+    emitted: Told = {}
     record = AccessRecord("r")
     record.model = "chat"
     record.set_instance("chat.1", waited_s=0.5, expected_cached=40)
     record.set_instance("chat.2", waited_s=0.25, expected_cached=30)
     record.timings = Timings(28, 12, 60.0, 11, 500.0, 8, 6)
-    record.emit(hear(told), None)
-    event = told["request.finished"]
+    record.emit(hear(emitted), None)
+    event = emitted["request.finished"]
     assert (event["instance"], event["attempts"], event["queued_ms"]) == ("chat.2", 2, 750)
     assert (event["expected_cached_tokens"], event["cached_tokens"]) == (30, 28)
     assert (event["prompt_tokens"], event["decoded_tokens"], event["decode_ms"]) == (12, 11, 500)
@@ -48,13 +48,13 @@ def test_a_retried_request_is_one_record_with_one_wait() -> None:
 def test_only_the_first_token_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = iter((100.0, 100.5, 101.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
-    told: Told = {}
+    emitted: Told = {}
     record = AccessRecord("r")
     record.model = "chat"
     record.note_token()
     record.note_token()
-    record.emit(hear(told), None)
-    assert told["request.finished"]["first_token_ms"] == 500
+    record.emit(hear(emitted), None)
+    assert emitted["request.finished"]["first_token_ms"] == 500
 
 
 def test_the_first_byte_is_timed_once_and_all_bytes_are_counted(
@@ -64,8 +64,12 @@ def test_the_first_byte_is_timed_once_and_all_bytes_are_counted(
     monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
     record = AccessRecord("r")
     record.model = "chat"
-    told: dict[str, Any] = {}
+    emitted: dict[str, Any] = {}
     record.count(b"four")
     record.count(b"four")
-    record.emit(lambda _, /, **fields: told.update(fields), None)
-    assert (told["first_byte_ms"], told["duration_ms"], told["bytes_out"]) == (250, 1000, 8)
+    record.emit(lambda _, /, **fields: emitted.update(fields), None)
+    assert (emitted["first_byte_ms"], emitted["duration_ms"], emitted["bytes_out"]) == (
+        250,
+        1000,
+        8,
+    )

@@ -148,7 +148,7 @@ async def test_health_is_503_without_a_cause(
     async with proxy.http.get("/health") as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"], error["message"]) == (503, code, reason)
-    assert proxy.told == []
+    assert proxy.emitted == []
 
 
 async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> None:
@@ -282,14 +282,14 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "drafted_tokens": None,
         "accepted_tokens": None,
     }
-    assert len(proxy.told) == 1
+    assert len(proxy.emitted) == 1
 
 
 async def test_a_rejected_request_is_logged_once_with_the_reason(proxy: ProxyHarness) -> None:
     async with proxy.ask(model="nope") as response:
         name = response.headers["X-Request-Id"]
-    ((told, event),) = proxy.told
-    assert told == "request.rejected"
+    ((emitted, event),) = proxy.emitted
+    assert emitted == "request.rejected"
     assert (event["request"], event["model"], event["status"]) == (name, None, 404)
     assert event["code"] == "model_not_found"
     assert "there is no model 'nope'" in event["reason"]

@@ -201,8 +201,8 @@ async def test_a_client_that_leaves_cancels_all_prompts(
         await until(lambda: proxy.router.in_flight("chat.1") == 2)
         asking.cancel()
         await until(lambda: not proxy.router.instances()[0].leases)
-    (told,) = proxy.events("request.finished")
-    assert told["status"] == 499
+    (event,) = proxy.events("request.finished")
+    assert event["status"] == 499
 
 
 async def test_an_array_of_a_thousand_takes_one_place_in_line_and_is_not_refused(
@@ -226,8 +226,8 @@ async def test_an_array_of_a_thousand_takes_one_place_in_line_and_is_not_refused
     answer = json.loads(asking.result())
     assert [one["index"] for one in answer["data"]] == list(range(1000))
     assert most == 1
-    (told,) = proxy.events("request.finished")
-    assert (told["status"], told["attempts"]) == (200, 1)
+    (event,) = proxy.events("request.finished")
+    assert (event["status"], event["attempts"]) == (200, 1)
 
 
 async def test_who_asks_beside_an_array_waits_for_one_prompt_and_not_for_all(

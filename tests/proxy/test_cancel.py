@@ -157,5 +157,5 @@ async def test_who_leaves_the_line_was_never_at_the_engine(
         await until(waits(proxy, 0))
         await until_busy(socket, 2)
     await until_busy(socket, 0)
-    (left,) = [told for told in proxy.events("request.finished") if told["request"] == "leaver"]
+    (left,) = [event for event in proxy.events("request.finished") if event["request"] == "leaver"]
     assert (left["status"], left["instance"]) == (499, None)

@@ -126,8 +126,8 @@ async def test_every_other_path_needs_a_key(locked: ProxyHarness, url: str) -> N
 
 async def test_a_preflight_needs_no_key_and_a_401_has_cors_headers(locked: ProxyHarness) -> None:
     origin = {"Origin": "tauri://localhost"}
-    asks = {**origin, "Access-Control-Request-Method": "POST"}
-    async with locked.http.options("/v1/models", headers=asks) as response:
+    preflight = {**origin, "Access-Control-Request-Method": "POST"}
+    async with locked.http.options("/v1/models", headers=preflight) as response:
         assert response.status == 204
     async with locked.http.get("/v1/models", headers=origin) as response:
         assert response.status == 401
@@ -187,12 +187,12 @@ async def post(proxy: ProxyHarness, key: str) -> int:
 async def test_the_client_is_the_keys_name_and_batch_stays_batch(
     locked: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks: list[Any] = []
+    requests: list[Any] = []
     lease = locked.router.lease
 
-    def note(ask: Any, *more: Any) -> Any:
-        asks.append(ask)
-        return lease(ask, *more)
+    def note(request: Any, *more: Any) -> Any:
+        requests.append(request)
+        return lease(request, *more)
 
     monkeypatch.setattr(locked.router, "lease", note)
     await locked.fake()
@@ -200,7 +200,7 @@ async def test_the_client_is_the_keys_name_and_batch_stays_batch(
         headers = {**bearer(key), "X-Corral-Priority": priority}
         async with locked.http.post("/tokenize", json={}, headers=headers) as response:
             assert response.status == 200
-    assert [(ask.client, ask.priority) for ask in asks] == [
+    assert [(request.client, request.priority) for request in requests] == [
         ("me", "interactive"),
         ("me", "batch"),
         ("tools", "batch"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.endpoints import EndpointKind
-from proxy.forward import completed
+from proxy.forward import completed as completed_module
 from proxy.forward.completed import CompletedResponse
 from proxy.upstream.timings import Timings
 
@@ -110,39 +110,39 @@ def event(piece: object) -> bytes:
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_tells_its_cost_and_its_message(kind: EndpointKind) -> None:
     pieces, timings, response = STREAMS[kind]
-    told = CompletedResponse(kind, is_stream=True)
+    completed = CompletedResponse(kind, is_stream=True)
     for piece in pieces:
-        told.feed(event(piece))
-    told.feed(b"data: [DONE]\n\n")
-    completion = told.close()
+        completed.feed(event(piece))
+    completed.feed(b"data: [DONE]\n\n")
+    completion = completed.close()
     assert (completion.timings, completion.reply) == (timings, response)
 
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_whole_body_tells_the_same(kind: EndpointKind) -> None:
     body, timings, response = BODIES[kind]
-    told = CompletedResponse(kind, is_stream=False)
-    told.feed(json.dumps(body).encode())
-    completion = told.close()
+    completed = CompletedResponse(kind, is_stream=False)
+    completed.feed(json.dumps(body).encode())
+    completion = completed.close()
     assert (completion.timings, completion.reply) == (timings, response)
 
 
 def test_a_tool_call_that_was_cut_off_has_no_input() -> None:
-    told = CompletedResponse(EndpointKind.MESSAGES, is_stream=True)
-    told.feed(event(block(type="tool_use", id="a", name="weather", input={})))
-    told.feed(event(delta(type="input_json_delta", partial_json='{"ci')))
-    completion = told.close()
+    completed = CompletedResponse(EndpointKind.MESSAGES, is_stream=True)
+    completed.feed(event(block(type="tool_use", id="a", name="weather", input={})))
+    completed.feed(event(delta(type="input_json_delta", partial_json='{"ci')))
+    completion = completed.close()
     assert completion.reply == {"role": "assistant", "content": [{**CALL, "input": {}}]}
 
 
 def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
-    told = CompletedResponse(EndpointKind.CHAT, is_stream=True)
+    completed = CompletedResponse(EndpointKind.CHAT, is_stream=True)
     piece = event({"choices": part(delta={"content": "x" * 100})})
     for _ in range(1000):
-        told.feed(piece)
-        assert sum(map(len, told._chunks)) <= completed._BATCH_BYTES + len(piece)
-    told.feed(event({"choices": part(delta={}, finish_reason="stop")}))
-    completion = told.close()
+        completed.feed(piece)
+        assert sum(map(len, completed._chunks)) <= completed_module._BATCH_BYTES + len(piece)
+    completed.feed(event({"choices": part(delta={}, finish_reason="stop")}))
+    completion = completed.close()
     assert completion.reply == {"role": "assistant", "content": "x" * 100_000}
 
 
@@ -159,12 +159,14 @@ def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
 def test_what_is_kept_of_a_stream_is_little_more_than_its_text(
     kind: EndpointKind, token: dict[str, Any]
 ) -> None:
-    told, piece = CompletedResponse(kind, is_stream=True), event(token)
-    told.feed(event(block(type="text", text="")) if kind is EndpointKind.MESSAGES else b":\n\n")
+    completed, piece = CompletedResponse(kind, is_stream=True), event(token)
+    completed.feed(
+        event(block(type="text", text="")) if kind is EndpointKind.MESSAGES else b":\n\n"
+    )
     tracemalloc.start()
     try:
         for _ in range(5000):
-            told.feed(piece)
+            completed.feed(piece)
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -176,13 +178,13 @@ def test_an_client_response_that_is_too_long_has_no_completed(
     monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
 ) -> None:
     piece = event({"timings": SAID})
-    monkeypatch.setattr(completed, "_TOTAL_MAX_BYTES", len(piece))
-    told = CompletedResponse(EndpointKind.LLAMA_COMPLETION, is_stream=is_stream)
-    told.feed(piece)
-    told.feed(b"more")
-    completion = told.close()
+    monkeypatch.setattr(completed_module, "_TOTAL_MAX_BYTES", len(piece))
+    completed = CompletedResponse(EndpointKind.LLAMA_COMPLETION, is_stream=is_stream)
+    completed.feed(piece)
+    completed.feed(b"more")
+    completion = completed.close()
     assert (completion.timings, completion.reply) == (None, None)
-    assert not told._chunks
+    assert not completed._chunks
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -193,14 +195,14 @@ def test_an_client_response_that_is_too_long_has_no_completed(
 def test_what_is_not_understood_has_no_completed_and_does_no_harm(
     kind: EndpointKind, garbage: bytes, *, is_stream: bool
 ) -> None:
-    told = CompletedResponse(kind, is_stream=is_stream)
-    told.feed(garbage)
-    completion = told.close()
+    completed = CompletedResponse(kind, is_stream=is_stream)
+    completed.feed(garbage)
+    completion = completed.close()
     assert (completion.timings, completion.reply) == (None, None)
 
 
 def test_an_client_response_without_an_end_has_no_message() -> None:
-    told = CompletedResponse(EndpointKind.CHAT, is_stream=True)
-    told.feed(event({"choices": part(delta={"content": "hi"})}))
-    completion = told.close()
+    completed = CompletedResponse(EndpointKind.CHAT, is_stream=True)
+    completed.feed(event({"choices": part(delta={"content": "hi"})}))
+    completion = completed.close()
     assert completion.reply is None

@@ -13,7 +13,7 @@ EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
 
 async def watched(proxy: ProxyHarness, script: Script, name: str) -> Fake:
-    """Start an instance whose end is told."""
+    """Start an instance whose exit is reported."""
     fake = await proxy.fake(script, name, is_admitted=False)
     proxy.router.admit(replace(fake.upstream(), reports_exit=True))
     return fake

@@ -56,12 +56,12 @@ async def test_what_was_said_last_is_remembered_while_the_model_is_away(
     fake = await proxy.fake(say_props)
     await props(proxy)
     proxy.router.withdraw(fake.name)
-    proxy.told.clear()
+    proxy.emitted.clear()
     status, page, headers = await props(proxy)
     assert (status, page) == (200, {**PAGE, "model_path": "chat.gguf", "is_sleeping": True})
     assert headers["Age"] == "0"
     assert not proxy.loader.began.is_set()
-    assert proxy.told == []
+    assert proxy.emitted == []
 
 
 async def test_a_model_that_has_changed_is_not_remembered(proxy: ProxyHarness) -> None:

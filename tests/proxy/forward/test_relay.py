@@ -203,11 +203,11 @@ async def test_a_prompt_too_long_has_the_code_that_openais_clients_look_for(
 async def test_a_prompt_too_long_is_told_in_anthropics_plan(proxy: ProxyHarness) -> None:
     await proxy.fake(errs(TOO_LONG, "400 Bad Request"))
     async with proxy.ask("/v1/messages") as response:
-        told = await response.json()
-    assert told["type"] == "error"
-    assert told["error"]["type"] == "invalid_request_error"
-    assert told["error"]["message"] == TOO_LONG["message"]
-    assert told["error"]["n_ctx"] == 4096
+        error = await response.json()
+    assert error["type"] == "error"
+    assert error["error"]["type"] == "invalid_request_error"
+    assert error["error"]["message"] == TOO_LONG["message"]
+    assert error["error"]["n_ctx"] == 4096
 
 
 async def test_the_engines_own_pages_speak_its_own_words(proxy: ProxyHarness) -> None:

@@ -24,8 +24,8 @@ def body(error: object) -> bytes:
     ],
 )
 def test_openais_clients_get_a_string_for_a_code(kind: EndpointKind) -> None:
-    told = json.loads(client_error_body(kind, "/v1/chat/completions", 400, body(BAD)))
-    assert told == {"error": {**BAD, "code": "invalid_request_error", "param": None}}
+    body_sent = json.loads(client_error_body(kind, "/v1/chat/completions", 400, body(BAD)))
+    assert body_sent == {"error": {**BAD, "code": "invalid_request_error", "param": None}}
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_openais_clients_get_a_string_for_a_code(kind: EndpointKind) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_anthropics_clients_get_their_own_plan(path: str, status: int, name: str) -> None:
-    told = json.loads(client_error_body(EndpointKind.MESSAGES, path, status, body(BAD)))
-    assert told == {"type": "error", "error": {"type": name, "message": "no"}}
+    body_sent = json.loads(client_error_body(EndpointKind.MESSAGES, path, status, body(BAD)))
+    assert body_sent == {"type": "error", "error": {"type": name, "message": "no"}}
 
 
 def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
     said = {"code": 500, "message": "image input is not supported - hint", "type": "server_error"}
-    status, told = reclassified(500, body(said))
-    assert (status, json.loads(told)) == (
+    status, body_sent = reclassified(500, body(said))
+    assert (status, json.loads(body_sent)) == (
         400,
         {"error": {**said, "code": 400, "type": "invalid_request_error"}},
     )
@@ -64,16 +64,16 @@ def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
     ],
 )
 def test_every_form_of_a_mistake_is_known(message: str) -> None:
-    status, told = reclassified(
+    status, body_sent = reclassified(
         500, body({"code": 500, "message": message, "type": "server_error"})
     )
-    assert (status, json.loads(told)["error"]["message"]) == (400, message)
+    assert (status, json.loads(body_sent)["error"]["message"]) == (400, message)
 
 
 def test_what_a_model_does_not_do_is_not_asked_again() -> None:
     said = {"code": 501, "message": "no embeddings", "type": "not_supported_error"}
-    status, told = reclassified(501, body(said))
-    assert (status, json.loads(told)) == (400, {"error": {**said, "code": 400}})
+    status, body_sent = reclassified(501, body(said))
+    assert (status, json.loads(body_sent)) == (400, {"error": {**said, "code": 400}})
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_an_input_that_is_too_long_is_the_clients_mistake() -> None:
         "input (1100 tokens) is too large to process. "
         "increase the physical batch size (current batch size: 1024)"
     )
-    status, told = reclassified(500, body({"code": 500, "message": message}))
-    error = parse_error(told)
+    status, body_sent = reclassified(500, body({"code": 500, "message": message}))
+    error = parse_error(body_sent)
     assert (status, error and error["n_ctx"]) == (400, 1024)
     shown = parse_error(
-        client_error_body(EndpointKind.EMBED_OR_RERANK, "/v1/embeddings", status, told)
+        client_error_body(EndpointKind.EMBED_OR_RERANK, "/v1/embeddings", status, body_sent)
     )
     assert shown
     assert shown["code"] == "context_length_exceeded"

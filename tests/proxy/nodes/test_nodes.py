@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
-from fakes.node import FakeNode, Near, configured_node
+from fakes.node import FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
 
@@ -36,16 +36,16 @@ class Place:
         self._stack.push_async_callback(node.stop)
         return node
 
-    async def near(self, *nodes: FakeNode, **options: Any) -> Near:
+    async def near(self, *nodes: FakeNode, **options: Any) -> NodesProxy:
         """A proxy with these nodes, after it has polled them."""
         names = ("one", "two")[: len(nodes)]
         found = zip(names, nodes, strict=True)
-        near = Near(*(configured_node(name, node.url, **options) for name, node in found))
+        near = NodesProxy(*(configured_node(name, node.url, **options) for name, node in found))
         await self._stack.enter_async_context(near.running())
         await until(lambda: len(near.events("node.up", "node.down")) >= len(nodes))
         return near
 
-    async def local(self, near: Near, slots: int = 1) -> Fake:
+    async def local(self, near: NodesProxy, slots: int = 1) -> Fake:
         """Add a local instance."""
         fake = Fake("chat.0", self._directory / "chat.0", say_ok)
         await fake.start()
@@ -95,7 +95,7 @@ async def test_a_remote_only_model_is_listed_and_served(place: Place) -> None:
 
 async def test_a_request_to_a_node_has_its_key_path_and_model_name(place: Place) -> None:
     node = await place.node({"id": "vendor/chat", "aliases": ["chat"]})
-    near = Near(configured_node("far", f"{node.url}/api", api_key="secret"))
+    near = NodesProxy(configured_node("far", f"{node.url}/api", api_key="secret"))
     async with near.running():
         await until(lambda: near.states() == [True])
         near.here.model_infos = [model_info("chat")]
@@ -246,11 +246,11 @@ async def test_a_forwarded_request_is_not_forwarded_again(place: Place) -> None:
 
 
 async def test_nodes_that_name_each_other_do_not_loop(place: Place) -> None:
-    one = Near()
+    one = NodesProxy()
     async with one.running():
-        two = Near(configured_node("one", one.server.url))
+        two = NodesProxy(configured_node("one", one.server.url))
         async with two.running():
-            third = Near(configured_node("two", two.server.url))
+            third = NodesProxy(configured_node("two", two.server.url))
             third.here.model_infos = [model_info("chat", "unloaded")]
             async with third.running():
                 await until(lambda: third.states() == [True])
@@ -265,14 +265,14 @@ async def test_a_node_can_use_tls(place: Place, monkeypatch: pytest.MonkeyPatch)
     node = FakeNode(LOADED)
     await node.start(own)
     url = node.url.replace("http:", "https:")
-    untrusting = Near(configured_node("one", url))
+    untrusting = NodesProxy(configured_node("one", url))
     async with untrusting.running():
         await until(lambda: bool(untrusting.events("node.down")))
         assert "certificate verify failed" in (untrusting.nodes.stats()[0].problem or "")
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     monkeypatch.setattr(client, "_tls", lambda: trusting)
-    near = Near(configured_node("one", url))
+    near = NodesProxy(configured_node("one", url))
     async with near.running():
         await until(lambda: near.states() == [True])
         assert (await near.ask())[:2] == (200, "one/chat")
@@ -325,7 +325,7 @@ async def test_no_request_waits_for_a_removed_node(
     assert "it is no longer configured" in waiting.result()
 
 
-async def refusal(near: Near) -> str:
+async def refusal(near: NodesProxy) -> str:
     with pytest.raises(Unavailable) as refused:
         await near.nodes.ensure_ready("chat")
     return refused.value.message

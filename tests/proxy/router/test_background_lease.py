@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from fakes.clock import leap
 from fakes.requests import ask, upstream
+from fakes.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamShutDown
 from proxy.router.background_lease import background_lease
@@ -67,7 +67,7 @@ def test_a_client_in_line_gets_the_slot_of_a_block_that_is_left() -> None:
             assert 0 < await client < 0.1
             tending.cancel()
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 async def waited_s(router: Router) -> float:

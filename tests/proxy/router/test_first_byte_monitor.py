@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from fakes import engine as engines
-from fakes.clock import leap
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.requests import ask, upstream
 from fakes.upstream import Call
+from fakes.virtual_time import run_in_virtual_time
 
 from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamSilent
@@ -29,10 +29,10 @@ from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 from supervisor.engines.discover import Engine
 
-Story = Callable[["Yard"], Coroutine[Any, Any, None]]
+Story = Callable[["RouterUnderTest"], Coroutine[Any, Any, None]]
 
 
-class Yard:
+class RouterUnderTest:
     """Instances with a slot each, some of which do not answer; each question takes a second."""
 
     def __init__(self, router: Router) -> None:
@@ -60,7 +60,7 @@ class Yard:
         }
 
 
-def told(
+def play(
     story: Story, gone: set[str], *names: str, slots: int = 1, asked: list[str] | None = None
 ) -> None:
     async def responds(one: Upstream) -> bool:
@@ -76,12 +76,12 @@ def told(
         for name in names:
             router.admit(upstream(name, slots=slots))
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
-            tending = group.create_task(router.run())
+            running = group.create_task(router.run())
             await asyncio.sleep(0.01)
-            await story(Yard(router))
-            tending.cancel()
+            await story(RouterUnderTest(router))
+            running.cancel()
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 def now_s() -> float:
@@ -89,50 +89,65 @@ def now_s() -> float:
 
 
 def test_it_is_moved_after_two_seconds_and_nothing_new_goes_there() -> None:
-    async def story(yard: Yard) -> None:
+    async def story(under_test: RouterUnderTest) -> None:
         began_at_s = now_s()
         with pytest.raises(UpstreamSilent) as caught:
-            await yard.hold()
+            await under_test.hold()
         assert caught.value.instance == "a"
         assert now_s() - began_at_s == pytest.approx(2, abs=0.1)
-        assert yard.silent == {"a"}
+        assert under_test.silent == {"a"}
         for _ in range(3):
-            async with yard.lease() as lease:
+            async with under_test.lease() as lease:
                 assert lease.upstream.name == "b"
-                yard.router.finish(lease)
+                under_test.router.finish(lease)
 
-    told(story, {"a"}, "a", "b")
+    play(story, {"a"}, "a", "b")
+
+
+def test_each_request_is_checked_a_second_after_its_own_start() -> None:
+    async def story(under_test: RouterUnderTest) -> None:
+        async with under_test.lease() as first, under_test.lease() as second:
+            first.progress.has_header = second.progress.has_header = True
+            await asyncio.sleep(0.5)
+            began_at_s = now_s()
+            with pytest.raises(UpstreamSilent):
+                await under_test.hold()
+            assert now_s() - began_at_s == pytest.approx(2, abs=0.1)
+            under_test.router.finish(first)
+            under_test.router.finish(second)
+
+    play(story, {"a"}, "a", "b", slots=2)
 
 
 def test_when_it_answers_again_it_is_asked_as_before() -> None:
     gone = {"a"}
 
-    async def story(yard: Yard) -> None:
+    async def story(under_test: RouterUnderTest) -> None:
         with pytest.raises(UpstreamSilent):
-            await yard.hold()
+            await under_test.hold()
         gone.clear()
         await asyncio.sleep(3)
-        assert not yard.silent
+        assert not under_test.silent
         names = set()
         for _ in range(2):
-            async with yard.lease() as lease:
+            async with under_test.lease() as lease:
                 names.add(lease.upstream.name)
-                yard.router.finish(lease)
+                under_test.router.finish(lease)
         assert names == {"a", "b"}
 
-    told(story, gone, "a", "b")
+    play(story, gone, "a", "b")
 
 
 def test_an_instance_that_answers_may_take_its_time() -> None:
     asked: list[str] = []
 
-    async def story(yard: Yard) -> None:
-        async with yard.lease() as lease:
+    async def story(under_test: RouterUnderTest) -> None:
+        async with under_test.lease() as lease:
             await asyncio.sleep(60)
-            yard.router.finish(lease)
-        assert not yard.silent
+            under_test.router.finish(lease)
+        assert not under_test.silent
 
-    told(story, set(), "a", "b", asked=asked)
+    play(story, set(), "a", "b", asked=asked)
     assert set(asked) == {"a"}
     assert len(asked) <= 60
 
@@ -140,24 +155,24 @@ def test_an_instance_that_answers_may_take_its_time() -> None:
 def test_with_one_instance_nobody_is_asked() -> None:
     asked: list[str] = []
 
-    async def story(yard: Yard) -> None:
-        async with yard.lease() as lease:
+    async def story(under_test: RouterUnderTest) -> None:
+        async with under_test.lease() as lease:
             await asyncio.sleep(60)
-            yard.router.finish(lease)
+            under_test.router.finish(lease)
 
-    told(story, {"a"}, "a", asked=asked)
+    play(story, {"a"}, "a", asked=asked)
     assert not asked
 
 
 def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
-    async def story(yard: Yard) -> None:
+    async def story(under_test: RouterUnderTest) -> None:
         async def other() -> None:
-            async with yard.lease() as lease:
+            async with under_test.lease() as lease:
                 lease.progress.has_header = True
                 await asyncio.sleep(10)
-                yard.router.finish(lease)
+                under_test.router.finish(lease)
 
-        first = asyncio.get_running_loop().create_task(yard.hold())
+        first = asyncio.get_running_loop().create_task(under_test.hold())
         await asyncio.sleep(0.01)
         second = asyncio.get_running_loop().create_task(other())
         began_at_s = now_s()
@@ -166,36 +181,36 @@ def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
         assert 10 < now_s() - began_at_s < 14
         await second
 
-    told(story, {"a"}, "a", "b")
+    play(story, {"a"}, "a", "b")
 
 
 def test_after_the_first_byte_nobody_is_asked() -> None:
     asked: list[str] = []
 
-    async def story(yard: Yard) -> None:
-        async with yard.lease() as lease:
+    async def story(under_test: RouterUnderTest) -> None:
+        async with under_test.lease() as lease:
             lease.progress.has_header = True
             await asyncio.sleep(60)
-            yard.router.finish(lease)
+            under_test.router.finish(lease)
 
-    told(story, {"a"}, "a", "b", asked=asked)
+    play(story, {"a"}, "a", "b", asked=asked)
     assert not asked
 
 
 def test_no_more_are_moved_than_find_a_slot() -> None:
     moved: list[float] = []
 
-    async def story(yard: Yard) -> None:
+    async def story(under_test: RouterUnderTest) -> None:
         async def answered() -> None:
-            async with yard.lease() as lease:
+            async with under_test.lease() as lease:
                 assert lease.upstream.name == "b"
                 lease.progress.has_header = True
                 await asyncio.sleep(20)
-                yard.router.finish(lease)
+                under_test.router.finish(lease)
 
         async def held(wait_s: float) -> None:
             try:
-                await yard.hold(wait_s=wait_s)
+                await under_test.hold(wait_s=wait_s)
             except UpstreamSilent:
                 moved.append(now_s())
                 await answered()
@@ -205,7 +220,7 @@ def test_no_more_are_moved_than_find_a_slot() -> None:
                 group.create_task(held(30) if number % 2 == 0 else answered())
                 await asyncio.sleep(0.001)
 
-    told(story, {"a"}, "a", "b", slots=3)
+    play(story, {"a"}, "a", "b", slots=3)
     assert len(moved) == 3  # one at once, two when the 20 s of the others are over
     assert moved[0] < 3
     assert moved[1] > 19
@@ -214,11 +229,11 @@ def test_no_more_are_moved_than_find_a_slot() -> None:
 def test_a_page_that_takes_no_slot_is_moved_too() -> None:
     look = replace(ask("hello"), kind=EndpointKind.INFO)
 
-    async def story(yard: Yard) -> None:
+    async def story(under_test: RouterUnderTest) -> None:
         with pytest.raises(UpstreamSilent):
-            await yard.hold(look)
+            await under_test.hold(look)
 
-    told(story, {"a"}, "a", "b")
+    play(story, {"a"}, "a", "b")
 
 
 # With instances that speak HTTP.
@@ -242,7 +257,7 @@ async def test_a_client_is_answered_by_the_other_instance(proxy: ProxyHarness) -
         ):
             assert response.status == 200
             assert response.headers["X-Corral-Instance"] == "chat.2"
-    assert [told["status"] for told in proxy.events("request.finished")] == [200, 200]
+    assert [event["status"] for event in proxy.events("request.finished")] == [200, 200]
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +303,7 @@ async def test_an_engine_stopped_while_idle_costs_the_next_request_seconds_and_n
             async with proxy.ask(stream=stream, max_tokens=4) as response:
                 assert response.status == 200
                 assert b"finish_reason" in await response.read()
-    assert {told["instance"] for told in proxy.events("request.finished")} == {"chat.2"}
+    assert {event["instance"] for event in proxy.events("request.finished")} == {"chat.2"}
 
 
 async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does_not(

@@ -16,7 +16,8 @@ from proxy.endpoints import EndpointKind
 from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.request import ProxyRequest
 from proxy.router.lease import Completion
-from proxy.router.router import NoListener, Router
+from proxy.router.listener import NoListener
+from proxy.router.router import Router
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from fakes.clock import leap
 from fakes.requests import ask, upstream
+from fakes.virtual_time import run_in_virtual_time
 
 from proxy.endpoints import EndpointKind
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
@@ -39,7 +39,7 @@ async def settle() -> None:
 
 
 class Loads:
-    """A loader that does as it is told."""
+    """A loader whose answers the test sets."""
 
     def __init__(self, load: Callable[[], Awaitable[None]]) -> None:
         self.load = load
@@ -174,7 +174,7 @@ def test_who_waited_long_is_told_when_to_come_again() -> None:
             assert asyncio.get_running_loop().time() == 3
         assert router.queues()["chat"].interactive == 0
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 def test_who_waits_for_a_busy_home_goes_elsewhere_in_the_end() -> None:
@@ -190,7 +190,7 @@ def test_who_waits_for_a_busy_home_goes_elsewhere_in_the_end() -> None:
                 assert 0 < second.queued_s == loop.time() < 60
                 assert second.position == 1
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 async def test_a_place_in_line_and_the_wait_for_it_are_known() -> None:
@@ -271,7 +271,7 @@ def test_a_load_that_outlasts_the_patience_is_told_as_a_load() -> None:
                 async with router.lease(ask("a", queue_timeout_s=2, kind=kind), (), loader):
                     pass
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 async def test_what_the_loader_says_is_what_the_client_hears() -> None:

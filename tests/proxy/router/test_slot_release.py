@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakes.clock import leap
 from fakes.proxy_harness import ProxyHarness
 from fakes.requests import ask, upstream
 from fakes.upstream import Call
+from fakes.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamConnectFailed
-from proxy.router.router import NoListener, Router
+from proxy.router.listener import NoListener
+from proxy.router.router import Router
 from proxy.router.slot_release import slots_in_use
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -73,7 +74,7 @@ def tended(
             await story(router)
             tending.cancel()
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 async def cut(router: Router) -> None:
@@ -168,7 +169,7 @@ def test_the_slots_of_an_engine_that_is_withdrawn_for_that_are_given_back() -> N
     tended(story, Engine(2), Overdue(withdraws=True))
 
 
-@pytest.mark.parametrize("how", ["withdrawn", "unasked", "not told"])
+@pytest.mark.parametrize("how", ["withdrawn", "unasked", "unreported"])
 def test_a_slot_is_given_back_at_once_where_there_is_nothing_to_wait_for(how: str) -> None:
     async def story(router: Router) -> None:
         if how == "withdrawn":

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from fakes.clock import leap
 from fakes.requests import ask, upstream
+from fakes.virtual_time import run_in_virtual_time
 
 from proxy.endpoints import EndpointKind, choices_of
 from proxy.errors import QueueTimeout
@@ -26,7 +26,7 @@ def wide(n: object = 2, client: str = "wide", queue_timeout_s: float = 60) -> Pr
 
 
 class Holder:
-    """Requests that hold their leases until they are told to let go."""
+    """Requests that hold their leases until released."""
 
     def __init__(self, router: Router, group: asyncio.TaskGroup) -> None:
         self.router = router
@@ -59,7 +59,7 @@ def taken(router: Router, name: str = "a") -> int:
     )
 
 
-def told(story: Callable[[Holder], Awaitable[None]], *upstreams: Upstream) -> None:
+def play(story: Callable[[Holder], Awaitable[None]], *upstreams: Upstream) -> None:
     async def main() -> None:
         router = Router(ProxySettings(), clock=asyncio.get_running_loop().time)
         for one in upstreams or (upstream("a", slots=2),):
@@ -67,7 +67,7 @@ def told(story: Callable[[Holder], Awaitable[None]], *upstreams: Upstream) -> No
         async with asyncio.timeout(300), asyncio.TaskGroup() as group:
             await story(Holder(router, group))
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize(("n", "slots"), [(1, 1), (2, 2), (3, 3), (9, 4), (None, 1), ("2", 1)])
@@ -79,7 +79,7 @@ def test_it_takes_a_slot_for_each_answer_and_all_of_them_at_most(n: object, slot
         await holder.let_go("one")
         assert taken(holder.router) == 0
 
-    told(story, upstream("a", slots=4))
+    play(story, upstream("a", slots=4))
 
 
 def test_it_waits_for_as_many_and_those_behind_it_do_not_take_them_away() -> None:
@@ -98,7 +98,7 @@ def test_it_waits_for_as_many_and_those_behind_it_do_not_take_them_away() -> Non
             await holder.let_go(f"narrow {number}")
         assert len(holder.order) == 6
 
-    told(story)
+    play(story)
 
 
 def test_two_of_them_never_wait_for_each_other() -> None:
@@ -112,7 +112,7 @@ def test_two_of_them_never_wait_for_each_other() -> None:
         assert holder.order == ["first", "one", "other"]
         await holder.let_go("other")
 
-    told(story)
+    play(story)
 
 
 def test_those_behind_go_on_when_it_gives_up() -> None:
@@ -133,7 +133,7 @@ def test_those_behind_go_on_when_it_gives_up() -> None:
         await holder.let_go("narrow")
         await holder.let_go("first")
 
-    told(story)
+    play(story)
 
 
 def test_others_use_the_other_instance_while_it_waits_for_one() -> None:
@@ -153,7 +153,7 @@ def test_others_use_the_other_instance_while_it_waits_for_one() -> None:
         for name in list(holder.held):
             await holder.let_go(name)
 
-    told(story, upstream("a", slots=2), upstream("b", slots=2))
+    play(story, upstream("a", slots=2), upstream("b", slots=2))
 
 
 def test_all_its_slots_are_looked_after_when_its_client_leaves() -> None:
@@ -167,7 +167,7 @@ def test_all_its_slots_are_looked_after_when_its_client_leaves() -> None:
         router = Router(ProxySettings(), clock=clock, count=count)
         router.admit(upstream("a", slots=2))
         async with asyncio.TaskGroup() as group:
-            tending = group.create_task(router.run())
+            running = group.create_task(router.run())
             await asyncio.sleep(0)
             async with router.lease(wide()):
                 pass
@@ -175,10 +175,10 @@ def test_all_its_slots_are_looked_after_when_its_client_leaves() -> None:
             for _ in range(8):
                 await asyncio.sleep(0.05)
                 seen.append(taken(router))
-            tending.cancel()
+            running.cancel()
         assert list(dict.fromkeys(seen)) == [2, 1, 0]
 
-    leap(main())
+    run_in_virtual_time(main())
 
 
 async def test_each_of_its_slots_is_followed() -> None:

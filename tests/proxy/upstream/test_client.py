@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.clock import leap
 from fakes.upstream import Call, Fake, Script
+from fakes.virtual_time import run_in_virtual_time
 from multidict import CIMultiDict
 
 from proxy.errors import (
@@ -398,25 +398,25 @@ def test_what_is_taken_at_once_ends_a_silence_too() -> None:
 
     async def read() -> None:
         loop = asyncio.get_running_loop()
-        wire = UpstreamConnection(loop, "GET", silence_s=10)
-        wire.connection_made(Line())
-        wire.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+        connection = UpstreamConnection(loop, "GET", silence_s=10)
+        connection.connection_made(Line())
+        connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
         for after_s in (6, 12, 18):
-            loop.call_later(after_s, wire.data_received, b"more")
+            loop.call_later(after_s, connection.data_received, b"more")
         with pytest.raises(ReadTimeout):
-            await wire.read(take)
+            await connection.read(take)
 
-    leap(read())
+    run_in_virtual_time(read())
     assert taken == [b"more"] * 3
 
 
 async def test_a_reader_that_takes_its_time_is_not_the_instances_silence(bench: Bench) -> None:
-    told = asyncio.Event()
+    read_on = asyncio.Event()
 
     async def speak(call: Call) -> None:
         await call.begin_stream()
         await call.chunk(b"one")
-        await told.wait()
+        await read_on.wait()
         await call.chunk(b"two")
         await call.end()
 
@@ -426,5 +426,5 @@ async def test_a_reader_that_takes_its_time_is_not_the_instances_silence(bench: 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.25):  # the reader, busy elsewhere
                 await asyncio.Event().wait()
-        told.set()
+        read_on.set()
         assert await response.read() == b"two"

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.commands.targets import choose, name_of
-from supervisor.control.client import resolve_running
 from supervisor.control.messages import DaemonStatus
+from supervisor.control.running import resolve_running
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host.paths import Directories
 

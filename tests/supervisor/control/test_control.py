@@ -144,11 +144,11 @@ async def test_status_has_fresh_figures(service: Service, path: Path) -> None:
 
 
 async def test_a_command_streams_progress_until_it_is_over(service: Service, path: Path) -> None:
-    told = await lines(lambda: Client(path).command("start", ["chat"]))
+    messages = await lines(lambda: Client(path).command("start", ["chat"]))
     assert service.commands == [("start", ["chat"])]
-    progress = [line["progress"]["fraction"] for line in told if "progress" in line]
+    progress = [line["progress"]["fraction"] for line in messages if "progress" in line]
     assert progress == [0.1, 0.5, 1.0]
-    assert told[-1].get("done", {}).get("pid") == 1
+    assert messages[-1].get("done", {}).get("pid") == 1
 
 
 async def test_an_unknown_model_is_an_error_with_its_hint(service: Service, path: Path) -> None:

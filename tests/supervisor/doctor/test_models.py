@@ -75,10 +75,12 @@ def test_a_model_needs_its_weights_once_and_a_cache_for_each_process(plan: Plan)
 
 
 def test_a_model_on_a_device_locks_no_main_memory(plan: Plan) -> None:
-    asks = replace(plan, omitted=(PlanLine("load-mode", "mmap+mlock", "profile base", "limit"),))
-    assert memory_need(asks, 1).locked_bytes == plan.gguf.tensor_bytes
+    requested = replace(
+        plan, omitted=(PlanLine("load-mode", "mmap+mlock", "profile base", "limit"),)
+    )
+    assert memory_need(requested, 1).locked_bytes == plan.gguf.tensor_bytes
     on_device = replace(plan.engine, devices=(Device("Vulkan0", "Some GPU", 8192),))
-    assert memory_need(replace(asks, engine=on_device), 1).locked_bytes == 0
+    assert memory_need(replace(requested, engine=on_device), 1).locked_bytes == 0
 
 
 @pytest.mark.parametrize(

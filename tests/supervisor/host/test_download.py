@@ -44,12 +44,12 @@ def test_a_fetched_model_is_complete_and_nothing_else_remains(tmp_path: Path) ->
 
 
 def test_progress_counts_up_to_the_whole(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    fetch(PIN, tmp_path, lambda *step: told.append(step), Registry())
-    unpacked = [done for stage, done, _ in told if stage == "unpack"]
+    steps: list[tuple[str, int, int]] = []
+    fetch(PIN, tmp_path, lambda *step: steps.append(step), Registry())
+    unpacked = [done for stage, done, _ in steps if stage == "unpack"]
     assert unpacked == sorted(unpacked)
     assert unpacked[-1] == PIN.size_bytes
-    assert told[-1] == ("verify", PIN.size_bytes, PIN.size_bytes)
+    assert steps[-1] == ("verify", PIN.size_bytes, PIN.size_bytes)
 
 
 def test_a_complete_file_is_not_fetched_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -126,3 +127,11 @@ def test_pip_downloads_what_the_index_does_not_list(
 def test_settings_of_pips_environment_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
     assert package_index._pip_settings()["index-url"] == "https://mirror.example/simple"
+
+
+def test_pip_that_hangs_has_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(argv: list[str], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert package_index._pip_settings() == {}

@@ -86,14 +86,14 @@ def shard(source: Path, path: Path, number: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("number", "told"), [(1, "later shard"), (0, "-00002-of-00002.gguf")])
+@pytest.mark.parametrize(("number", "reason"), [(1, "later shard"), (0, "-00002-of-00002.gguf")])
 async def test_a_wrong_or_lonely_shard(
-    real: LaunchOf, tiny_model: Path, tmp_path: Path, number: int, told: str
+    real: LaunchOf, tiny_model: Path, tmp_path: Path, number: int, reason: str
 ) -> None:
     model = shard(tiny_model, tmp_path / f"m-0000{number + 1}-of-00002.gguf", number)
     cause = await cause_of(real(model))
     assert cause.code == "model_shard"
-    assert told in cause.sentence
+    assert reason in cause.sentence
 
 
 async def test_an_architecture_nobody_knows(real: LaunchOf, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When an engine in service is taken for dead, told as the readings of a watch."""
+"""When a serving instance counts as hung, by sequences of samples."""
 
 from __future__ import annotations
 

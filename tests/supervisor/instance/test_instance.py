@@ -53,8 +53,10 @@ async def test_load_progress_is_reported(runtime: Path) -> None:
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
-    told = [fields["value"] for name, fields in harness.events if name == "instance.load_progress"]
-    assert told == [0, 0.25, 0.5, 0.75]
+    emitted = [
+        fields["value"] for name, fields in harness.events if name == "instance.load_progress"
+    ]
+    assert emitted == [0, 0.25, 0.5, 0.75]
 
 
 async def test_load_progress_is_reset_on_restart(runtime: Path) -> None:

@@ -99,15 +99,15 @@ HERE = {
 
 def failures() -> Iterator[tuple[str, str]]:
     for case, builds in RECORDED.items():
-        for build, told in builds.items():
-            if told["outcome"] == "exit":
+        for build, recorded in builds.items():
+            if recorded["outcome"] == "exit":
                 yield case, build
 
 
 @pytest.mark.parametrize(("case", "build"), list(failures()))
 def test_every_recorded_failure_has_its_cause(case: str, build: str) -> None:
-    told = RECORDED[case][build]
-    cause = diagnose(told["rc"], [*told["error_lines"], *told["last_lines"]])
+    recorded = RECORDED[case][build]
+    cause = diagnose(recorded["rc"], [*recorded["error_lines"], *recorded["last_lines"]])
     assert cause.code == CAUSES[case]
     assert cause.permanent is (cause.code not in HEALABLE)
     assert "{" not in cause.sentence.replace("{%", "") + cause.hint
@@ -122,8 +122,8 @@ def test_every_cause_that_is_only_known_from_the_sources_is_found(
 
 
 def test_the_sentence_names_what_the_engine_named() -> None:
-    told = RECORDED["missing_model"]["b10434"]
-    cause = diagnose(1, told["error_lines"])
+    recorded = RECORDED["missing_model"]["b10434"]
+    cause = diagnose(1, recorded["error_lines"])
     assert cause.sentence == "there is no file /nope/x.gguf"
 
 
@@ -133,8 +133,8 @@ def test_who_was_killed_is_not_blamed_for_what_it_said_at_its_start() -> None:
 
 
 def test_a_removed_flag_comes_with_what_replaced_it() -> None:
-    told = RECORDED["removed_draft_max"]["b10434"]
-    assert "--spec-draft-n-max" in diagnose(1, told["error_lines"]).hint
+    recorded = RECORDED["removed_draft_max"]["b10434"]
+    assert "--spec-draft-n-max" in diagnose(1, recorded["error_lines"]).hint
 
 
 def test_a_removed_flag_without_a_successor_is_to_be_left_out() -> None:

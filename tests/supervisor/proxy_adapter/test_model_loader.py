@@ -1,4 +1,4 @@
-"""Waiting for a model that a reload removes."""
+"""Models for the proxy: waiting for one, and their names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Model:
     """Loads for ever."""
 
     is_configured = True
+    entry: object = None
 
 
 class FakeAdmission:
-    """A fleet of one model, and its steward."""
+    """A fleet of one model, and its admission controller."""
 
-    planner = None
+    planner: object = None
 
     def __init__(self, model: Model) -> None:
         self.models = {"chat": model}
@@ -52,3 +53,20 @@ async def refusal(found: ModelLoaderAdapter) -> int:
     with pytest.raises(UnknownModel) as refused:
         await found.ensure_ready("chat")
     return refused.value.status
+
+
+def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    fleet = cast("Any", FakeAdmission(model))
+    loader = ModelLoaderAdapter(fleet, fleet, EventStream())
+    monkeypatch.setattr(loader, "models", list)
+    first = loader.names()
+    assert loader.names() is first
+    model.entry = object()
+    second = loader.names()
+    assert second is not first
+    fleet.planner = object()
+    third = loader.names()
+    assert third is not second
+    model.is_configured = False
+    assert loader.names() is not third

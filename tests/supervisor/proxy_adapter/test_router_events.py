@@ -10,7 +10,8 @@ from fakes.proxy_harness import until
 from fakes.requests import ask
 
 from proxy.router.lease import Completion
-from proxy.router.router import NoListener, Router
+from proxy.router.listener import NoListener
+from proxy.router.router import Router
 from proxy.upstream.timings import Timings
 from supervisor.fleet.fleet import Fleet
 
@@ -81,7 +82,7 @@ async def test_the_next_turn_names_the_slot_that_its_conversation_was_restored_t
         _, slot, cost = await Proxy(harness).turn(*turn)
         assert slot is not None
         assert cost.cached_tokens > 10 * cost.prompt_tokens
-    assert not harness.told("slots.restore_unused")
+    assert not harness.emitted("slots.restore_unused")
 
 
 async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
@@ -91,5 +92,5 @@ async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
         await Proxy(harness).turn(*turn, lie=0)
-        await until(lambda: bool(harness.told("slots.restore_unused")))
+        await until(lambda: bool(harness.emitted("slots.restore_unused")))
     assert "did not use" in str(harness.replica.slots.reason)

@@ -37,7 +37,7 @@ async def test_a_conversation_continues_after_a_restart_with_the_same_text(
         said, timings = await again.ask(messages)
     assert said == expected
     assert timings["cache_n"] >= kept.tokens - 20
-    assert [one["tokens"] for one in again.told("slots.restored")] == [kept.tokens]
+    assert [one["tokens"] for one in again.emitted("slots.restored")] == [kept.tokens]
 
 
 async def test_an_unused_restored_slot_is_not_saved_again(tiny_model: Path, runtime: Path) -> None:
@@ -46,7 +46,7 @@ async def test_an_unused_restored_slot_is_not_saved_again(tiny_model: Path, runt
     async with harness.up():
         pass
     assert harness.store.saved("chat") == [before]
-    assert len(harness.told("slots.saved")) == 1
+    assert len(harness.emitted("slots.saved")) == 1
 
 
 async def test_two_conversations_are_restored_into_two_slots(
@@ -60,7 +60,7 @@ async def test_two_conversations_are_restored_into_two_slots(
         for messages in turns:
             _, timings = await harness.ask(messages)
             assert timings["cache_n"] > 256
-    assert [one["slots"] for one in harness.told("slots.restored")] == [2]
+    assert [one["slots"] for one in harness.emitted("slots.restored")] == [2]
 
 
 async def test_of_two_states_of_one_conversation_the_longer_is_kept(
@@ -128,8 +128,8 @@ async def test_a_damaged_file_never_reaches_an_engine(
         _, timings = await harness.ask(messages)
         assert timings["cache_n"] < 256
     assert "restore" not in harness.log.partition("run 2,")[2]
-    assert [told["file"] for told in harness.told("slots.quarantined")] == [one.name]
-    assert harness.told("instance.exited")[-1]["code"] == 0
+    assert [emitted["file"] for emitted in harness.emitted("slots.quarantined")] == [one.name]
+    assert harness.emitted("instance.exited")[-1]["code"] == 0
     assert one.name not in [kept.name for kept in harness.store.saved()]
 
 
@@ -150,7 +150,7 @@ async def test_a_file_with_another_cache_key_never_reaches_an_engine(
         _, timings = await harness.ask(messages)
     assert timings["cache_n"] < 256
     assert "restore" not in harness.log.partition("chat.0")[2].rpartition("run 1,")[2]
-    assert [told["file"] for told in harness.told("slots.quarantined")] == [one.name]
+    assert [emitted["file"] for emitted in harness.emitted("slots.quarantined")] == [one.name]
 
 
 async def test_files_swapped_between_two_models_reach_neither(
@@ -167,7 +167,7 @@ async def test_files_swapped_between_two_models_reach_neither(
     async with harness.up():
         _, timings = await harness.ask(messages)
     assert timings["cache_n"] == 0
-    assert [told.name for told in harness.store.quarantine_invalid()] == [one.name]
+    assert [emitted.name for emitted in harness.store.quarantine_invalid()] == [one.name]
 
 
 async def test_a_file_that_an_engine_crashed_on_is_not_restored_again(
@@ -180,7 +180,7 @@ async def test_a_file_that_an_engine_crashed_on_is_not_restored_again(
     async with harness.up():
         _, timings = await harness.ask(messages)
     assert timings["cache_n"] == 0
-    assert "did not answer" in harness.told("slots.quarantined")[0]["reason"]
+    assert "did not answer" in harness.emitted("slots.quarantined")[0]["reason"]
 
 
 async def test_a_full_disk_is_reported_and_leaves_no_file(
@@ -197,7 +197,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
         await harness.save()
         _, timings = await harness.ask([{"role": "user", "content": "still there"}])
         assert timings["predicted_n"] > 0
-    assert "No space left" in harness.told("slots.save_failed")[0]["reason"]
+    assert "No space left" in harness.emitted("slots.save_failed")[0]["reason"]
     assert not [*harness.store.root.rglob("*.slot"), *harness.store.root.rglob("*.new")]
 
 
@@ -223,7 +223,7 @@ async def test_saving_from_a_suspended_engine_times_out(tiny_model: Path, runtim
         await harness.save()
         assert asyncio.get_running_loop().time() - began_at_s < 3
         os.kill(pid, signal.SIGCONT)
-    assert "slot_save_timeout_s" in harness.told("slots.save_failed")[0]["reason"]
+    assert "slot_save_timeout_s" in harness.emitted("slots.save_failed")[0]["reason"]
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it
     messages, _ = await again.saved_one()
     async with again.up():
         _, timings = await again.ask(messages)
-    assert len(again.told("slots.restored")) == 1
+    assert len(again.emitted("slots.restored")) == 1
     assert timings["cache_n"] == 0
 
 
@@ -292,14 +292,14 @@ async def test_restoring_stops_when_the_engine_does_not_use_a_restored_slot(
         manager.restore_used(slot + 1, timings(0))  # not restored
         assert manager.reason is None
         manager.restore_used(slot, timings(0))
-    (event,) = harness.told("slots.restore_unused")
+    (event,) = harness.emitted("slots.restore_unused")
     assert (event["cached"], event["expected"]) == (0, kept.tokens)
     assert "corral slots forget chat" in str(manager.reason)
     again = FleetHarness(runtime, tiny_model)  # as the next daemon
     async with again.up():
         _, found = await again.ask(messages)
     assert found["cache_n"] == 0
-    assert not again.told("slots.restored")
+    assert not again.emitted("slots.restored")
     again.store.forget("chat")
     assert again.replica.slots.reason is None
 

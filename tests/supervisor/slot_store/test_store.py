@@ -45,10 +45,10 @@ def test_an_added_file_leaves_the_spool(store: SlotStore) -> None:
 
 
 def test_a_file_that_differs_from_the_report_is_not_stored(store: SlotStore) -> None:
-    for told in (SlotFileInfo(300, 7), SlotFileInfo(299, 0)):
+    for info in (SlotFileInfo(300, 7), SlotFileInfo(299, 0)):
         spooled = store.spool("chat.0") / "a.new"
         moved = write(spooled, range(300))
-        reported = SlotFileInfo(told.tokens, told.size_bytes or moved.size_bytes)
+        reported = SlotFileInfo(info.tokens, info.size_bytes or moved.size_bytes)
         with pytest.raises(InvalidSlotFile):
             store.add(spooled, unverified(spooled, reported), PLENTY)
         assert names(store) == set()

@@ -28,7 +28,7 @@ async def test_a_prompt_is_read_before_anybody_asks(
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, prompts=(prompt,))
     async with harness.up():
-        (warmed,) = harness.told("prompt.prefilled")
+        (warmed,) = harness.emitted("prompt.prefilled")
         assert (warmed["prompt"], warmed["cached"]) == ("kind.txt", 0)
         system = {"role": "system", "content": prompt.read_text()}
         _, timings = await harness.ask([system, {"role": "user", "content": "hello"}])
@@ -43,8 +43,8 @@ async def test_prompts_take_no_slot_of_a_conversation_that_would_be_lost_with_it
         await harness.converse()
     async with harness.up():
         pass
-    assert [one["slots"] for one in harness.told("slots.restored")] == [1]
-    assert len(harness.told("prompt.prefilled")) == 1
+    assert [one["slots"] for one in harness.emitted("slots.restored")] == [1]
+    assert len(harness.emitted("prompt.prefilled")) == 1
 
 
 async def test_with_cache_ram_conversations_and_prompts_are_all_there_after_a_start(
@@ -54,7 +54,7 @@ async def test_with_cache_ram_conversations_and_prompts_are_all_there_after_a_st
     async with harness.up():
         conversations = [await harness.converse(f"{name} ") for name in ("one", "two")]
     async with harness.up():
-        assert harness.told("slots.restored")[0]["slots"] == 2
+        assert harness.emitted("slots.restored")[0]["slots"] == 2
         system = {"role": "system", "content": prompt.read_text()}
         for messages in (*conversations, [system, {"role": "user", "content": "hello"}]):
             _, timings = await harness.ask(messages)
@@ -67,7 +67,7 @@ async def test_there_are_never_more_prompts_than_slots(
     harness = FleetHarness(runtime, tiny_model, prompts=(prompt,) * 5)
     async with harness.up():
         pass
-    assert len(harness.told("prompt.prefilled")) == 2
+    assert len(harness.emitted("prompt.prefilled")) == 2
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -78,7 +78,7 @@ async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_i
     name = harness.planner.learned.save("chat", dict(of_text("", "be brief").body))
     async with harness.up():
         pass
-    read = [one["prompt"] for one in harness.told("prompt.prefilled")]
+    read = [one["prompt"] for one in harness.emitted("prompt.prefilled")]
     assert read == (["kind.txt", name] if learns else ["kind.txt"])
     assert harness.planner.learned.counts() == {"chat": 1}
 
@@ -104,16 +104,16 @@ async def test_a_prompt_that_the_engine_refuses_is_told_and_nothing_fails(
     harness = FleetHarness(runtime, tiny_model, prompts=(tmp_path / "bad.json",))
     async with harness.up():
         pass
-    assert harness.told("prompt.rejected")[0]["prompt"] == "bad.json"
+    assert harness.emitted("prompt.rejected")[0]["prompt"] == "bad.json"
 
 
 async def test_what_is_left_is_read_while_nobody_asks(tiny_model: Path, runtime: Path) -> None:
     harness = FleetHarness(runtime, tiny_model)
-    told = asyncio.Event()
-    reading = PrefillQueue([of_text("x", LONG)], lambda _prompt, _found: told.set())
+    emitted = asyncio.Event()
+    reading = PrefillQueue([of_text("x", LONG)], lambda _prompt, _found: emitted.set())
     async with harness.up(), harness.client() as client, asyncio.TaskGroup() as group:
         going_on = group.create_task(reading.resume(client, harness.traffic, "chat.0"))
-        await told.wait()
+        await emitted.wait()
         await going_on
 
 
@@ -134,11 +134,11 @@ async def test_a_request_ends_the_reading_of_a_prompt_which_is_begun_anew(
         return Timings(0, 1, 0, 0, 0)
 
     monkeypatch.setattr("supervisor.warmup.queue.prefill", slow_at_first)
-    told: list[str] = []
-    reading = PrefillQueue([of_text("x", LONG)], lambda prompt, _found: told.append(prompt.name))
+    emitted: list[str] = []
+    reading = PrefillQueue([of_text("x", LONG)], lambda prompt, _found: emitted.append(prompt.name))
     async with harness.up(), harness.client() as client:
         await reading.resume(client, harness.traffic, "chat.0")
-    assert (len(begun), told) == (2, ["x"])
+    assert (len(begun), emitted) == (2, ["x"])
 
 
 async def test_a_cancelled_reading_frees_the_slot(tiny_model: Path, runtime: Path) -> None:
@@ -147,7 +147,7 @@ async def test_a_cancelled_reading_frees_the_slot(tiny_model: Path, runtime: Pat
         reading = group.create_task(prefill(client, of_text("x", LONG)))
         await asyncio.sleep(0)
         reading.cancel()
-    assert harness.told("instance.exited")[-1]["code"] == 0
+    assert harness.emitted("instance.exited")[-1]["code"] == 0
 
 
 async def test_a_command_has_every_serving_instance_read_a_prompt(

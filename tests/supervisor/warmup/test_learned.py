@@ -74,12 +74,12 @@ def test_prompts_of_one_model_or_all_are_deleted(learned: LearnedPrompts) -> Non
 
 async def test_a_disk_error_is_reported_but_not_raised(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("no directory")
-    told: list[tuple[str, Mapping[str, object]]] = []
+    emitted: list[tuple[str, Mapping[str, object]]] = []
 
     def emit(name: str, /, **fields: object) -> None:
-        told.append((name, fields))
+        emitted.append((name, fields))
 
     await save_and_emit(LearnedPrompts(tmp_path / "prompts"), "chat", body("a"), 300, emit)
-    assert [name for name, _ in told] == ["prompt.store_failed"]
+    assert [name for name, _ in emitted] == ["prompt.store_failed"]
     await save_and_emit(LearnedPrompts(tmp_path / "others"), "chat", body("a"), 300, emit)
-    assert told[-1][1]["tokens"] == 300
+    assert emitted[-1][1]["tokens"] == 300

@@ -1,0 +1,38 @@
+"""What the router reports."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from proxy.errors import UpstreamConnectFailed
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
+
+
+class RouterListener(Protocol):
+    """Runs the instances. None of these may fail or block."""
+
+    def idle(self) -> None:
+        """A model holds no request any more."""
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
+        """An instance did not begin to answer a request."""
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None:
+        """An engine still computes `cancel_timeout_s` after its request is over."""
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
+        """The first response of a conversation in the slot that it was restored to."""
+
+
+class NoListener:
+    def idle(self) -> None: ...
+
+    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None: ...
+
+    def overdue(self, upstream: Upstream, reason: str, /) -> None: ...
+
+    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None: ...
+
+
+NO_LISTENER: Final = NoListener()
