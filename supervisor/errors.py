@@ -7,6 +7,7 @@
     ├── ModelInvalid                 78    the GGUF is missing, truncated, or not a GGUF
     ├── OutOfMemory                  78    a model can never fit into this machine's memory
     ├── StartFailed                   1    an engine was spawned and did not become ready
+    ├── EngineFailed                  1    an engine ended while it was measured
     ├── DownloadFailed                1    a pinned file could not be fetched or verified
     ├── AccessDenied                  1    a directory, socket or log cannot be used
     ├── NotRunning                    3    the daemon is not running
@@ -83,6 +84,10 @@ class OutOfMemory(CorralError):
 
 class StartFailed(CorralError):
     code = "start_failed"
+
+
+class EngineFailed(CorralError):
+    code = "engine_failed"
 
 
 class DownloadFailed(CorralError):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.events import Emit
+from supervisor.instance import readiness
 from supervisor.instance.health import HealthSettings, has_moved
 from supervisor.instance.health_monitor import HealthMonitor
 from supervisor.instance.interfaces import SlotPersister, Traffic
@@ -24,8 +25,6 @@ from supervisor.warmup.queue import PrefillQueue
 
 _FIRST_PROBE_S: Final = 0.1
 _LAST_PROBE_S: Final = 2.0
-# An engine that reported that it listens may still take a moment to answer.
-_EAGER_PROBE_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +56,8 @@ class StateContext:
 
 
 async def wait_healthy(context: StateContext) -> Event:
-    """Probe, less and less often; at once when the engine reports that it listens."""
-    pause_s = _FIRST_PROBE_S
-    while True:
-        is_hinted = await _ready_hint_within(context.run, pause_s)
-        if await _is_healthy(context.run):
-            return Event.HEALTHY
-        pause_s = _EAGER_PROBE_S if is_hinted else min(2 * pause_s, _LAST_PROBE_S)
+    await readiness.wait_healthy(context.run)
+    return Event.HEALTHY
 
 
 async def warm_up(context: StateContext) -> Event:
@@ -145,33 +139,16 @@ async def kill(context: StateContext) -> None:
     context.emit("instance.exit_requested", run=context.run.number, how="SIGKILL")
 
 
-async def _ready_hint_within(run: ProcessRun, pause_s: float) -> bool:
-    try:
-        async with asyncio.timeout(pause_s):
-            await run.ready_hint.wait()
-    except TimeoutError:
-        return False
-    run.ready_hint.clear()
-    return True
-
-
 async def _use_idle_time(context: StateContext) -> None:
     async with context.run.client() as client:
         await context.prefills.resume(client, context.traffic, context.name)
 
 
 async def _generates(run: ProcessRun) -> bool:
-    if not await _is_healthy(run):
+    if not await readiness.is_healthy(run):
         return False
     async with run.client() as client:
         return await warm(client) is not Warmup.FAILED
-
-
-async def _is_healthy(run: ProcessRun) -> bool:
-    if not run.endpoint.is_known:
-        return False
-    async with run.client() as client:
-        return await client.is_healthy() and await client.is_ours()
 
 
 StateTask = Callable[[StateContext], Awaitable[Event | None]]

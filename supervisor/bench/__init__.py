@@ -1,0 +1,1 @@
+"""Measures variants of one model on engines of its own."""
