@@ -9,6 +9,7 @@ from pathlib import Path
 
 from supervisor.commands.targets import choose
 from supervisor.flags.plan import Plan
+from supervisor.flags.tuned import Tuned
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host import machine
 from supervisor.host.paths import directories
@@ -27,6 +28,7 @@ class _Found:
         room: What all models may take.
         free_bytes: Main memory that is free now.
         misfit: Why the model can never fit, if so.
+        tuned: The tuned profile in use.
         not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
     """
 
@@ -37,6 +39,7 @@ class _Found:
     replicas: Replicas
     misfit: str | None
     would_fit: Sequence[Suggestion]
+    tuned: Tuned | None
     not_persisted_reason: str | None
 
 
@@ -56,6 +59,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         replicas=planner.replicas(name),
         misfit=misfit,
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
+        tuned=planner.tuned_profiles.used(planner.entry(name)),
         not_persisted_reason=planner.slot_persistence.reason(made),
     )
     notes = [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
@@ -73,6 +77,7 @@ def _data(found: _Found) -> dict[str, object]:
         "lines": [asdict(line) for line in made.lines],
         "omitted": [asdict(line) for line in made.omitted],
         "warnings": made.warnings,
+        "tuned": found.tuned and {"path": str(found.tuned.path), **asdict(found.tuned.evidence)},
         "replicas": asdict(found.replicas),
         "conversations": {
             "kept": found.not_persisted_reason is None,
@@ -112,6 +117,7 @@ def _render(found: _Found) -> str:
     ]
     parts = [
         f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
+        *([found.tuned.summary] if found.tuned else []),
         *lines,
         *(["", "omitted:", *omitted] if omitted else []),
         "",

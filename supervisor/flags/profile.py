@@ -7,7 +7,7 @@ profile there replaces ours of the same name, and may extend it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -37,6 +37,19 @@ class Profile:
 def load(name: str, dirs: Sequence[Path]) -> Profile:
     """Load a profile with everything it inherits; the first of `dirs` that has it wins."""
     return _load(name, dirs, above=())
+
+
+def overlaid(under: Profile, flags: Mapping[str, FlagValue], name: str) -> Profile:
+    """A profile with more flags on top, of a profile of this name.
+
+    They stand last, so that they also win over an older spelling of the same option.
+    """
+    kept = {key: value for key, value in under.flags.items() if key not in flags}
+    return replace(
+        under,
+        flags=MappingProxyType({**kept, **flags}),
+        origins=MappingProxyType({**under.origins, **dict.fromkeys(flags, name)}),
+    )
 
 
 def names(dirs: Sequence[Path]) -> tuple[str, ...]:
@@ -103,7 +116,11 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
     for key in ("description", "extends"):
         if not isinstance(table.get(key, ""), str):
             raise SettingsInvalid(f"{path}: {key} is not a string")
-    flags = table.get("flags", {})
+    check_flags(path, table.get("flags", {}))
+
+
+def check_flags(path: Path, flags: object) -> None:
+    """Check the table `[flags]` of a file; raises SettingsInvalid."""
     if not isinstance(flags, dict):
         raise SettingsInvalid(f"{path}: flags is not a table", hint="write it as [flags]")
     for key, value in flags.items():

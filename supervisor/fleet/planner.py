@@ -18,9 +18,10 @@ from supervisor.engine_client.endpoint import Endpoint
 from supervisor.engines import discover as engines
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, NoSuchModel
-from supervisor.flags import draft_model, profile
+from supervisor.flags import draft_model
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
 from supervisor.gguf import metadata
 from supervisor.host import machine
 from supervisor.host.machine import Machine
@@ -41,10 +42,14 @@ _LOOPBACK: Final = "127.0.0.1"
 class LaunchPlanner:
     """Plans and launches the instances of one version of the settings."""
 
-    def __init__(self, settings: Settings, directories: Directories) -> None:
+    def __init__(
+        self, settings: Settings, directories: Directories, *, read_tuned: ReadTuned | None = None
+    ) -> None:
+        """Plan for these settings; `read_tuned` is for tuned profiles that are no files."""
         self._engine_setting = settings.engine
         self._settings = settings
         self._directories = directories
+        self.tuned_profiles = TunedProfiles(directories, read_tuned)
         self.entries: Mapping[str, ModelEntry] = {
             name: _entry(name, model) for name, model in settings.models.items()
         }
@@ -60,6 +65,9 @@ class LaunchPlanner:
     def replicas(self, model: str) -> Replicas:
         """Return how many instances a model has; "auto" is decided once."""
         entry = self.entry(model)
+        is_set = "replicas" in self._settings.models[entry.name].model_fields_set
+        if not is_set and (count := self.tuned_profiles.replicas(entry)):
+            return Replicas(count, "tuned")
         if entry.replicas != "auto":
             return Replicas(entry.replicas, "as set")
         if model not in self._replicas:
@@ -106,10 +114,10 @@ class LaunchPlanner:
 
     def _plan(self, entry: ModelEntry, *, instances: int) -> Plan:
         cache = self._directories.cache
-        under = profile.load(entry.profile, self._directories.profiles)
+        under = self.tuned_profiles.profile(entry)
         found = metadata.read(entry.path, cache_dir=cache)
         projector = {**under.flags, **entry.flags}.get("mmproj")
-        return make_plan(
+        plan = make_plan(
             entry,
             under,
             self.engine(),
@@ -119,6 +127,8 @@ class LaunchPlanner:
             draft=draft_model.choose(entry.draft, found, cache_dir=cache),
             projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
         )
+        warnings = self.tuned_profiles.warnings(entry, plan)
+        return replace(plan, warnings=(*plan.warnings, *warnings))
 
     def _machine(self) -> Machine:
         here = machine.read()
@@ -132,7 +142,7 @@ class LaunchPlanner:
             NoSuchModel, SettingsInvalid: It, or its profile, is missing or invalid.
         """
         entry = self.entry(model)
-        under = profile.load(entry.profile, self._directories.profiles)
+        under = self.tuned_profiles.profile(entry)
         return LaunchFingerprint(
             engine=file_version(engine.path),
             library_dirs=engine.library_dirs,

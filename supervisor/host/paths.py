@@ -36,7 +36,7 @@ def shipped(name: str) -> Path:
 class Directories:
     """The directories of the daemon and its commands."""
 
-    config: Path  # corral.toml and profiles/
+    config: Path  # corral.toml, profiles/ and profiles.d/
     data: Path  # fetched models, learned prompts, slots
     cache: Path  # engines' help, GGUF metadata, CPU libraries
     log: Path  # of each instance and the daemon
@@ -57,6 +57,10 @@ class Directories:
     @property
     def profiles(self) -> tuple[Path, ...]:
         return (self.config / "profiles", shipped("profiles"))
+
+    @property
+    def tuned_profiles(self) -> Path:
+        return self.config / "profiles.d"
 
     @property
     def models(self) -> Path:

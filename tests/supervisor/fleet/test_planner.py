@@ -10,7 +10,7 @@ import tiny_gguf
 from samples import GIB, GPU, engine, machine
 
 from supervisor.engines.discover import Device, Engine
-from supervisor.errors import NoSuchModel, OutOfMemory
+from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
@@ -101,3 +101,47 @@ def test_a_projector_is_counted(make: Any, tmp_path: Path) -> None:
     (tmp_path / "eyes.gguf").write_bytes(b"x" * 77)
     shop = make(flags={"mmproj": str(tmp_path / "eyes.gguf")})
     assert shop.plan("chat").estimate.host.projector == 77
+
+
+def tuned(root: Path, text: str) -> None:
+    (root / "profiles.d").mkdir()
+    (root / "profiles.d" / "chat.toml").write_text(text)
+
+
+def test_a_tuned_profile_lies_between_the_profile_and_the_models_own_flags(
+    make: Any, tmp_path: Path
+) -> None:
+    before = make().fingerprint("chat", engine())
+    tuned(tmp_path, 'extends = "base"\n[flags]\nthreads = 3\npoll = 7\n')
+    shop = make(flags={"poll": 9})
+    lines = {line.flag: line for line in shop.plan("chat").lines}
+    assert (lines["--threads"].value, lines["--threads"].origin) == (
+        "3",
+        "profile chat (tuned)",
+    )
+    assert (lines["--poll"].value, lines["--poll"].origin) == ("9", "model chat")
+    assert make().fingerprint("chat", engine()) != before
+
+
+def test_a_tuned_number_of_replicas_is_for_models_without_one(make: Any, tmp_path: Path) -> None:
+    tuned(tmp_path, "replicas = 3\n")
+    assert (make().replicas("chat").count, make().instances) == (3, 3)
+    assert make(replicas=1).replicas("chat").count == 1
+
+
+def test_a_tuned_profile_of_another_profile_is_not_used_and_the_plan_says_so(
+    make: Any, tmp_path: Path
+) -> None:
+    tuned(tmp_path, 'extends = "base"\nreplicas = 3\n[flags]\nthreads = 3\n')
+    shop = make(profile="low-latency")
+    assert value(shop, 0, "--threads") != "3"
+    assert shop.replicas("chat").count == 1
+    assert any("chat.toml is not used" in warning for warning in shop.plan("chat").warnings)
+
+
+def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_path: Path) -> None:
+    tuned(tmp_path, "nonsense")
+    shop = make()
+    assert shop.instances == 1
+    with pytest.raises(SettingsInvalid, match=r"chat\.toml is not TOML"):
+        shop.plan("chat")
