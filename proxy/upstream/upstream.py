@@ -38,6 +38,7 @@ class Upstream:
             each slot has its own cache.
         reports_exit: Whether `Router.ended` reports how its process ended.
         node: None for an instance of this machine.
+        trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.
     """
 
     name: str
@@ -51,6 +52,11 @@ class Upstream:
     can_name_slots: bool = False
     reports_exit: bool = False
     node: Node | None = None
+    trial_share: float = 0.0
+
+    @property
+    def is_on_trial(self) -> bool:
+        return self.trial_share > 0
 
     @property
     def prefix(self) -> str:

@@ -60,7 +60,7 @@ class MemoryUsage:
         self._fleet = fleet
         self._read_machine = read_machine
         self._planner = fleet.planner
-        self._estimates: dict[str, Estimate | None] = {}
+        self._estimates: dict[tuple[str, bool], Estimate | None] = {}  # and whether on trial
         self._observed = observed or ObservedMemory()
 
     def capacity(self) -> Bytes:
@@ -81,7 +81,7 @@ class MemoryUsage:
         for model in self._fleet.models.values():
             present = [replica for replica in model.all_replicas if _is_present(replica)]
             if present:
-                required = self._of(model, present)
+                required = self._of(present)
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
         here = self._read_machine()
@@ -93,20 +93,22 @@ class MemoryUsage:
 
         At most all there is, so that a model which grew beyond that is still loaded, alone.
         """
-        required, found = self._of(model, model.replicas), self._estimate(model)
+        required = self._of(model.replicas)
+        found = list(filter(None, map(self._estimate, model.replicas)))
         if found:
-            at_start = found.mapped_bytes + found.own_at_start_bytes * len(model.replicas)
+            at_start = found[0].mapped_bytes + sum(one.own_at_start_bytes for one in found)
             required[HOST] = max(at_start, min(required[HOST], self.capacity().get(HOST, 0)))
         return required
 
-    def _of(self, model: Model, replicas: Iterable[Replica]) -> Counter[str]:
-        found = self._estimate(model)
-        if found is None:
-            return Counter()
-        required = Counter({HOST: found.mapped_bytes})
+    def _of(self, replicas: Iterable[Replica]) -> Counter[str]:
+        required: Counter[str] = Counter()
+        mapped_bytes = 0
         for replica in replicas:
-            required[HOST] += max(found.own_at_start_bytes, self._own(replica))
-            required.update({name: device.total for name, device in found.devices.items()})
+            if found := self._estimate(replica):
+                mapped_bytes = max(mapped_bytes, found.mapped_bytes)
+                required[HOST] += max(found.own_at_start_bytes, self._own(replica))
+                required.update({name: device.total for name, device in found.devices.items()})
+        required[HOST] += mapped_bytes
         return required
 
     def _own(self, replica: Replica) -> int:
@@ -117,17 +119,20 @@ class MemoryUsage:
             self._observed.note(replica.fingerprint, own_bytes(pid) or 0)
         return self._observed.own_bytes(replica.fingerprint)
 
-    def _estimate(self, model: Model) -> Estimate | None:
-        """Return the estimate for one instance; None where it cannot be planned."""
-        name, planner = model.entry.name, self._fleet.planner
+    def _estimate(self, replica: Replica) -> Estimate | None:
+        """Return the estimate for an instance; None where it cannot be planned."""
+        name, planner = replica.place.model, self._fleet.planner
         if planner is not self._planner:
             self._planner, self._estimates = planner, {}
-        if name not in self._estimates:
+        trial = planner.trial_at(replica.place) if name in planner.entries else None
+        key = (name, trial is not None)
+        if key not in self._estimates:
             try:
-                self._estimates[name] = planner.plan(name).estimate
+                plan = planner.plan_trial(name, trial) if trial else planner.plan(name)
+                self._estimates[key] = plan.estimate
             except CorralError:  # its start reports why
-                self._estimates[name] = None
-        return self._estimates[name]
+                self._estimates[key] = None
+        return self._estimates[key]
 
 
 def _key(fingerprint: LaunchFingerprint) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from supervisor.flags.plan import Plan
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, table
@@ -17,7 +19,7 @@ def check(config: Path | None) -> CommandResult:
     checked(loaded.settings.proxy)
     read_nodes(loaded.settings.nodes)
     planner = LaunchPlanner(loaded.settings, where)
-    plans = [planner.plan(name) for name in planner.entries]
+    plans = [plan for name in planner.entries for plan in _plans(planner, name)]
     omitted = [
         f"{plan.model}: {line.flag} is omitted: {line.reason}"
         for plan in plans
@@ -27,6 +29,12 @@ def check(config: Path | None) -> CommandResult:
     names = ", ".join(planner.entries) or "none"
     data = {"path": source, "models": list(planner.entries), "omitted": omitted}
     return CommandResult(data, f"{source} is fine; models: {names}", tuple(omitted))
+
+
+def _plans(planner: LaunchPlanner, model: str) -> Iterator[Plan]:
+    yield planner.plan(model)
+    if trial := planner.trial(model):
+        yield planner.plan_trial(model, trial)
 
 
 def show_settings(config: Path | None) -> CommandResult:

@@ -74,8 +74,8 @@ class Fleet:
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
             self.models[entry.name] = Model(entry, planner.model_settings(entry.name))
-            for number in range(planner.replicas(entry.name).count):
-                self.add(ReplicaId(entry.name, number), planner)
+            for place in planner.places(entry.name):
+                self.add(place, planner)
 
     async def serve(self) -> None:
         """Serve all instances until cancelled; then kill what is left."""

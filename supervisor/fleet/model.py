@@ -44,12 +44,13 @@ class Replica:
     def launch(self, _run: int) -> Launch:
         """Plan a run; reads files for some milliseconds."""
         plan = self.planner.plan_at(self.place)
-        self.fingerprint = self.planner.fingerprint(self.place.model, plan.engine)
+        self.fingerprint = self.planner.fingerprint(self.place, plan.engine)
         self.plan = plan
         return self.planner.launch(plan, self.name)
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
         plan, endpoint = self.plan, snapshot.endpoint
+        trial = self.planner.trial_at(self.place)
         return Upstream(
             name=snapshot.name,
             model=snapshot.model,
@@ -61,6 +62,7 @@ class Replica:
             aliases=aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
             reports_exit=True,
+            trial_share=trial.share if trial else 0.0,
         )
 
 
@@ -90,6 +92,13 @@ class Model:
     def plan(self) -> Plan | None:
         """The latest plan of one of its replicas; None before the first."""
         return next((one.plan for one in self.all_replicas if one.plan), None)
+
+    @property
+    def slots(self) -> int:
+        """Slots of all replicas; one that was not planned yet counts as the first that was."""
+        first = self.plan
+        plans = (replica.plan or first for replica in self.replicas)
+        return sum(plan.slots for plan in plans if plan)
 
     @property
     def is_wanted(self) -> bool:

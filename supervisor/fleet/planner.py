@@ -20,6 +20,7 @@ from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
+from supervisor.flags.trial import TrialSettings, with_context_of
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
 from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
 from supervisor.gguf import metadata
@@ -60,7 +61,20 @@ class LaunchPlanner:
     @property
     def instances(self) -> int:
         """The number of processes if all models are loaded."""
-        return sum(self.replicas(name).count for name in self.entries)
+        return sum(len(self.places(name)) for name in self.entries)
+
+    def places(self, model: str) -> tuple[ReplicaId, ...]:
+        """Return the replicas of a model, the one on trial last."""
+        count = self.replicas(model).count + (self.trial(model) is not None)
+        return tuple(ReplicaId(model, number) for number in range(count))
+
+    def trial(self, model: str) -> TrialSettings | None:
+        return self.model_settings(model).trial
+
+    def trial_at(self, place: ReplicaId) -> TrialSettings | None:
+        """Return the trial that a replica runs; None for one that runs the model's own profile."""
+        is_trial = place.number >= self.replicas(place.model).count
+        return self.trial(place.model) if is_trial else None
 
     def replicas(self, model: str) -> Replicas:
         """Return how many instances a model has; "auto" is decided once."""
@@ -94,18 +108,31 @@ class LaunchPlanner:
         """
         return self._plan(self.entry(model), instances=max(1, self.instances))
 
+    def plan_trial(self, model: str, trial: TrialSettings) -> Plan:
+        """Plan the replica on trial, as `plan` does; its slots are at least as long as the model's.
+
+        It shares the machine as the others do.
+        """
+        entry, instances = trial.applied(self.entry(model)), max(1, self.instances)
+        plan = self._plan(entry, instances=instances)
+        longer = with_context_of(self.plan(model), plan, entry)
+        return self._plan(longer, instances=instances) if longer else plan
+
     def plan_at(self, place: ReplicaId) -> Plan:
         """Plan one replica, as `plan` does.
 
         Raises:
             OutOfMemory: It needs more memory than models may use.
         """
-        plan = self.plan(place.model)
         devices = self.replicas(place.model).devices
-        if place.number < len(devices):
+        if trial := self.trial_at(place):
+            plan = self.plan_trial(place.model, trial)
+        elif place.number < len(devices):
             entry = self.entry(place.model)
             flags = {**entry.flags, "device": devices[place.number]}
             plan = self._plan(replace(entry, flags=flags), instances=max(1, self.instances))
+        else:
+            plan = self.plan(place.model)
         check_fits(place.model, plan.memory_inputs, self.capacity(plan.engine))
         return plan
 
@@ -135,13 +162,14 @@ class LaunchPlanner:
         budget = self._settings.supervisor.memory_budget
         return replace(here, memory_bytes=min(budget or here.memory_bytes, here.memory_bytes))
 
-    def fingerprint(self, model: str, engine: Engine) -> LaunchFingerprint:
-        """Return the fingerprint of a model's next launch. Missing files are not an error.
+    def fingerprint(self, place: ReplicaId, engine: Engine) -> LaunchFingerprint:
+        """Return the fingerprint of a replica's next launch. Missing files are not an error.
 
         Raises:
-            NoSuchModel, SettingsInvalid: It, or its profile, is missing or invalid.
+            NoSuchModel, SettingsInvalid: Its model, or its profile, is missing or invalid.
         """
-        entry = self.entry(model)
+        entry, trial = self.entry(place.model), self.trial_at(place)
+        entry = trial.applied(entry) if trial else entry
         under = self.tuned_profiles.profile(entry)
         return LaunchFingerprint(
             engine=file_version(engine.path),

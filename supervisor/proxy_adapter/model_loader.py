@@ -69,7 +69,7 @@ class ModelLoaderAdapter:
             state=state,
             created=self.created,
             context_length=plan.ctx_size // plan.slots if plan else None,
-            slots=plan.slots * len(model.replicas) if plan else 0,
+            slots=model.slots,
             reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
         )

@@ -17,7 +17,7 @@ from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.settings.load import Loaded
-from supervisor.settings.schema import Settings
+from supervisor.settings.schema import ModelSettings, Settings
 
 # Checks the nodes of new settings, raising CorralError; returns what applies them.
 PrepareNodes = Callable[[Loaded], Callable[[], None]]
@@ -33,9 +33,9 @@ class Difference:
     kept: tuple[ReplicaId, ...]
 
     @property
-    def models_to_plan(self) -> frozenset[str]:
-        """The models that get a new process."""
-        return frozenset(place.model for place in (*self.added, *self.changed))
+    def to_plan(self) -> tuple[ReplicaId, ...]:
+        """The replicas that get a new process."""
+        return (*self.added, *self.changed)
 
     def names(self) -> dict[str, list[str]]:
         return {
@@ -48,11 +48,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """New settings that passed every check, with a plan for each model with a new process."""
+    """New settings that passed every check, with a plan for each new process."""
 
     loaded: Loaded
     planner: LaunchPlanner
-    plans: Mapping[str, Plan]
+    plans: Mapping[ReplicaId, Plan]
     difference: Difference
     apply_nodes: Callable[[], None]
 
@@ -71,9 +71,7 @@ def prepare(
     loaded = read()
     planner = make_planner(loaded)
     difference = compare(_running(replicas), _wanted(planner))
-    plans = {
-        model: planner.plan_at(ReplicaId(model, 0)) for model in sorted(difference.models_to_plan)
-    }
+    plans = {place: planner.plan_at(place) for place in difference.to_plan}
     return ReloadPlan(loaded, planner, plans, difference, prepare_nodes(loaded))
 
 
@@ -98,7 +96,7 @@ def _running(replicas: Iterable[Replica]) -> dict[ReplicaId, LaunchFingerprint |
 def _unused_fingerprint(replica: Replica) -> LaunchFingerprint | None:
     """Return the fingerprint of a replica that never ran; None where it could not."""
     try:
-        return replica.planner.fingerprint(replica.place.model, replica.planner.engine())
+        return replica.planner.fingerprint(replica.place, replica.planner.engine())
     except CorralError:
         return None
 
@@ -106,10 +104,9 @@ def _unused_fingerprint(replica: Replica) -> LaunchFingerprint | None:
 def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
     engine = planner.engine()
     return {
-        ReplicaId(name, number): fingerprint
+        place: planner.fingerprint(place, engine)
         for name in planner.entries
-        for fingerprint in [planner.fingerprint(name, engine)]
-        for number in range(planner.replicas(name).count)
+        for place in planner.places(name)
     }
 
 
@@ -129,6 +126,13 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
         if name in before.models and before.models[name].variants != model.variants:
             yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
+        yield from _trial_notes(name, before.models.get(name), model)
+
+
+def _trial_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:
+    was, now = before.trial if before else None, after.trial
+    if now and (was is None or was.share != now.share):
+        yield f"{name}: its trial gets {now.share:.0%} of new conversations"
 
 
 def _node_notes(

@@ -173,7 +173,7 @@ class Reload:
         return []
 
     async def _replace(self, replica: Replica, prepared: ReloadPlan) -> ReloadFailure | None:
-        planner, after = prepared.planner, prepared.plans[replica.place.model]
+        planner, after = prepared.planner, prepared.plans[replica.place]
         match strategy_for(replica.instance.snapshot(), has_room=self._has_room(replica, after)):
             case ReplaceStrategy.ON_NEXT_START:
                 self._fleet.apply_settings(replica, planner)

@@ -12,6 +12,7 @@ from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
 from supervisor.flags.setting import Argument, FlagName, FlagSetting
+from supervisor.flags.trial import TrialSettings
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.limits import InstanceLimits
 from supervisor.settings.types import Alias, Bytes, ModelName, NodeName, VariantName
@@ -113,6 +114,9 @@ class ModelSettings(ResidencyPolicy):
     )
     restart: RestartPolicy = Field(
         RestartPolicy(), description="keys that differ from [supervisor.restart]"
+    )
+    trial: TrialSettings | None = Field(
+        None, description="another profile, on one more replica, for a share of conversations"
     )
 
 

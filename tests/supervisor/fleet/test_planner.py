@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_gguf
+from pydantic import ValidationError
 from samples import GIB, GPU, engine, machine
 
 from supervisor.engines.discover import Device, Engine
@@ -88,13 +89,13 @@ def test_a_draft_that_was_found_is_part_of_the_fingerprint(make: Any, tmp_path: 
     directory.mkdir()
     path = tiny_gguf.make(directory / "large.gguf", embd=256, heads=8, layers=4, ff=512)
     shop = make(path=path, draft="auto")
-    assert shop.fingerprint("chat", engine()).draft is None
+    assert shop.fingerprint(ReplicaId("chat", 0), engine()).draft is None
     draft = tiny_gguf.make(directory / "small.gguf")
-    assert shop.fingerprint("chat", engine()).draft.path == draft
+    assert shop.fingerprint(ReplicaId("chat", 0), engine()).draft.path == draft
     gone = make(path=tmp_path / "none.gguf", draft="auto")
-    assert gone.fingerprint("chat", engine()).draft is None
+    assert gone.fingerprint(ReplicaId("chat", 0), engine()).draft is None
     named = make(draft=draft)
-    assert named.fingerprint("chat", engine()).draft.path == draft
+    assert named.fingerprint(ReplicaId("chat", 0), engine()).draft.path == draft
 
 
 def test_a_projector_is_counted(make: Any, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def tuned(root: Path, text: str) -> None:
 def test_a_tuned_profile_lies_between_the_profile_and_the_models_own_flags(
     make: Any, tmp_path: Path
 ) -> None:
-    before = make().fingerprint("chat", engine())
+    before = make().fingerprint(ReplicaId("chat", 0), engine())
     tuned(tmp_path, 'extends = "base"\n[flags]\nthreads = 3\npoll = 7\n')
     shop = make(flags={"poll": 9})
     lines = {line.flag: line for line in shop.plan("chat").lines}
@@ -120,7 +121,7 @@ def test_a_tuned_profile_lies_between_the_profile_and_the_models_own_flags(
         "profile chat (tuned)",
     )
     assert (lines["--poll"].value, lines["--poll"].origin) == ("9", "model chat")
-    assert make().fingerprint("chat", engine()) != before
+    assert make().fingerprint(ReplicaId("chat", 0), engine()) != before
 
 
 def test_a_tuned_number_of_replicas_is_for_models_without_one(make: Any, tmp_path: Path) -> None:
@@ -145,3 +146,53 @@ def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_pa
     assert shop.instances == 1
     with pytest.raises(SettingsInvalid, match=r"chat\.toml is not TOML"):
         shop.plan("chat")
+
+
+def test_a_trial_is_one_more_replica_with_its_own_profile_and_flags(make: Any) -> None:
+    trial = {"profile": "high-throughput", "share": 0.2, "flags": {"poll": 0}}
+    shop = make(replicas=2, flags={"poll": 50, "prio": 1}, trial=trial)
+    places = shop.places("chat")
+    assert places == tuple(ReplicaId("chat", number) for number in range(3))
+    assert [value(shop, number, "--parallel") for number in range(3)] == ["4", "4", "16"]
+    assert [value(shop, number, "--poll") for number in range(3)] == ["50", "50", "0"]
+    assert value(shop, 2, "--prio") == "1"
+    assert [shop.trial_at(place) is None for place in places] == [True, True, False]
+    assert shop.instances == 3
+
+
+def test_only_the_trial_has_another_fingerprint(make: Any) -> None:
+    profiles = ("low-memory", "speculative")
+    shops = [make(), *(make(trial={"profile": one, "share": 0.5}) for one in profiles)]
+    base, trial = ReplicaId("chat", 0), ReplicaId("chat", 1)
+    assert len({str(shop.fingerprint(base, engine())) for shop in shops}) == 1
+    assert len({str(shop.fingerprint(trial, engine())) for shop in shops}) == 3
+    unknown = make(trial={"profile": "nothing", "share": 0.5})
+    assert unknown.plan("chat")
+    with pytest.raises(SettingsInvalid, match="nothing"):
+        unknown.fingerprint(trial, engine())
+
+
+def test_a_trial_has_slots_as_long_as_those_of_its_model(make: Any) -> None:
+    shorter = make(trial={"flags": {"parallel": 1, "ctx-size": 512}, "share": 0.5})
+    per_slot = int(value(shorter, 0, "--ctx-size") or 0) // 4
+    assert value(shorter, 1, "--ctx-size") == str(per_slot) != "512"
+    longer = make(trial={"flags": {"ctx-size": 65536}, "share": 0.5})
+    assert int(value(longer, 0, "--ctx-size") or 0) < 65536
+    assert value(longer, 1, "--ctx-size") == "65536"
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {"share": 0.5},
+        {"profile": "base"},
+        {"profile": "base", "share": 0},
+        {"profile": "base", "share": 1},
+        {"profile": "base", "share": 0.5, "replicas": 2},
+    ],
+)
+def test_a_trial_needs_something_to_try_and_a_share_between_0_and_1(
+    make: Any, trial: dict[str, Any]
+) -> None:
+    with pytest.raises(ValidationError, match="trial"):
+        make(trial=trial)

@@ -22,7 +22,7 @@ from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
 from supervisor.events import EventStream
 from supervisor.flags.plan import Plan
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint
+from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.instance.snapshot import InstanceSnapshot
@@ -64,9 +64,9 @@ class FakePlanner(LaunchPlanner):
         memory_inputs = MemoryInputs(model(), {"ctx-size": 2048, "parallel": 1}, engine())
         return Plan(model_name, engine(), model(), (), (), (), 1, 2048, memory_inputs)
 
-    def fingerprint(self, model_name: str, _: Engine) -> LaunchFingerprint:
+    def fingerprint(self, place: ReplicaId, _: Engine) -> LaunchFingerprint:
         file = FileVersion(Path("/models/chat.gguf"))
-        return LaunchFingerprint(file, (), file, None, {}, self.entry(model_name).args)
+        return LaunchFingerprint(file, (), file, None, {}, self.entry(place.model).args)
 
     def launch(self, plan: Plan, instance: str) -> Launch:
         socket = self._runtime / f"{instance}.sock"
