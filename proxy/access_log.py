@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError
 from proxy.upstream.timings import Timings
 
@@ -32,7 +33,9 @@ class AccessRecord:
     """One request, filled in as it passes.
 
     Attributes:
+        kind: Of the endpoint, once known.
         instance: The last one, once known.
+        conversation: Its number in this process; None where the prompt identifies none.
         status: The status that the client got, that of the error which broke a response off, or 499
             if the client disconnected; None before that.
         bytes_out: Bytes of the body sent to the client.
@@ -42,6 +45,8 @@ class AccessRecord:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.model: str | None = None
+        self.kind: EndpointKind | None = None
+        self.conversation: int | None = None
         self.instance: str | None = None
         self.status: int | None = None
         self.bytes_out = 0
@@ -53,14 +58,22 @@ class AccessRecord:
         self._first_byte_ms: float | None = None
         self._first_token_ms: float | None = None
 
-    def set_instance(self, instance: str, waited_s: float = 0.0, expected_cached: int = 0) -> None:
+    def set_instance(
+        self,
+        instance: str,
+        waited_s: float = 0.0,
+        expected_cached: int = 0,
+        conversation: int | None = None,
+    ) -> None:
         """An instance got the request.
 
         Args:
             waited_s: Seconds in the queue.
             expected_cached: Prompt tokens expected in its cache.
+            conversation: Number of the conversation, if known.
         """
         self.instance = instance
+        self.conversation = conversation
         self._attempts += 1
         self._waited_ms = round((self._waited_ms or 0.0) + waited_s * 1000, 1)
         self._expected_cached = expected_cached
@@ -109,6 +122,8 @@ class AccessRecord:
                 request=self.request_id,
                 model=self.model,
                 instance=self.instance,
+                kind=self.kind.name.lower() if self.kind else None,
+                conversation=self.conversation,
                 status=self.status,
                 attempts=self._attempts,
                 queued_ms=self._waited_ms,

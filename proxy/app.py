@@ -225,7 +225,7 @@ class ForwardedEndpoints:
         if key := request[KEY]:
             names = names.visible(key.models)
         proxy_request = await read_request(request, record.request_id, names, share)
-        record.model = proxy_request.model
+        record.model, record.kind = proxy_request.model, proxy_request.kind
         await self._forward.handle(proxy_request, answer)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)

@@ -44,6 +44,7 @@ engine_app = typer.Typer(help="llama-server binaries on this machine.", no_args_
 model_app = typer.Typer(help="GGUF files.", no_args_is_help=True)
 profile_app = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=True)
 slots_app = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
+record_app = typer.Typer(help="Sizes and pauses of requests on disk.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys of clients.", no_args_is_help=True)
 config_app = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
@@ -51,6 +52,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(profile_app, name="profile")
 app.add_typer(config_app, name="config")
 app.add_typer(slots_app, name="slots")
+app.add_typer(record_app, name="record")
 app.add_typer(key_app, name="key")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
@@ -266,6 +268,29 @@ def slots_forget(
     from supervisor.commands.slots import forget as call
 
     _finish("slots forget", lambda: call(model, everything=everything), as_json=as_json)
+
+
+# Recorded sizes and pauses of requests
+
+
+@record_app.command("show")
+def record_show(as_json: Json = False) -> None:
+    """Show how many requests of each model are recorded: figures only, no text."""
+    from supervisor.commands.record import show as call
+
+    _finish("record show", call, as_json=as_json)
+
+
+@record_app.command("forget")
+def record_forget(
+    model: Annotated[str | None, typer.Argument(help="The model.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete the recorded figures; works without a daemon."""
+    from supervisor.commands.record import forget as call
+
+    _finish("record forget", lambda: call(model, everything=everything), as_json=as_json)
 
 
 # Engines

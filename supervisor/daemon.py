@@ -45,6 +45,8 @@ from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.triggers import ReloadTriggers
+from supervisor.request_record.files import RecordFiles
+from supervisor.request_record.recorder import RequestRecorder
 from supervisor.settings.load import Loaded
 from supervisor.slot_store.config import clean_up
 from supervisor.slot_store.manifest import Manifest
@@ -94,6 +96,9 @@ class Daemon:
             emit=events.emit,
         )
         self._triggers = ReloadTriggers(self._reload)
+        self._recorder = RequestRecorder(
+            RecordFiles(directories.request_record), events, self._is_recorded
+        )
         self._nodes = self._make_nodes()
         router_events.connect(self._fleet, self._admission, self._nodes)
         self._server = self._make_server()
@@ -117,6 +122,10 @@ class Daemon:
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = read_nodes(loaded.settings.nodes)
         return lambda: self._nodes.set_nodes(nodes)
+
+    def _is_recorded(self, model: str) -> bool:
+        settings = self._reload.loaded.settings
+        return settings.supervisor.record_requests and model in settings.models
 
     def _make_server(self) -> Server:
         settings = self._reload.loaded.settings.proxy
@@ -158,11 +167,12 @@ class Daemon:
             ]
             reload = group.create_task(self._triggers.serve())
             admission = group.create_task(persist("admission", self._admission.serve))
+            recorder = group.create_task(persist("request record", self._recorder.serve))
             yield
             reload.cancel()
             admission.cancel()
             await self._stop()
-            for task in serving:
+            for task in (*serving, recorder):
                 task.cancel()
 
     @asynccontextmanager

@@ -57,11 +57,13 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "request.finished": (
         "info",
         (
-            "request model instance status attempts queued_ms first_byte_ms first_token_ms "
+            "request model instance kind conversation status attempts queued_ms first_byte_ms "
+            "first_token_ms "
             "duration_ms bytes_out expected_cached_tokens cached_tokens prompt_tokens "
             "decoded_tokens decode_ms drafted_tokens accepted_tokens"
         ),
     ),
+    "requests.record_failed": ("warning", "reason"),
     "request.rejected": ("warning", "request model status code reason"),
     "upstream.failed": ("warning", "request model instance phase error"),
     "task.failed": ("error", "task error traceback more"),

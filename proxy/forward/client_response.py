@@ -111,7 +111,9 @@ class ClientResponse:
         return _Response() if self._response is None else self._response
 
     def leased(self, lease: Lease) -> None:
-        self.record.set_instance(lease.upstream.name, lease.queued_s, lease.expected_cached)
+        self.record.set_instance(
+            lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
+        )
         self.extra_headers = _traces(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:

@@ -58,7 +58,9 @@ class _Part:
 
     def leased(self, lease: Lease) -> None:
         """Note that an instance has it now; the first sets the header fields of the response."""
-        self.record.set_instance(lease.upstream.name, lease.queued_s, lease.expected_cached)
+        self.record.set_instance(
+            lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
+        )
         if self._answer.record.instance is None:
             self._answer.leased(lease)
         self.is_leased.set()

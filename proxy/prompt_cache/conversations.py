@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 # The ends of its last turns, and its own name if it has one.
@@ -22,12 +23,14 @@ class Conversation:
         owner: The instance whose cache holds it.
         run: The number of the process of the owner.
         turn_hashes: Which identify its next turn, the oldest first, at hashes_max 6.
+        number: Of this process; says nothing of the text.
     """
 
     model: str
     owner: str
     run: int
     turn_hashes: deque[int] = field(default_factory=deque)
+    number: int = field(default_factory=count(1).__next__)
 
 
 class Conversations:

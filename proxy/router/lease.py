@@ -106,6 +106,7 @@ class Lease(InFlightRequest):
         self.queued_s = 0.0
         self.position = 0
         self.conversation: object | None = None
+        self.conversation_number: int | None = None
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
         self.verifies_restore = False

@@ -263,9 +263,10 @@ class ModelQueue:
         lease.position = queued.position
         if prompt:
             lease.expected_cached = hint.cached_tokens[instance.upstream.name]
-            lease.conversation = self._prefix_index.assign(
+            conversation = self._prefix_index.assign(
                 instance.upstream, prompt, queued.session, hint
             )
+            lease.conversation, lease.conversation_number = conversation, conversation.number
         lease.beside = tuple(
             Lease(queued.request, instance, self._clock, first=lease)
             for _ in range(instance.needed(queued.request) - 1)

@@ -37,7 +37,7 @@ class Directories:
     """The directories of the daemon and its commands."""
 
     config: Path  # corral.toml, profiles/ and profiles.d/
-    data: Path  # fetched models, learned prompts, slots
+    data: Path  # fetched models, learned prompts, slots, figures of requests
     cache: Path  # engines' help, GGUF metadata, CPU libraries
     log: Path  # of each instance and the daemon
     runtime: Path  # lock, state file and sockets of one daemon; mode 0700
@@ -69,6 +69,10 @@ class Directories:
     @property
     def prompts(self) -> Path:
         return self.data / "prompts"
+
+    @property
+    def request_record(self) -> Path:
+        return self.data / "requests"
 
     @property
     def daemon_log(self) -> Path:

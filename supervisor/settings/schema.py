@@ -74,6 +74,11 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
     slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
         8 * 1024**3, description="disk space for saved conversations, in bytes or as in 8 GiB"
     )
+    record_requests: bool = Field(
+        default=True,
+        description="record sizes and pauses of answered requests, never a text, for this user "
+        "alone; `corral bench --workload yours` replays them",
+    )
     slot_save_timeout_s: float = Field(
         10, gt=0, le=3600, description="time for an instance to save its conversations"
     )

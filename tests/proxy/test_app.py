@@ -265,11 +265,13 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         name = response.headers["X-Request-Id"]
         await response.read()
     (event,) = proxy.events("request.finished")
+    assert event.pop("conversation") > 0
     assert event.pop("duration_ms") >= event.pop("first_byte_ms") >= event.pop("queued_ms") >= 0
     assert event == {
         "request": name,
         "model": "chat",
         "instance": "chat.1",
+        "kind": "chat",
         "status": 200,
         "attempts": 1,
         "first_token_ms": None,
