@@ -77,8 +77,17 @@ def _system(here: Machine) -> Finding:
         "system",
         "ok",
         f"llama-corral {__version__}, Python {platform.python_version()}, {system}, "
-        f"{here.physical_cores} cores, {here.logical_cores} threads, {size(here.memory_bytes)}",
+        f"{describe_cores(here)}, {size(here.memory_bytes)}",
     )
+
+
+def describe_cores(here: Machine) -> str:
+    """Describe the cores; what an ordinary machine lacks is not mentioned."""
+    slow = f" ({here.efficiency_cores} of them efficiency cores)" if here.efficiency_cores else ""
+    nodes = f", {here.numa_nodes} NUMA nodes" if here.numa_nodes > 1 else ""
+    beyond = f", {here.quota_spare_cores} more cores beyond the CPU quota"
+    quota = beyond if here.quota_spare_cores else ""
+    return f"{here.physical_cores} cores{slow}, {here.logical_cores} threads{quota}{nodes}"
 
 
 def _daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:

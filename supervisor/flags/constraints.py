@@ -47,6 +47,16 @@ def _prio(inputs: PlanInputs, chosen: Chosen) -> str | None:
     )
 
 
+def _numa(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    """`distribute` pins each thread to all CPUs of a node, also to those outside of the affinity.
+
+    Source: llama.cpp, ggml-cpu.c, set_numa_thread_affinity.
+    """
+    if chosen["numa"] != "distribute" or inputs.machine.numa_nodes > 1:
+        return None
+    return "there is one NUMA node, or not all CPUs of each may be used"
+
+
 def _cache_type_k(inputs: PlanInputs, chosen: Chosen) -> str | None:
     return _not_quantisable(inputs, chosen, "cache-type-k")
 
@@ -69,6 +79,7 @@ _CHECKS: Final[Mapping[str, Callable[[PlanInputs, Chosen], str | None]]] = Mappi
         "gpu-layers": _gpu_layers,
         "load-mode": _load_mode,
         "prio": _prio,
+        "numa": _numa,
         "cache-type-k": _cache_type_k,
         "cache-type-v": _cache_type_v,
     }

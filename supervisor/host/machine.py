@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from supervisor.host.control_group import cpu_quota, memory_limit_bytes
+from supervisor.host.topology import Topology, read_topology
+
+_ROOT: Final = Path("/")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _STATUS: Final = Path("/proc/self/status")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 # Bit numbers of the effective capabilities. Source: linux/capability.h.
 _CAP_IPC_LOCK: Final = 14
 _CAP_SYS_NICE: Final = 23
@@ -30,6 +33,19 @@ class Machine:
     memlock_bytes: int | None  # the limit of locked memory
     may_renice: bool  # whether a process may raise its own priority to `high`
     cpu_flags: frozenset[str]  # as Linux names them; empty if unknown
+    efficiency_cores: int = 0  # those of the physical cores that are slow
+    quota_spare_cores: int = 0  # physical cores within the affinity, but beyond the CPU quota
+    numa_nodes: int = 1  # 1 also if the affinity has not all CPUs of all nodes
+
+    @property
+    def performance_cores(self) -> int:
+        """Physical cores that are not efficiency cores; 0 if there are only those."""
+        return self.physical_cores - self.efficiency_cores
+
+    @property
+    def decode_cores(self) -> int:
+        """Cores to decode on: threads wait for the slowest, so slow cores only if all are slow."""
+        return self.performance_cores or self.physical_cores
 
 
 _last: list[Machine] = []
@@ -42,7 +58,7 @@ def read() -> Machine:
         OSError: They could never be read, for example because no descriptor is free.
     """
     try:
-        found = _read()
+        found = read_from(_ROOT, allowed_cpus())
     except OSError:
         if not _last:
             raise
@@ -51,23 +67,43 @@ def read() -> Machine:
     return found
 
 
-def _read() -> Machine:
+def read_from(root: Path, allowed: frozenset[int]) -> Machine:
+    """Read the resources with these CPUs, from a root that contains `proc` and `sys`."""
     import psutil  # noqa: PLC0415 (takes 20 ms)
 
     memory = psutil.virtual_memory()
-    limit = _cgroup_memory_bytes() or memory.total
-    logical = _logical_cores()
-    total = psutil.cpu_count(logical=True) or logical
-    per_core = max(1, total // (psutil.cpu_count(logical=False) or total))
+    limit = memory_limit_bytes(root) or memory.total
+    quota = max(1, int(cpu_quota(root) or len(allowed)))  # part of a CPU would throttle a thread
+    found = _topology(root, allowed)
+    present = found.performance_cores + found.efficiency_cores
+    physical = min(present, quota)
     return Machine(
-        physical_cores=max(1, logical // per_core),
-        logical_cores=logical,
+        physical_cores=physical,
+        logical_cores=min(len(allowed), quota),
         memory_bytes=min(memory.total, limit),
         memory_available_bytes=min(memory.available, limit),
         memlock_bytes=_memlock_bytes(),
         may_renice=_may_renice(),
         cpu_flags=cpu_flags(),
+        efficiency_cores=max(0, physical - found.performance_cores),
+        quota_spare_cores=present - physical,
+        numa_nodes=found.numa_nodes,
     )
+
+
+def allowed_cpus() -> frozenset[int]:
+    """Return the CPUs of the affinity, which cpusets limit too."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _topology(root: Path, allowed: frozenset[int]) -> Topology:
+    if (root / "sys").is_dir():
+        return read_topology(root, allowed)
+    import psutil  # noqa: PLC0415 (takes 20 ms)
+
+    return Topology(psutil.cpu_count(logical=False) or len(allowed), 0, 1)
 
 
 def cpu_flags() -> frozenset[str]:
@@ -76,23 +112,6 @@ def cpu_flags() -> frozenset[str]:
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
-
-
-def _logical_cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(allowed or 1, _cgroup_cpus() or allowed or 1))
-
-
-def _cgroup_cpus() -> int | None:
-    """Return the CPU quota in whole cores, or None without one. Source: cgroup v2, cpu.max."""
-    quota, _, period = _text(_CGROUP / "cpu.max").strip().partition(" ")
-    return max(1, int(quota) // int(period)) if quota.isdecimal() and period.isdecimal() else None
-
-
-def _cgroup_memory_bytes() -> int | None:
-    """Return the memory limit, or None without one. Source: cgroup v2, memory.max."""
-    limit = _text(_CGROUP / "memory.max").strip()
-    return int(limit) if limit.isdecimal() else None
 
 
 def _memlock_bytes() -> int | None:

@@ -24,7 +24,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "--model", "--alias", "--ctx-size", "--metrics", "--slots", "--no-ui", "--no-webui",
         "--cors-origins", "--offline", "--jinja", "--log-colors", "--sse-ping-interval",
         "--threads", "--threads-batch", "--prio", "--prio-batch", "--poll", "--poll-batch",
-        "--cpu-mask", "--cpu-range", "--cpu-strict", "--batch-size", "--ubatch-size",
+        "--cpu-mask", "--cpu-range", "--cpu-strict", "--numa", "--batch-size", "--ubatch-size",
         "--cache-ram", "--cont-batching", "--slot-prompt-similarity", "--load-mode", "--mlock",
         "--no-mmap", "--mmap", "--timeout", "--threads-http", "--warmup", "--no-warmup", "--fit",
         "--gpu-layers", "--n-gpu-layers", "--device", "--main-gpu", "--tensor-split",

@@ -238,7 +238,7 @@ def test_a_device_takes_large_batches_and_layers() -> None:
 
 def test_without_a_device_there_is_nothing_to_offload_or_fit() -> None:
     plan = planned()
-    assert omitted(plan) == {"--gpu-layers": "the engine lists no device"}
+    assert omitted(plan)["--gpu-layers"] == "the engine lists no device"
     assert value(plan, "--fit") == "off"
 
 
@@ -251,6 +251,12 @@ def test_memory_is_locked_only_if_permitted_and_sensible() -> None:
     assert "cannot be locked: the limit is 8 MiB" in omitted(barred)["--load-mode"]
     assert "starve" in omitted(planned(of=model(tensor_bytes=20 * GIB)))["--load-mode"]
     assert "the device" in omitted(planned(on=engine("b10434", GPU)))["--load-mode"]
+
+
+def test_threads_are_distributed_over_numa_nodes_if_there_are_several() -> None:
+    assert value(planned(at=machine(numa_nodes=2)), "--numa") == "distribute"
+    assert "one NUMA node" in omitted(planned())["--numa"]
+    assert value(planned(set_flags={"numa": "numactl"}), "--numa") == "numactl"
 
 
 def test_priority_is_raised_only_if_permitted() -> None:

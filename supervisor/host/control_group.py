@@ -1,0 +1,92 @@
+"""Limits that control groups set for this process: its own group and every one above it.
+
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max); for version 1,
+scheduler/sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst (memory.limit_in_bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+_MOUNT: Final = "sys/fs/cgroup"
+# Beside version 1, version 2 is mounted here. Source: systemd, hybrid hierarchy.
+_HYBRID: Final = "sys/fs/cgroup/unified"
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Return the lowest CPU quota of all levels, in CPUs; None without one.
+
+    Args:
+        root: Contains `proc` and `sys`.
+    """
+    found = [_quota(text(level / "cpu.max")) for level in _levels(root, "")]
+    found += [_quota_v1(level) for level in _levels(root, "cpu")]
+    return min((one for one in found if one), default=None)
+
+
+def memory_limit_bytes(root: Path) -> int | None:
+    """Return the lowest memory limit of all levels, in bytes; None without one."""
+    files = [level / "memory.max" for level in _levels(root, "")]
+    files += [level / "memory.limit_in_bytes" for level in _levels(root, "memory")]
+    found = (text(file).strip() for file in files)
+    return min((int(one) for one in found if one.isdecimal()), default=None)
+
+
+def pressure_file(root: Path) -> Path | None:
+    """Return the CPU pressure file of the process's own group, if it has one."""
+    files = [level / "cpu.pressure" for level in _levels(root, "")]
+    # The root group of the hierarchy has none, because /proc/pressure/cpu is the same.
+    return next((file for file in reversed(files) if file.exists()), None)
+
+
+def _quota(line: str) -> float | None:
+    quota, _, period = line.strip().partition(" ")
+    return int(quota) / max(1, int(period)) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _quota_v1(level: Path) -> float | None:
+    # A quota of -1 is none.
+    return _quota(f"{text(level / 'cpu.cfs_quota_us')} {text(level / 'cpu.cfs_period_us')}")
+
+
+def _levels(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the directories from the mount point down to our group; an empty name is version 2.
+
+    A container may see the path of its group on the host and only its own group's files, mounted
+    at the top; levels that do not exist have no files.
+    """
+    path = _own_path(text(root / "proc/self/cgroup"), controller)
+    if path is None:
+        return
+    level = _mount(root, controller)
+    yield level
+    for part in path.parts[1:]:
+        level /= part
+        yield level
+
+
+def _mount(root: Path, controller: str) -> Path:
+    if controller:
+        return root / _MOUNT / controller
+    return root / (_HYBRID if (root / _HYBRID).is_dir() else _MOUNT)
+
+
+def _own_path(groups: str, controller: str) -> PurePosixPath | None:
+    """Find our group in lines of `number:controllers:path`; version 2 names no controllers."""
+    for line in groups.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            # A group outside of the namespace's root is shown as /../name.
+            return PurePosixPath("/") if ".." in path else PurePosixPath(path)
+    return None
+
+
+def text(path: Path) -> str:
+    """Read a small file of the kernel; empty if it cannot be read."""
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
