@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from supervisor.bench.student import t_quantile
+from supervisor.bench.estimate import Estimate, difference, of_clusters, of_values
 
 _SHOWN_LEVEL: Final = 0.95
 _VERDICT_LEVEL: Final = 0.99
@@ -23,8 +23,6 @@ _MIN_PAIRS: Final = 3
 _MIN_CONVERSATIONS: Final = 5
 _SOUGHT_RATIO: Final = 1.05
 _MAX_REQUESTS_TO_GO: Final = 100_000
-# Any degrees of freedom beyond these have the normal distribution's quantiles within 1 %.
-_MAX_DEGREES: Final = 200
 
 NO_DIFFERENCE: Final = "no difference seen"
 TOO_FEW: Final = "too few values to compare"
@@ -86,18 +84,6 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    """A mean of log ratios, with the standard error of this mean."""
-
-    mean: float
-    error: float
-    degrees: int
-
-    def half_width(self, level: float) -> float:
-        return t_quantile(level, self.degrees) * self.error
-
-
 def spread(values: Sequence[float]) -> Spread:
     """Summarise values of which there is at least one."""
     return Spread(statistics.median(values), min(values), max(values), len(values))
@@ -112,8 +98,7 @@ def compare(base: Sequence[float], other: Sequence[float], *, words: Words) -> C
     logs = [math.log(b / a) for a, b in zip(base, other, strict=False) if _has_ratio(a, b)]
     if len(logs) < _MIN_PAIRS:
         return _without_interval(logs, len(logs))
-    error = statistics.stdev(logs) / math.sqrt(len(logs))
-    return _judged(_Estimate(statistics.fmean(logs), error, len(logs) - 1), len(logs), words)
+    return _judged(of_values(logs), len(logs), words)
 
 
 def compare_unpaired(
@@ -132,7 +117,7 @@ def compare_unpaired(
         return _without_interval(
             [statistics.fmean(flat[1]) - statistics.fmean(flat[0])] if all(flat) else [], count
         )
-    return _judged(_difference(*map(_mean_of_clusters, sides)), count, words)
+    return _judged(difference(*map(of_clusters, sides)), count, words)
 
 
 def requests_to_go(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> int | None:
@@ -143,11 +128,21 @@ def requests_to_go(base: Sequence[Sequence[float]], other: Sequence[Sequence[flo
     sides = [_logs(side) for side in (base, other)]
     if min(map(len, sides)) < _MIN_CONVERSATIONS:
         return None
-    half_width = _difference(*map(_mean_of_clusters, sides)).half_width(_VERDICT_LEVEL)
+    half_width = difference(*map(of_clusters, sides)).half_width(_VERDICT_LEVEL)
     seen = sum(len(logs) for side in sides for logs in side)
     # The width falls with the square root of the count.
     needed = seen * (half_width / math.log(_SOUGHT_RATIO)) ** 2
     return max(0, min(_MAX_REQUESTS_TO_GO, math.ceil(needed) - seen))
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the interval of 95 % of the geometric mean; None for fewer than three values."""
+    logs = [math.log(value) for value in values if _has_ratio(value)]
+    if len(logs) < _MIN_PAIRS:
+        return None
+    estimate = of_values(logs)
+    half = estimate.half_width(_SHOWN_LEVEL)
+    return _exp(estimate.mean - half), _exp(estimate.mean + half)
 
 
 def _has_ratio(*values: float) -> bool:
@@ -159,38 +154,12 @@ def _logs(conversations: Sequence[Sequence[float]]) -> list[list[float]]:
     return [logs for logs in found if logs]
 
 
-def _mean_of_clusters(clusters: Sequence[Sequence[float]]) -> _Estimate:
-    """Estimate the mean over all values, with the error that the means of clusters tell.
-
-    The cluster-robust error of a mean; its degrees of freedom are those of the effective number of
-    clusters, which is lower where a few hold most values.
-    Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, 2015.
-    """
-    sizes = [len(cluster) for cluster in clusters]
-    total, count = sum(sizes), len(sizes)
-    mean = math.fsum(value for cluster in clusters for value in cluster) / total
-    squares = math.fsum((math.fsum(cluster) - mean * len(cluster)) ** 2 for cluster in clusters)
-    error = math.sqrt(squares * count / (count - 1)) / total
-    effective = total**2 / sum(size**2 for size in sizes)
-    return _Estimate(mean, error, max(1, int(effective) - 1))
-
-
-def _difference(base: _Estimate, other: _Estimate) -> _Estimate:
-    """Subtract two independent estimates. Source: Welch, 1947, for the degrees of freedom."""
-    variances = (base.error**2, other.error**2)
-    parts = variances[0] ** 2 / base.degrees + variances[1] ** 2 / other.degrees
-    degrees = sum(variances) ** 2 / parts if parts else base.degrees + other.degrees
-    return _Estimate(
-        other.mean - base.mean, math.sqrt(sum(variances)), max(1, min(_MAX_DEGREES, int(degrees)))
-    )
-
-
 def _without_interval(logs: Sequence[float], count: int) -> Comparison:
     ratio = math.exp(statistics.fmean(logs)) if logs else math.nan
     return Comparison(ratio, 0.0, math.inf, count, is_different=False, verdict=TOO_FEW)
 
 
-def _judged(estimate: _Estimate, count: int, words: Words) -> Comparison:
+def _judged(estimate: Estimate, count: int, words: Words) -> Comparison:
     half = estimate.half_width(_SHOWN_LEVEL)
     ratio, low, high = (_exp(estimate.mean + offset) for offset in (0.0, -half, half))
     is_different = abs(estimate.mean) > max(
@@ -219,6 +188,6 @@ def _digits(low: float, high: float) -> int:
     """Return the decimals that the interval supports, and that keep its end from reading 1.0."""
     if low >= 10:
         return 0
-    if low >= 1.05 and high - low >= 0.1:
+    if low >= 1.05 and high - low >= 0.15:
         return 1
     return 2 if low >= 1.005 else 3
