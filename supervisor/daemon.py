@@ -44,6 +44,7 @@ from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes
 from supervisor.reload.reload import Reload, ReloadResult
+from supervisor.reload.replace import Replacer
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.request_record.files import RecordFiles
 from supervisor.request_record.recorder import RequestRecorder
@@ -94,6 +95,7 @@ class Daemon:
             make_planner=lambda found: LaunchPlanner(found.settings, directories),
             prepare_nodes=self._prepare_nodes,
             emit=events.emit,
+            replacer=Replacer(self._fleet),
         )
         self._triggers = ReloadTriggers(self._reload)
         self._recorder = RequestRecorder(

@@ -211,5 +211,5 @@ class AdmissionController:
 
     def _unload(self, model: Model, reason: str) -> None:
         self._emit("model.unloaded", model=model.entry.name, reason=reason)
-        for replica in model.replicas:
+        for replica in (*model.replicas, *model.replacements):
             replica.instance.stop()

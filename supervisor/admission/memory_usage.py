@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from supervisor.admission.evict import Bytes
 from supervisor.errors import CorralError
+from supervisor.flags.setting import Settings as FlagSettings
+from supervisor.flags.setting import values
+from supervisor.flags.trial import TrialSettings
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.process_memory import memory_bytes, own_bytes
 from supervisor.host import machine
 from supervisor.host.machine import Machine
@@ -60,7 +65,8 @@ class MemoryUsage:
         self._fleet = fleet
         self._read_machine = read_machine
         self._planner = fleet.planner
-        self._estimates: dict[tuple[str, bool], Estimate | None] = {}  # and whether on trial
+        # By name and whether on trial, for the adapted values that were planned with.
+        self._estimates: dict[tuple[str, bool], tuple[FlagSettings, Estimate | None]] = {}
         self._observed = observed or ObservedMemory()
 
     def capacity(self) -> Bytes:
@@ -112,12 +118,14 @@ class MemoryUsage:
         return required
 
     def _own(self, replica: Replica) -> int:
-        pid = replica.instance.snapshot().pid
-        if replica.fingerprint is None:
+        pid, found = replica.instance.snapshot().pid, replica.fingerprint
+        if found is None:
             return 0
+        if replica.plan and replica.plan.adapted:
+            found = replace(found, flags={**found.flags, **values(replica.plan.adapted)})
         if pid:
-            self._observed.note(replica.fingerprint, own_bytes(pid) or 0)
-        return self._observed.own_bytes(replica.fingerprint)
+            self._observed.note(found, own_bytes(pid) or 0)
+        return self._observed.own_bytes(found)
 
     def _estimate(self, replica: Replica) -> Estimate | None:
         """Return the estimate for an instance; None where it cannot be planned."""
@@ -125,14 +133,18 @@ class MemoryUsage:
         if planner is not self._planner:
             self._planner, self._estimates = planner, {}
         trial = planner.trial_at(replica.place) if name in planner.entries else None
-        key = (name, trial is not None)
-        if key not in self._estimates:
-            try:
-                plan = planner.plan_trial(name, trial) if trial else planner.plan(name)
-                self._estimates[key] = plan.estimate
-            except CorralError:  # its start reports why
-                self._estimates[key] = None
-        return self._estimates[key]
+        key, adapted = (name, trial is not None), planner.adapted(name)
+        if key not in self._estimates or self._estimates[key][0] != adapted:
+            self._estimates[key] = adapted, _planned(planner, name, trial)
+        return self._estimates[key][1]
+
+
+def _planned(planner: LaunchPlanner, name: str, trial: TrialSettings | None) -> Estimate | None:
+    try:
+        plan = planner.plan_trial(name, trial) if trial else planner.plan(name)
+    except CorralError:  # its start reports why
+        return None
+    return plan.estimate
 
 
 def _key(fingerprint: LaunchFingerprint) -> str:

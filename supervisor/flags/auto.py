@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from supervisor.engines.help import FlagValue
 from supervisor.errors import SettingsInvalid
-from supervisor.flags.setting import CORRAL, Setting
+from supervisor.flags.setting import CORRAL, Setting, Settings
 from supervisor.gguf.embedding import embedding
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
@@ -51,6 +51,8 @@ class PlanInputs:
     machine: Machine
     device_bytes: int  # memory of all devices that layers can be offloaded to; 0 without a device
     instances: int  # processes that share the machine
+    # Values that the daemon changed while it serves; they replace what would be derived.
+    adapted: Settings = field(default_factory=dict)
 
     @property
     def share_bytes(self) -> int:
@@ -155,7 +157,7 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
     ctx = ctx_slot(chosen) or _wanted_ctx(gguf, cache_count(chosen))
-    wanted = kv_cache.cache_bytes(gguf, _cache(chosen, ctx, "f16", "f16"))
+    wanted = kv_cache.cache_bytes(gguf, cache_layout(chosen, ctx, "f16", "f16"))
     if wanted > inputs.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
         return Setting("q8_0", "machine", reason)
@@ -168,7 +170,8 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     wanted = fitting = _wanted_ctx(inputs.gguf, count)
     while (
         fitting > _CTX_SLOT_MIN
-        and _taken(inputs.gguf, chosen, _cache(chosen, fitting, *types)) > inputs.kv_budget_bytes
+        and context_bytes(inputs.gguf, chosen, cache_layout(chosen, fitting, *types))
+        > inputs.kv_budget_bytes
     ):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
     if fitting < wanted:
@@ -180,7 +183,7 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting(fitting * count, origin, f"{_counted(count, 'slot')}, {reason}")
 
 
-def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
+def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
     """Bytes that grow with a context: the cache, and the compute buffer of embeddings."""
     use = embedding(gguf, chosen)
     if use is None:
@@ -197,7 +200,7 @@ def _taken(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
     return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
 
 
-def _cache(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
+def cache_layout(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
     return Cache(
         ctx=ctx,
         streams=cache_count(chosen),

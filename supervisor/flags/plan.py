@@ -7,7 +7,8 @@ Settings are merged and every `auto` derived (resolve.py, auto.py); what cannot 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from supervisor.engines.discover import Engine
@@ -53,6 +54,8 @@ class Plan:
     slots: int  # sequences decoded at once
     ctx_size: int  # tokens of context of all slots together; 0 if the engine decides
     memory_inputs: MemoryInputs
+    # Values that the daemon changed while it serves, as they are on the command line.
+    adapted: Settings = field(default_factory=dict)
 
     @property
     def embedding(self) -> Embedding | None:
@@ -100,6 +103,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     instances: int,
     draft: Draft = _ALONE,
     projector_bytes: int = 0,
+    adapted: Settings = MappingProxyType({}),
 ) -> Plan:
     """Plan the instances of a model; `instances` processes of all models share the machine.
 
@@ -111,6 +115,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         machine=machine,
         device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
         instances=max(1, instances),
+        adapted={key: replace(one, is_adapted=True) for key, one in adapted.items()},
     )
     settings = resolve(entry, profile, engine.flags, inputs, draft)
     kept, barred = without_conflicts(settings, inputs)
@@ -135,6 +140,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
             draft=draft.gguf,
             projector_bytes=projector_bytes,
         ),
+        adapted={key: one for key, one in kept.items() if one.is_adapted},
     )
 
 

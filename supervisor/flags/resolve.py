@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.engines.spec_types import draft_limits
+from supervisor.flags.adapted_slots import CONTEXT, SLOTS, adapt_slots
 from supervisor.flags.auto import (
     AUTO,
     AUTO_VALUES,
@@ -106,8 +107,11 @@ def _derived(settings: Settings, inputs: PlanInputs) -> Settings:
     found: dict[str, Setting] = {}
     for key, decide in AUTO_VALUES.items():
         if key in settings and key not in chosen:
-            found[key] = decide(inputs, chosen)
+            adapted = inputs.adapted.get(key) if key != SLOTS else None
+            found[key] = adapted or decide(inputs, chosen)
             chosen[key] = found[key].value
+    if {SLOTS, CONTEXT} <= found.keys() and SLOTS in inputs.adapted:
+        found |= adapt_slots({**settings, **found}, inputs)
     return {**settings, **found}
 
 

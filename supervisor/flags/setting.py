@@ -49,6 +49,7 @@ class Setting:
     value: FlagValue
     origin: str  # `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`
     reason: str = ""  # a clause; empty if the origin says it all
+    is_adapted: bool = False  # the daemon changed it while it serves
 
     @property
     def is_own(self) -> bool:

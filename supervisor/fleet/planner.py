@@ -6,9 +6,10 @@ start uses a repaired model file or an upgraded engine.
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from supervisor.engines import discover as engines
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model
+from supervisor.flags.adapted_slots import SLOTS
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
+from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.trial import TrialSettings, with_context_of
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
 from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
@@ -40,13 +43,27 @@ from supervisor.warmup.prompts import WarmPrompt
 _LOOPBACK: Final = "127.0.0.1"
 
 
+def _nothing_adapted(_model: str) -> FlagSettings:
+    return {}
+
+
 class LaunchPlanner:
-    """Plans and launches the instances of one version of the settings."""
+    """Plans and launches the instances of one version of the settings.
+
+    Args:
+        adapted: Returns the values of a model that the daemon changed while it serves.
+        read_tuned: For tuned profiles that are no files.
+    """
 
     def __init__(
-        self, settings: Settings, directories: Directories, *, read_tuned: ReadTuned | None = None
+        self,
+        settings: Settings,
+        directories: Directories,
+        adapted: Callable[[str], FlagSettings] = _nothing_adapted,
+        *,
+        read_tuned: ReadTuned | None = None,
     ) -> None:
-        """Plan for these settings; `read_tuned` is for tuned profiles that are no files."""
+        self.adapted = adapted
         self._engine_setting = settings.engine
         self._settings = settings
         self._directories = directories
@@ -91,10 +108,16 @@ class LaunchPlanner:
     def _decide(self, entry: ModelEntry) -> Replicas:
         models = len(self.entries)
         try:
-            plan = self._plan(entry, instances=models)
+            plan = self._plan(entry, {}, instances=models)
         except CorralError:
             return Replicas(1, "it cannot be planned")  # its start reports why
         return decide(plan.memory_inputs, machine.read(), self.capacity(plan.engine), models)
+
+    def adapting(self, model: str, to: FlagSettings) -> LaunchPlanner:
+        """Return a planner of the same settings with other adapted values of one model."""
+        other = copy.copy(self)
+        other.adapted = lambda name: to if name == model else self.adapted(name)
+        return other
 
     def engine(self) -> Engine:
         """Find the engine; raises EngineMissing or EngineBroken."""
@@ -106,17 +129,19 @@ class LaunchPlanner:
         Raises:
             NoSuchModel, EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: It cannot run.
         """
-        return self._plan(self.entry(model), instances=max(1, self.instances))
+        entry = self.entry(model)
+        return self._plan(entry, self.adapted(model), instances=max(1, self.instances))
 
     def plan_trial(self, model: str, trial: TrialSettings) -> Plan:
         """Plan the replica on trial, as `plan` does; its slots are at least as long as the model's.
 
-        It shares the machine as the others do.
+        It shares the machine as the others do. Its slots do not follow demand.
         """
         entry, instances = trial.applied(self.entry(model)), max(1, self.instances)
-        plan = self._plan(entry, instances=instances)
+        adapted = {key: one for key, one in self.adapted(model).items() if key != SLOTS}
+        plan = self._plan(entry, adapted, instances=instances)
         longer = with_context_of(self.plan(model), plan, entry)
-        return self._plan(longer, instances=instances) if longer else plan
+        return self._plan(longer, adapted, instances=instances) if longer else plan
 
     def plan_at(self, place: ReplicaId) -> Plan:
         """Plan one replica, as `plan` does.
@@ -130,7 +155,8 @@ class LaunchPlanner:
         elif place.number < len(devices):
             entry = self.entry(place.model)
             flags = {**entry.flags, "device": devices[place.number]}
-            plan = self._plan(replace(entry, flags=flags), instances=max(1, self.instances))
+            pinned, adapted = replace(entry, flags=flags), self.adapted(place.model)
+            plan = self._plan(pinned, adapted, instances=max(1, self.instances))
         else:
             plan = self.plan(place.model)
         check_fits(place.model, plan.memory_inputs, self.capacity(plan.engine))
@@ -139,7 +165,7 @@ class LaunchPlanner:
     def capacity(self, engine: Engine) -> MemoryCapacity:
         return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
 
-    def _plan(self, entry: ModelEntry, *, instances: int) -> Plan:
+    def _plan(self, entry: ModelEntry, adapted: FlagSettings, *, instances: int) -> Plan:
         cache = self._directories.cache
         under = self.tuned_profiles.profile(entry)
         found = metadata.read(entry.path, cache_dir=cache)
@@ -153,6 +179,7 @@ class LaunchPlanner:
             instances=instances,
             draft=draft_model.choose(entry.draft, found, cache_dir=cache),
             projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
+            adapted=adapted,
         )
         warnings = self.tuned_profiles.warnings(entry, plan)
         return replace(plan, warnings=(*plan.warnings, *warnings))

@@ -10,7 +10,7 @@ Everything that can be wrong is found before anything is changed (`diff.prepare`
    what served keeps serving, or starts again, with its old settings.
 
 A reload is over when all new replicas serve or have failed; removed ones may still be draining.
-Reloads run one at a time.
+Reloads run one at a time, and not while values are adapted.
 """
 
 from __future__ import annotations
@@ -19,43 +19,16 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Final
 
 from supervisor.errors import CorralError, SettingsInvalid
 from supervisor.events import Emit
-from supervisor.flags.plan import Plan
-from supervisor.fleet.fleet import START_OVER, Fleet
+from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.process_memory import own_bytes
-from supervisor.host import machine
-from supervisor.host.machine import Machine
-from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.instance.states import State
-from supervisor.process.exit_cause import FailureCause
 from supervisor.reload.diff import Difference, PrepareNodes, ReloadPlan, prepare, reload_notes
-from supervisor.reload.strategy import ReplaceStrategy, fits, need_bytes, serves, strategy_for
+from supervisor.reload.replace import Replacer, ReplicaFailure, start_failure
 from supervisor.settings.load import Loaded
-
-_BEGUN: Final = frozenset(State) - {State.STOPPED}
-# Causes that a successor meets only because its predecessor still holds memory.
-_SHORT_OF_MEMORY: Final = frozenset({"device_memory", "host_memory"})
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadFailure:
-    """A replica that did not start; `stays` if it serves with its old settings, or soon will."""
-
-    place: ReplicaId
-    cause: FailureCause | None
-    log_path: Path | None
-    stays: bool
-
-    def __str__(self) -> str:
-        reason = self.cause.sentence if self.cause else "it did not start"
-        return f"{self.place}: {reason}" + ("; it keeps its old settings" if self.stays else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +37,7 @@ class ReloadResult:
 
     difference: Difference
     notes: tuple[str, ...]
-    failures: tuple[ReloadFailure, ...] = ()
+    failures: tuple[ReplicaFailure, ...] = ()
 
 
 class Reload:
@@ -82,7 +55,7 @@ class Reload:
         make_planner: Callable[[Loaded], LaunchPlanner],
         prepare_nodes: PrepareNodes,
         emit: Emit,
-        read_machine: Callable[[], Machine] = machine.read,
+        replacer: Replacer,
     ) -> None:
         self.loaded = loaded
         self._began_with = loaded.settings
@@ -91,7 +64,7 @@ class Reload:
         self._make_planner = make_planner
         self._prepare_nodes = prepare_nodes
         self._emit = emit
-        self._read_machine = read_machine
+        self._replacer = replacer
         self._lock = asyncio.Lock()
 
     @property
@@ -104,7 +77,7 @@ class Reload:
         An error means that nothing was changed. It is not raised, because a signal and a change of
         the file have no caller that could handle it.
         """
-        async with self._lock:
+        async with self._lock, self._replacer.lock:
             try:
                 prepared = await asyncio.to_thread(
                     prepare,
@@ -134,11 +107,11 @@ class Reload:
             )
         return self._read()
 
-    async def _perform(self, prepared: ReloadPlan) -> tuple[ReloadFailure, ...]:
+    async def _perform(self, prepared: ReloadPlan) -> tuple[ReplicaFailure, ...]:
         failures = []
         async with asyncio.TaskGroup() as group:
             starts = [
-                group.create_task(_start_failure(replica)) for replica in self._begin(prepared)
+                group.create_task(start_failure(replica)) for replica in self._begin(prepared)
             ]
             for _, places in groupby(prepared.difference.changed, key=lambda place: place.model):
                 failures += await self._replace_all(places, prepared)
@@ -164,80 +137,14 @@ class Reload:
 
     async def _replace_all(
         self, places: Iterable[ReplicaId], prepared: ReloadPlan
-    ) -> list[ReloadFailure]:
+    ) -> list[ReplicaFailure]:
         for place in places:
             replica = self._fleet.models[place.model].at(place.number)
-            failure = await self._replace(replica, prepared)
+            failure = await self._replacer.replace(replica, prepared.planner, prepared.plans[place])
             if failure:
                 return [failure]
         return []
 
-    async def _replace(self, replica: Replica, prepared: ReloadPlan) -> ReloadFailure | None:
-        planner, after = prepared.planner, prepared.plans[replica.place]
-        match strategy_for(replica.instance.snapshot(), has_room=self._has_room(replica, after)):
-            case ReplaceStrategy.ON_NEXT_START:
-                self._fleet.apply_settings(replica, planner)
-                return None
-            case ReplaceStrategy.RESTART:
-                return await self._restart_with(replica, planner)
-            case ReplaceStrategy.ROLLING:
-                return await self._replace_rolling(replica, planner)
-
-    async def _replace_rolling(self, old: Replica, planner: LaunchPlanner) -> ReloadFailure | None:
-        new = self._fleet.add_beside(old, planner)
-        new.instance.start()
-        snapshot = await _settled(new)
-        if snapshot.state is State.READY:
-            self._fleet.replace(old, new)
-            return None
-        self._fleet.retire(new)
-        if not snapshot.wanted:  # the model was stopped meanwhile
-            self._fleet.apply_settings(old, planner)
-            return None
-        if snapshot.cause and snapshot.cause.code in _SHORT_OF_MEMORY:
-            return await self._restart_with(old, planner)
-        return ReloadFailure(old.place, snapshot.cause, snapshot.log_path, stays=True)
-
-    async def _restart_with(self, replica: Replica, planner: LaunchPlanner) -> ReloadFailure | None:
-        before, served = replica.planner, serves(replica.instance.snapshot())
-        self._fleet.apply_settings(replica, planner)
-        replica.instance.restart()
-        snapshot = await replica.instance.wait(START_OVER)
-        if snapshot.state is State.READY or not snapshot.wanted:
-            return None
-        if served:
-            self._fleet.apply_settings(replica, before)
-            replica.instance.start()
-        return ReloadFailure(replica.place, snapshot.cause, snapshot.log_path, stays=served)
-
-    def _has_room(self, replica: Replica, after: Plan) -> bool:
-        pid = replica.instance.snapshot().pid
-        own = own_bytes(pid) if pid else None
-        if own is None or replica.plan is None:
-            return True
-        here = self._read_machine()
-        return fits(
-            need_bytes(own, replica.plan, after),
-            available_bytes=here.memory_available_bytes,
-            memory_bytes=here.memory_bytes,
-        )
-
     def _report(self, done: ReloadResult) -> None:
         notes = [*done.notes, *map(str, done.failures)]
         self._emit("settings.reloaded", **done.difference.names(), notes=notes)
-
-
-async def _start_failure(replica: Replica) -> ReloadFailure | None:
-    snapshot = await _settled(replica)
-    if snapshot.state is State.READY or not snapshot.wanted:
-        return None
-    return ReloadFailure(replica.place, snapshot.cause, snapshot.log_path, stays=False)
-
-
-async def _settled(replica: Replica) -> InstanceSnapshot:
-    """Wait until a replica that was just started serves, or has failed once.
-
-    It is STOPPED until its own task has read the command. Its states' limits are the deadline.
-    """
-    await replica.instance.wait(_BEGUN)
-    return await replica.instance.wait(START_OVER)

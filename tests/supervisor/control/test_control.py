@@ -28,13 +28,14 @@ from supervisor.events import EventStream
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.process.exit_cause import FailureCause
 from supervisor.reload.diff import Difference
-from supervisor.reload.reload import ReloadFailure, ReloadResult
+from supervisor.reload.reload import ReloadResult
+from supervisor.reload.replace import ReplicaFailure
 from supervisor.slot_store.manifest import Manifest
 from supervisor.warmup.prompts import WarmPrompt
 
 CHAT = ReplicaId("chat", 0)
 KILLED = FailureCause("killed", "it was killed", "see dmesg", permanent=False)
-FAILURE = ReloadFailure(CHAT, KILLED, log_path=None, stays=True)
+FAILURE = ReplicaFailure(CHAT, KILLED, log_path=None, stays=True)
 RELOADED = ReloadResult(Difference((), (), (CHAT,), ()), ("a note",), (FAILURE,))
 
 

@@ -12,6 +12,7 @@ from samples import GIB, GPU, engine, machine
 
 from supervisor.engines.discover import Device, Engine
 from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
+from supervisor.flags.setting import Setting
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
@@ -196,3 +197,18 @@ def test_a_trial_needs_something_to_try_and_a_share_between_0_and_1(
 ) -> None:
     with pytest.raises(ValidationError, match="trial"):
         make(trial=trial)
+
+
+def test_adapted_values_are_of_one_model_and_another_planner(make: Any) -> None:
+    shop = make()
+    more = {"parallel": Setting(8, "demand", "requests waited")}
+    adapting = shop.adapting("chat", more)
+    assert adapting.plan("chat").slots == adapting.plan_at(ReplicaId("chat", 0)).slots == 8
+    assert shop.plan("chat").slots == 4
+    assert shop.adapting("other", more).plan("chat").slots == 4
+
+
+def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> None:
+    shop = make(replicas="auto")
+    huge = {"parallel": Setting(1024, "demand", "requests waited")}
+    assert shop.adapting("chat", huge).replicas("chat").count == shop.replicas("chat").count == 2

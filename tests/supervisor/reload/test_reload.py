@@ -30,6 +30,7 @@ from supervisor.instance.states import State
 from supervisor.memory.estimate import MemoryInputs
 from supervisor.process.launch import Launch, clean_environment
 from supervisor.reload.reload import Reload, ReloadResult
+from supervisor.reload.replace import Replacement, Replacer
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import ModelSettings, Settings
@@ -125,12 +126,16 @@ class ReloadHarness:
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
         self.traffic = FakeTraffic()
+        self._runtime = runtime
         self.available_bytes = 1 << 50
         self.settings = settings(GOOD)
         self.nodes: list[list[str]] = []
         loaded = self._read()
         planner = FakePlanner(loaded.settings, runtime)
         self.fleet = Fleet(planner, self.traffic, self.stream.emit)
+        self.replacer = Replacer(
+            self.fleet, lambda: machine(memory_available_bytes=self.available_bytes)
+        )
         reload = Reload(
             self.fleet,
             loaded,
@@ -138,7 +143,7 @@ class ReloadHarness:
             make_planner=lambda found: FakePlanner(found.settings, runtime),
             prepare_nodes=self._prepare_nodes,
             emit=self.stream.emit,
-            read_machine=lambda: machine(memory_available_bytes=self.available_bytes),
+            replacer=self.replacer,
         )
         self.triggers = ReloadTriggers(reload)
 
@@ -169,6 +174,13 @@ class ReloadHarness:
         done = await self.triggers.start(dry_run=False)
         assert isinstance(done, ReloadResult)
         return done
+
+    async def replace_beside(self, *argv: str) -> Replacement:
+        planner = FakePlanner(settings(argv), self._runtime)
+        async with self.replacer.lock:
+            return await self.replacer.replace_beside(
+                self.fleet.replica("chat.0"), planner, planner.plan("chat")
+            )
 
     async def begin_endless_reload(self) -> asyncio.Task[ReloadResult | CorralError]:
         """Begin a reload whose new instance loads for ever; return once that has begun."""
@@ -254,6 +266,53 @@ async def test_a_successor_without_memory_is_started_in_place(harness: ReloadHar
     assert harness.story("chat.0~2") == ["starting", "backoff", "stopped"]
     assert harness.names() == ["chat.0"]
     assert harness.traffic.admitted == {"chat.0"}
+
+
+async def test_beside_or_not_at_all(harness: ReloadHarness) -> None:
+    harness.available_bytes = 0
+    story = harness.story("chat.0")
+    assert await harness.replace_beside(*BETTER) == Replacement()
+    assert harness.names() == ["chat.0"]
+    assert harness.story("chat.0") == story
+    harness.available_bytes = 1 << 50
+    assert await harness.replace_beside(*BETTER) == Replacement(is_done=True)
+    assert harness.traffic.admitted == {"chat.0~2"}
+
+
+@pytest.mark.parametrize("argv", [BROKEN, GREEDY], ids=["broken", "short of memory"])
+async def test_a_successor_that_fails_beside_an_instance_changes_nothing(
+    harness: ReloadHarness, argv: tuple[str, ...]
+) -> None:
+    before = harness.fleet.replica("chat.0").planner
+    failure = (await harness.replace_beside(*argv)).failure
+    assert failure
+    assert failure.stays
+    assert harness.traffic.admitted == {"chat.0"}
+    assert harness.fleet.replica("chat.0").planner is before
+    assert harness.story("chat.0")[-1] == "ready"
+
+
+async def test_a_model_stopped_while_it_is_replaced_beside_stays_down(
+    harness: ReloadHarness,
+) -> None:
+    before = harness.fleet.replica("chat.0").planner
+    async with asyncio.TaskGroup() as group:
+        with harness.stream.listen() as listener:
+            replacing = group.create_task(harness.replace_beside(*GOOD, "--fault", "silent-load"))
+            while (await listener.next()).fields.get("instance") != "chat.0~2":
+                pass
+        harness.fleet.command("stop")
+    assert replacing.result() == Replacement()
+    await harness.fleet.all_down()
+    assert harness.fleet.replica("chat.0").planner is before
+
+
+async def test_a_reload_waits_for_another_change_of_what_runs(harness: ReloadHarness) -> None:
+    async with harness.replacer.lock:
+        reloading = harness.triggers.start(dry_run=True)
+        done, _ = await asyncio.wait([reloading], timeout=0.05)
+        assert not done
+    assert isinstance(await reloading, ReloadResult)
 
 
 async def test_the_first_failure_ends_the_changes_of_a_model(harness: ReloadHarness) -> None:
