@@ -37,6 +37,10 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "instance.requests_aborted": ("warning", "instance model run in_flight"),
     "instance.exit_requested": ("info", "instance model run how"),
     "instance.exited": ("info", "instance model run code signal up_s fault"),
+    "instance.speed_measured": (
+        "info",
+        "instance model run threads decode_tps prefill_tps together_tps",
+    ),
     "instance.failed": ("error", "instance model failures reason hint log"),
     "model.unloaded": ("info", "model reason"),
     "model.load_refused": ("warning", "model reason"),

@@ -34,6 +34,7 @@ class CorralCli:
 
     root: Path
     fork_server: ForkServer | None = None
+    measure_threads: bool = False
     env: dict[str, str] = field(init=False)
     _daemons: list[Daemon] = field(default_factory=list)
 
@@ -42,6 +43,8 @@ class CorralCli:
         paths = {f"CORRAL_{key.upper()}_DIR": str(self.root / name) for key, name in names.items()}
         inherited = {name: value for name, value in os.environ.items() if "CORRAL" not in name}
         self.env = {**inherited, **paths, "NO_COLOR": "1"}
+        if not self.measure_threads:  # it takes seconds for each new model file
+            self.env["CORRAL_SUPERVISOR__MEASURE_THREADS"] = "false"
 
     def configure(self, text: str) -> None:
         """Write corral.toml; the proxy listens on any free port unless the text has [proxy]."""

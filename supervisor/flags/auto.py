@@ -15,6 +15,7 @@ from typing import Final
 from supervisor.engines.help import FlagValue
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.setting import CORRAL, Setting, Settings
+from supervisor.flags.thread_speeds import ThreadMeasurement, fastest
 from supervisor.gguf.embedding import embedding
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
@@ -34,6 +35,7 @@ _BATCH_MIN: Final = 32
 _BATCH_MAX: Final = 2048
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
+_MANY_SLOTS: Final = 8
 _CTX_SLOT: Final = 8192
 # More would only cost memory: many slots serve short requests.
 _CTX_TOTAL: Final = 65536
@@ -53,6 +55,19 @@ class PlanInputs:
     instances: int  # processes that share the machine
     # Values that the daemon changed while it serves; they replace what would be derived.
     adapted: Settings = field(default_factory=dict)
+    measured: ThreadMeasurement | None = None  # None: thread counts are not measured
+
+    @property
+    def cores(self) -> int:
+        """The cores of one instance."""
+        return max(1, self.machine.physical_cores // self.instances)
+
+    @property
+    def untried_threads(self) -> int | None:
+        """The thread count whose speed the next run is to measure; None on devices."""
+        if self.measured is None or self.device_bytes:
+            return None
+        return self.measured.untried(self.cores)
 
     @property
     def share_bytes(self) -> int:
@@ -107,23 +122,32 @@ def _parallel(_inputs: PlanInputs, _chosen: Chosen) -> Setting:
 
 
 def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
-    """Threads that decode: all cores but one.
+    """Threads that decode one sequence: the fastest count, or all cores if none was measured."""
+    return _fastest(inputs, inputs.measured.decode() if inputs.measured else {}, "one sequence")
 
-    They synchronise after every operation, so one that is descheduled delays all. On 2 cores with
-    one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone they made 139
-    and 91 (build 10434).
+
+def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    """Threads that compute prompts, and several sequences at once.
+
+    With many slots, sequences take more of the time than prompts.
     """
-    cores, instances = inputs.machine.physical_cores, inputs.instances
-    shared = f"{_counted(cores, 'physical core')} for {_counted(instances, 'instance')}"
-    reason = f"{shared}, one core kept free"
-    return Setting(max(1, (cores - 1) // instances), "machine", reason)
+    measured = inputs.measured or ThreadMeasurement()
+    if slots(chosen) >= _MANY_SLOTS and measured.together():
+        return _fastest(inputs, measured.together(), "many sequences")
+    return _fastest(inputs, measured.prefill(), "prompts")
 
 
-def _threads_batch(inputs: PlanInputs, _chosen: Chosen) -> Setting:
-    """Threads that read prompts: all cores, because they synchronise far less often then."""
-    cores, instances = inputs.machine.physical_cores, inputs.instances
-    reason = f"{_counted(cores, 'physical core')} for {_counted(instances, 'instance')}"
-    return Setting(max(1, cores // instances), "machine", reason)
+def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Setting:
+    cores, untried = inputs.cores, inputs.untried_threads
+    shared = _counted(inputs.machine.physical_cores, "physical core")
+    shared += f" for {_counted(inputs.instances, 'instance')}"
+    if untried:
+        return Setting(untried, "machine", f"{shared}; speeds are measured at the first start")
+    count = fastest(speeds, cores)
+    if count == cores:
+        return Setting(count, "machine", shared)
+    reason = f"{what}: {speeds[count]:.0f} tokens/s, {speeds[cores]:.0f} with {cores} threads"
+    return Setting(count, "machine", reason)
 
 
 def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
@@ -131,6 +155,8 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
         return Setting(
             _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"
         )
+    if inputs.untried_threads:
+        return Setting(_UBATCH_MAX, "machine", "the rate of prefill is measured at the first start")
     rate = _prompt_rate(inputs, chosen)
     size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
     reason = f"about half a second of prefill at {rate:.0f} tokens/s on this CPU"
@@ -138,9 +164,12 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 
 def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
-    """Prompt tokens per second on the CPU: two operations per weight and token."""
+    """Prompt tokens per second on the CPU, as measured, or by two operations per weight."""
     threads = chosen.get("threads-batch")
     cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.physical_cores
+    measured = inputs.measured.prefill() if inputs.measured else {}
+    if cores in measured:
+        return measured[cores]
     return cores * _CORE_FLOPS / (2 * max(1, inputs.gguf.parameters))
 
 

@@ -20,6 +20,7 @@ from supervisor.flags.profile import Profile
 from supervisor.flags.render import OmittedFlag, Rendered, canonical, render
 from supervisor.flags.resolve import CORRAL_DEFAULTS, ModelEntry, is_auto, resolve
 from supervisor.flags.setting import CORRAL, Settings, values
+from supervisor.flags.thread_speeds import ThreadMeasurement
 from supervisor.gguf.embedding import Embedding, embedding
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
@@ -56,6 +57,7 @@ class Plan:
     memory_inputs: MemoryInputs
     # Values that the daemon changed while it serves, as they are on the command line.
     adapted: Settings = field(default_factory=dict)
+    untried_threads: int | None = None  # the thread count whose speed its first run measures
 
     @property
     def embedding(self) -> Embedding | None:
@@ -104,6 +106,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     draft: Draft = _ALONE,
     projector_bytes: int = 0,
     adapted: Settings = MappingProxyType({}),
+    measured: ThreadMeasurement | None = None,
 ) -> Plan:
     """Plan the instances of a model; `instances` processes of all models share the machine.
 
@@ -116,6 +119,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
         instances=max(1, instances),
         adapted={key: replace(one, is_adapted=True) for key, one in adapted.items()},
+        measured=measured,
     )
     settings = resolve(entry, profile, engine.flags, inputs, draft)
     kept, barred = without_conflicts(settings, inputs)
@@ -141,7 +145,14 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
             projector_bytes=projector_bytes,
         ),
         adapted={key: one for key, one in kept.items() if one.is_adapted},
+        untried_threads=inputs.untried_threads if _derives_threads(kept) else None,
     )
+
+
+def _derives_threads(settings: Settings) -> bool:
+    keys = "threads", "threads-batch"
+    found = [settings[key] for key in keys if key in settings]
+    return len(found) == 2 and all(one.origin == "machine" and not one.is_adapted for one in found)
 
 
 def check(profile: Profile, flags: Flags) -> Rendered:

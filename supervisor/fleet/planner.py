@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from supervisor.calibration.store import MeasurementStore
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.engines import discover as engines
 from supervisor.engines.discover import Engine
@@ -23,10 +24,12 @@ from supervisor.flags import draft_model
 from supervisor.flags.adapted_slots import SLOTS
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.flags.setting import Settings as FlagSettings
+from supervisor.flags.thread_speeds import ThreadMeasurement
 from supervisor.flags.trial import TrialSettings, with_context_of
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
 from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
 from supervisor.gguf import metadata
+from supervisor.gguf.metadata import Gguf
 from supervisor.host import machine
 from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories, make_private
@@ -41,6 +44,8 @@ from supervisor.warmup.learned import LearnedPrompts
 from supervisor.warmup.prompts import WarmPrompt
 
 _LOOPBACK: Final = "127.0.0.1"
+# Larger models take long to load, and lose less to the synchronisation of threads.
+_MEASURED_MAX_BYTES: Final = 1024**3
 
 
 def _nothing_adapted(_model: str) -> FlagSettings:
@@ -180,9 +185,20 @@ class LaunchPlanner:
             draft=draft_model.choose(entry.draft, found, cache_dir=cache),
             projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
             adapted=adapted,
+            measured=self._measured(found),
         )
         warnings = self.tuned_profiles.warnings(entry, plan)
         return replace(plan, warnings=(*plan.warnings, *warnings))
+
+    def _measured(self, found: Gguf) -> ThreadMeasurement | None:
+        is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
+        if not (self._settings.supervisor.measure_threads and is_small):
+            return None
+        return self.measurements(found.path).read()
+
+    def measurements(self, path: Path) -> MeasurementStore:
+        """The speeds of a model file with the engine at hand."""
+        return MeasurementStore(self._directories.cache, path, self.engine().path, machine.read())
 
     def _machine(self) -> Machine:
         here = machine.read()

@@ -20,7 +20,13 @@ from supervisor.instance import states
 from supervisor.instance.backoff import RestartPolicy, RestartTracker
 from supervisor.instance.events import emit_prefill
 from supervisor.instance.health import recovery_timeout_s
-from supervisor.instance.interfaces import NoSlotPersister, SlotPersister, Traffic
+from supervisor.instance.interfaces import (
+    Calibrator,
+    NoCalibrator,
+    NoSlotPersister,
+    SlotPersister,
+    Traffic,
+)
 from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.state_tasks import STATE_TASKS, StateContext, StateTask
@@ -49,6 +55,7 @@ class Instance:
         name: Unique among instances; part of file names.
         launch: Returns the launch of run number N; may raise CorralError.
         persister: Saves and restores its KV slots.
+        calibrator: Measures its first runs.
         clock: Monotonic seconds.
     """
 
@@ -64,6 +71,7 @@ class Instance:
         admit: Callable[[InstanceSnapshot], None],
         emit: Emit,
         persister: SlotPersister | None = None,
+        calibrator: Calibrator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -74,6 +82,7 @@ class Instance:
         self._admit = admit
         self._emit: Emit = functools.partial(emit, instance=name, model=model)
         self._persister = persister or NoSlotPersister()
+        self._calibrator = calibrator or NoCalibrator()
         self._clock = clock
 
         self._lifecycle = Lifecycle()
@@ -225,14 +234,14 @@ class Instance:
             run=now.run,
             reason=reason or event.value,
         )
-        self._change(before.state, now.state)
+        self._change(before, now.state)
         self._begin()
         for waiter, wanted in self._waiters.items():
             if now.state in wanted and not waiter.done():
                 waiter.set_result(self.snapshot())
 
-    def _change(self, before: State, now: State) -> None:
-        if before is State.READY:
+    def _change(self, before: Lifecycle, now: State) -> None:
+        if before.state is State.READY:
             self._leave_service()
         if now is State.READY:
             self._enter_service()
@@ -241,7 +250,8 @@ class Instance:
             self._was_healthy = False
         elif now is State.STARTING:
             self._ready_at_s = None
-            self._restarts += before is not State.STOPPED
+            is_first = before.state is State.STOPPED or before.stop_reason is StopReason.MEASURED
+            self._restarts += not is_first
         elif not STATES[now].process:
             self._ready_at_s = None
 
@@ -343,6 +353,7 @@ class Instance:
             self._limits,
             self._emit,
             self._persister,
+            self._calibrator,
             PrefillQueue(launch.prompts, on_prefill, has_prompt_cache=launch.has_prompt_cache),
         )
         return self._context.run

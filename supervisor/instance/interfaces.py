@@ -1,4 +1,4 @@
-"""What an instance needs of others: the proxy's traffic and the slot store."""
+"""What an instance needs of others: the proxy's traffic, the slot store and the calibrator."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ class SlotPersister(Protocol):
 
     async def save(self, client: EngineClient, run: int, /) -> None:
         """Save the idle slots that are not saved yet, within a time limit of its own."""
+
+
+class Calibrator(Protocol):
+    """Measures how fast a run is, before it serves."""
+
+    async def needs_restart(self, client: EngineClient, run: int, /) -> bool:
+        """Measure a run; return whether another one with other flags must follow."""
+
+
+class NoCalibrator:
+    """Measures nothing."""
+
+    async def needs_restart(self, _client: EngineClient, _run: int, /) -> bool:
+        return False
 
 
 class NoSlotPersister:

@@ -22,7 +22,7 @@ class InstanceSnapshot:
     pid: int | None
     since_s: float  # the monotonic time at which it entered its state
     up_s: float  # since it became ready; 0 while it is not up
-    restarts: int  # runs after the first that were not a start by command
+    restarts: int  # runs after the first that were neither started by command nor measured
     failures: int  # the decaying count of the restart policy
     retry_in_s: float | None  # until the next start; None unless in BACKOFF
     cause: FailureCause | None  # the latest failure; None once it serves again

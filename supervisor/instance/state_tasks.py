@@ -16,7 +16,7 @@ from supervisor.events import Emit
 from supervisor.instance import readiness
 from supervisor.instance.health import HealthSettings, has_moved
 from supervisor.instance.health_monitor import HealthMonitor
-from supervisor.instance.interfaces import SlotPersister, Traffic
+from supervisor.instance.interfaces import Calibrator, SlotPersister, Traffic
 from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.states import Event, State
 from supervisor.process.run import ProcessRun
@@ -44,6 +44,7 @@ class StateContext:
     limits: InstanceLimits
     emit: Emit
     persister: SlotPersister
+    calibrator: Calibrator
     prefills: PrefillQueue
     was_healthy: bool = True
     is_overdue: bool = False
@@ -61,12 +62,14 @@ async def wait_healthy(context: StateContext) -> Event:
 
 
 async def warm_up(context: StateContext) -> Event:
-    """Generate one token, restore slots, prefill prompts, in this order."""
+    """Generate one token, measure the speed, restore slots, prefill prompts, in this order."""
     async with context.run.client() as client:
         match await warm(client):
             case Warmup.FAILED:
                 return Event.UNHEALTHY
             case Warmup.WARM:
+                if await context.calibrator.needs_restart(client, context.run.number):
+                    return Event.MEASURED
                 restored = await context.persister.restore(client, context.run.number)
                 await context.prefills.begin(client, restored)
             case Warmup.NOTHING_TO_WARM:

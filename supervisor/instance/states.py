@@ -41,6 +41,7 @@ class Event(StrEnum):
     UNHEALTHY = "unhealthy"
     OVERDUE = "overdue"
     WARMED = "warmed"
+    MEASURED = "measured"  # the next run gets other thread counts
     DRAINED = "drained"
     EXITED = "exited"
     DEADLINE = "deadline"
@@ -50,6 +51,7 @@ class StopReason(StrEnum):
     """Why the supervisor ends a run."""
 
     REQUESTED = "requested"
+    MEASURED = "measured"
     OVERDUE = "overdue"  # it still computes for a client that disconnected
     LOAD_TIMEOUT = "load_timeout"
     UNRESPONSIVE = "unresponsive"
@@ -106,6 +108,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
             Event.RESTART: State.STOPPING,
             Event.UNHEALTHY: State.UNHEALTHY,
             Event.WARMED: State.READY,
+            Event.MEASURED: State.STOPPING,
             Event.DEADLINE: State.READY,
         },
         State.READY: {
@@ -159,6 +162,7 @@ AFTER_EXIT: Final[Mapping[ExitOutcome, State]] = MappingProxyType(
 STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType(
     {
         (State.STARTING, Event.DEADLINE): StopReason.LOAD_TIMEOUT,
+        (State.WARMING, Event.MEASURED): StopReason.MEASURED,
         (State.READY, Event.OVERDUE): StopReason.OVERDUE,
         (State.UNHEALTHY, Event.OVERDUE): StopReason.OVERDUE,
         (State.UNHEALTHY, Event.DEADLINE): StopReason.UNRESPONSIVE,
@@ -166,7 +170,7 @@ STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType
 )
 
 # Reasons to stop that do not count against the restart policy: the next run follows at once.
-NOT_FAILURES: Final = frozenset({StopReason.REQUESTED, StopReason.OVERDUE})
+NOT_FAILURES: Final = frozenset({StopReason.REQUESTED, StopReason.MEASURED, StopReason.OVERDUE})
 
 # Rows that apply only while the instance is not wanted: START cancels a drain that STOP began, but
 # not one that RESTART began.
@@ -191,6 +195,7 @@ FACTS: Final = frozenset(
         Event.UNHEALTHY,
         Event.OVERDUE,
         Event.WARMED,
+        Event.MEASURED,
         Event.DRAINED,
         Event.EXITED,
     }

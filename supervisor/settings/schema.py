@@ -66,6 +66,10 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
         description="main memory that all models together may take, in bytes or as in 12 GiB; "
         "unset: all but a twentieth",
     )
+    measure_threads: bool = Field(
+        default=True,
+        description="measure models of up to 1 GiB with several thread counts at their first start",
+    )
     persist_slots: bool = Field(
         default=True,
         description="save conversations to disk, for this user alone, while their model is not "

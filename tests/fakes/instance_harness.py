@@ -19,6 +19,7 @@ from supervisor.engine_client.endpoint import Endpoint
 from supervisor.events import EventStream
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
+from supervisor.instance.interfaces import Calibrator
 from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.states import Event
 from supervisor.process.launch import Launch, clean_environment
@@ -98,7 +99,12 @@ class InstanceHarness:
     """One instance and everything around it."""
 
     def __init__(
-        self, launch: Launch, *, limits: InstanceLimits = QUICK, policy: RestartPolicy = PATIENT
+        self,
+        launch: Launch,
+        *,
+        limits: InstanceLimits = QUICK,
+        policy: RestartPolicy = PATIENT,
+        calibrator: Calibrator | None = None,
     ) -> None:
         self.launch = launch
         self.traffic = RecordingTraffic()
@@ -113,6 +119,7 @@ class InstanceHarness:
             traffic=self.traffic,
             admit=self.traffic.admit,
             emit=stream.emit,
+            calibrator=calibrator,
         )
 
     @property

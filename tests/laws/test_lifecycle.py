@@ -272,6 +272,16 @@ def test_an_overdue_run_is_replaced_without_a_failure(state: State, deadlines: i
     assert after(found, Event.STOP, Event.EXITED).state is State.STOPPED
 
 
+@pytest.mark.parametrize("deadlines", range(4))
+def test_a_measured_run_is_followed_by_the_next_without_a_failure(deadlines: int) -> None:
+    found = after(wanted(State.WARMING), Event.MEASURED)
+    assert found.state is State.STOPPING
+    found = after(found, *[Event.DEADLINE] * deadlines)
+    assert found.stop_reason is StopReason.MEASURED
+    assert after(found, Event.EXITED) == Lifecycle(State.STARTING, wanted=True, run=4)
+    assert after(found, Event.STOP, Event.EXITED).state is State.STOPPED
+
+
 # Runs.
 
 

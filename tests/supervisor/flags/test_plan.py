@@ -138,11 +138,9 @@ def test_unsupported_defaults_are_omitted_silently() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instances", "threads", "reading"), [(1, "7", "8"), (3, "2", "2"), (20, "1", "1")]
+    ("instances", "threads", "reading"), [(1, "8", "8"), (3, "2", "2"), (20, "1", "1")]
 )
-def test_physical_cores_are_divided_and_decoding_leaves_one(
-    instances: int, threads: str, reading: str
-) -> None:
+def test_physical_cores_are_divided(instances: int, threads: str, reading: str) -> None:
     plan = planned(instances=instances)
     assert value(plan, "--threads") == threads
     assert value(plan, "--threads-batch") == reading

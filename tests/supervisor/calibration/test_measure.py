@@ -1,0 +1,49 @@
+"""Measuring the real engine, and one that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
+
+from supervisor.calibration.measure import measure
+from supervisor.engine_client.client import EngineClient
+from supervisor.instance.states import State
+from supervisor.process.launch import Launch
+
+
+@asynccontextmanager
+async def ready(launch: Launch) -> AsyncIterator[EngineClient]:
+    harness = InstanceHarness(launch)
+    async with asyncio.timeout(30), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(frozenset({State.READY}))
+        async with EngineClient(facts.endpoint, "k") as client:
+            yield client
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+async def test_the_engine_is_measured(
+    runtime: Path,
+    engine_path: Path,
+    engine_library_dirs: tuple[Path, ...],
+    tiny_model: Path,
+    slots: int,
+) -> None:
+    words = [engine_path, "--model", tiny_model, "--ctx-size", 4096, "--parallel", slots]
+    launch = launch_of(*map(str, words), runtime=runtime, library_dirs=engine_library_dirs)
+    async with ready(launch) as client:
+        speeds = await measure(client, slots)
+    assert speeds
+    assert speeds.decode > 0
+    assert speeds.prefill
+    assert (speeds.together is not None) is (slots == 4)
+
+
+async def test_an_engine_that_generates_no_text_is_not_measured(runtime: Path) -> None:
+    async with ready(fake_launch(runtime, "no-completion")) as client:
+        assert await measure(client, 4) is None
