@@ -1,0 +1,131 @@
+"""Requests of workloads, and what each took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from proxy.upstream.timings import Timings
+from supervisor.bench.workloads.workload import WorkloadFailed
+from supervisor.engine_client.client import EngineClient, ErrorResponse
+
+Message = Mapping[str, str]
+_Result = TypeVar("_Result")
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One generated answer.
+
+    Attributes:
+        first_token_ms: From sending the request to its first text.
+        timings: As the engine measured them.
+    """
+
+    text: str
+    first_token_ms: float
+    timings: Timings
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed."""
+        return self.timings.prompt_tokens + self.timings.decoded_tokens
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Generated tokens per second, without the first; None if there are too few."""
+        return rate(self.timings.decoded_tokens, self.timings.decode_ms)
+
+
+async def chat(client: EngineClient, messages: Sequence[Message], tokens: int) -> Reply:
+    """Generate exactly this many tokens, greedily, unless the context is full."""
+    body = {"messages": messages, "max_tokens": tokens, **_EXACT}
+    return await _streamed(client, "/v1/chat/completions", body)
+
+
+async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
+    """As `chat`, without a template."""
+    body = {"prompt": prompt, "n_predict": tokens, **_EXACT}
+    return await _streamed(client, "/completion", body)
+
+
+async def post(client: EngineClient, path: str, body: Mapping[str, Any]) -> bytes:
+    response = await client.post(path, body)
+    if response.error:
+        raise _rejected(path, response.error)
+    return response.body
+
+
+async def together(clients: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Run clients at once; if one fails, end the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in clients]
+    except ExceptionGroup as errors:
+        raise _first(errors) from errors
+    return [one.result() for one in tasks]
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def rate(tokens: int, took_ms: float) -> float | None:
+    """Tokens per second; None where nothing was computed."""
+    return _MS * tokens / took_ms if tokens and took_ms > 0 else None
+
+
+def present(values: Mapping[str, float | None]) -> Mapping[str, float]:
+    """The values that could be read."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# The same work for each variant: no end before the last token, and no random choice.
+_EXACT: Mapping[str, Any] = {
+    "stream": True,
+    "ignore_eos": True,
+    "temperature": 0,
+    "cache_prompt": True,
+}
+
+
+async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) -> Reply:
+    began_s = time.perf_counter()
+    first_s: float | None = None
+    parts: list[str] = []
+    timings: Timings | None = None
+    async with client.stream(path, body) as events:
+        if isinstance(events, ErrorResponse):
+            raise _rejected(path, events)
+        async for event in events:
+            if piece := _piece(event):
+                first_s = first_s or time.perf_counter()
+                parts.append(piece)
+            timings = Timings.read(event.get("timings")) or timings
+    if timings is None:
+        raise WorkloadFailed(f"{path}: the answer ended without timings")
+    first_token_ms = _MS * ((first_s or time.perf_counter()) - began_s)
+    return Reply("".join(parts), first_token_ms, timings)
+
+
+def _piece(event: Mapping[str, Any]) -> str:
+    """The text of an event: of a completion, of a chat, or of its reasoning."""
+    match event:
+        case {"content": str(piece)}:
+            return piece
+        case {"choices": [{"delta": {"content": str(piece)}}, *_]}:
+            return piece
+        case {"choices": [{"delta": {"reasoning_content": str(piece)}}, *_]}:
+            return piece
+        case _:
+            return ""
+
+
+def _rejected(path: str, error: ErrorResponse) -> WorkloadFailed:
+    return WorkloadFailed(f"{path}: status {error.status}, {error.message or 'no message'}")
