@@ -20,19 +20,20 @@ class Variant:
     Attributes:
         profile: None for the engine's own defaults.
         argv: The command line, without the address it listens on.
-        rounds: One entry for each round; those of all variants at one place belong together.
+        rounds: One entry for each round that began; those of all variants at one place belong
+            together. None where nothing was measured.
         failure: Why it was given up, with the fix; None if it was not.
     """
 
     name: str
     profile: str | None
     argv: tuple[str, ...]
-    rounds: tuple[Values, ...]
+    rounds: tuple[Values | None, ...]
     failure: str | None = None
 
     def values(self, figure: str) -> tuple[float, ...]:
         """The figure's values of all rounds that have it."""
-        return tuple(one[figure] for one in self.rounds if figure in one)
+        return tuple(one[figure] for one in self.rounds if one and figure in one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,13 @@ class BenchMachine:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """All that a bench found; the first variant is the one that the others are compared with.
+    """All that a bench found.
 
     Attributes:
         model_file: The name of the GGUF, without its directory.
         engine: The build, as it names itself.
         workloads: In the order in which each round runs them.
-        rounds: Complete ones.
-        rounds_planned: None if the time decided.
+        rounds_planned: At a fixed number of repeats; None if the time decided.
         figures: Those that some variant has, in the order to show them.
         notes: Sentences for the reader.
     """
@@ -69,14 +69,13 @@ class BenchResult:
     duration_s: float
     seed: int
     workloads: tuple[str, ...]
-    rounds: int
     rounds_planned: int | None
     is_interrupted: bool
     figures: tuple[Figure, ...]
     variants: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
 
-    def paired(self, base: Variant, other: Variant, figure: str) -> list[tuple[float, float]]:
-        """The figure's values of both variants, from the rounds in which both have it."""
-        rounds = zip(base.rounds, other.rounds, strict=True)
-        return [(a[figure], b[figure]) for a, b in rounds if figure in a and figure in b]
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that began."""
+        return max((len(one.rounds) for one in self.variants), default=0)
