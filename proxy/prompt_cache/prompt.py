@@ -48,6 +48,7 @@ _CUT_BYTES: Final = 8192 * _BLOCK_BYTES
 _TURNS_MAX: Final = 32
 _PARTS_MAX: Final = 8192
 _HASH_BYTES: Final = 8
+_OF_USER: Final = b"user\x1f"
 _PIECE: Final = struct.Struct(f"{_BLOCK_BYTES}s")
 
 
@@ -61,11 +62,14 @@ class Prompt:
         turn_hashes: Hashes of it up to the end of each of its last parts, at most 32; the last is
             of all of it.
         tokens: Estimated from its length, at least 1.
+        beginning: Hash of the first message of a user, the same in each turn of a conversation; of
+            a prompt without roles, of its first part.
     """
 
     blocks: tuple[int, ...]
     turn_hashes: tuple[int, ...]
     tokens: int
+    beginning: int
     _hash: hashlib.blake2b = field(repr=False, compare=False)
 
     def hash_with_reply(self, reply: Mapping[str, Any]) -> int:
@@ -100,7 +104,9 @@ def _prompt(seed: bytes, parts: Sequence[Part]) -> Prompt:
     turn_hashes = tuple(_turn_hashes(hasher, parts[-_TURNS_MAX:]))
     size_bytes = sum(map(len, parts))
     blocks = tuple(_blocks(xxh3_64_intdigest(seed), _beginning(parts)))
-    return Prompt(blocks, turn_hashes, max(1, size_bytes // _TOKEN_BYTES), hasher)
+    first = next((part for part in parts if part.startswith(_OF_USER)), parts[0])
+    beginning = xxh3_64_intdigest(first)
+    return Prompt(blocks, turn_hashes, max(1, size_bytes // _TOKEN_BYTES), beginning, hasher)
 
 
 def _beginning(parts: Sequence[Part]) -> bytes:

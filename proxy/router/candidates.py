@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
 
 from proxy.prompt_cache.index import CacheHint
+from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.instances import Instance
 from proxy.router.policy import Candidate, Choice, choose
 from proxy.settings import Policy
+
+_HASHES: Final = 2**64
 
 
 class Candidates:
@@ -33,6 +39,7 @@ class Candidates:
         self._conversations = conversations
         self._policy = policy
         self._held_s = held_s
+        self._trial_share = max((one.upstream.trial_share for one in instances), default=0.0)
         self._bound_for: Counter[str] = Counter()
         self._kept: set[Instance] = set()
 
@@ -51,12 +58,23 @@ class Candidates:
         owner = hint.owner if policy == "affinity" else None
         others = [instance for instance in instances if instance.upstream.name not in avoid]
         candidates = [self._candidate(one, request, hint) for one in others or instances]
-        choice = choose(policy, candidates, prompt.tokens if prompt else 0, owner, waited_s)
+        tokens = prompt.tokens if prompt else 0
+        on_trial = self._is_on_trial(request, hint)
+        choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial)
         if choice.name is None and owner is not None:
             self._bound_for[owner] += 1
         if choice.name is None and request.slots > 1:
             self._keep(instances, request, owner)
         return choice
+
+    def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
+        """Return whether a conversation is part of the trial: where it is, or by its beginning."""
+        if not self._trial_share:
+            return False
+        for instance in self._instances:
+            if instance.upstream.name == hint.owner:
+                return instance.upstream.is_on_trial
+        return is_in_share(self._trial_share, request)
 
     def _keep(
         self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None
@@ -88,4 +106,22 @@ class Candidates:
             free_in_s=turns * self._held_s / upstream.slots,
             is_spare=upstream.node is not None and upstream.node.is_spare,
             needed=needed,
+            is_on_trial=upstream.is_on_trial,
         )
+
+
+def is_in_share(share: float, request: ProxyRequest) -> bool:
+    """Return whether a request's conversation is in this share of all, above 0 and below 1.
+
+    A hash of how it begins decides, so that all its turns agree, also after a restart, and a larger
+    share contains a smaller one. A request without a prompt is a conversation of its own.
+    """
+    return _conversation_hash(request) < share * _HASHES
+
+
+def _conversation_hash(request: ProxyRequest) -> int:
+    if request.session:
+        return session_hash(request.model, request.client, request.session)
+    if request.prompt:
+        return xxh3_64_intdigest(request.client.encode(), request.prompt.beginning)
+    return xxh3_64_intdigest(request.request_id.encode())

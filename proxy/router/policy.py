@@ -10,6 +10,9 @@
    more (the first few would otherwise separate what belongs together), where most of its prompt is
    cached, then to the one that owns the fewest, then to the least busy.
 
+An instance on trial is for some conversations, the others are for the rest (`on_trial`); each
+conversation stays on its side. Only a request that would find no slot there goes to the other side.
+
 `least-busy` takes the instance with the fewest requests for each slot, `round-robin` the one used
 longest ago. A spare instance, as one on another machine mostly is, takes only requests that find no
 free slot elsewhere; a conversation that it owns stays there. No request goes to an instance without
@@ -43,6 +46,7 @@ class Candidate:
         free_in_s: Estimated seconds until a slot is free; 0 where one is.
         is_spare: Takes only requests that find no free slot elsewhere.
         needed: Slots that the request would use.
+        is_on_trial: Runs the profile on trial.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Candidate:
     free_in_s: float = 0.0
     is_spare: bool = False
     needed: int = 1
+    is_on_trial: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -90,7 +95,13 @@ class Choice:
 
 
 def choose(
-    policy: Policy, candidates: Sequence[Candidate], tokens: int, owner: str | None, waited_s: float
+    policy: Policy,
+    candidates: Sequence[Candidate],
+    tokens: int,
+    owner: str | None,
+    waited_s: float,
+    *,
+    on_trial: bool = False,
 ) -> Choice:
     """Choose the instance for one request.
 
@@ -100,10 +111,12 @@ def choose(
         tokens: Length of the prompt.
         owner: The instance that has its conversation, or None; only `affinity` uses it.
         waited_s: How long the request has waited already.
+        on_trial: Whether its conversation is part of the trial, where there is one.
     """
     free = [one for one in candidates if one.is_free]
     if not free:
         return Choice(None)
+    free = [one for one in free if one.is_on_trial == on_trial] or free
     first = [one for one in free if not one.is_spare] or free
     if policy == "round-robin":
         return Choice(min(first, key=lambda one: one.last_used).name)
@@ -111,11 +124,15 @@ def choose(
         return Choice(min(first, key=lambda one: (one.load, one.last_used)).name)
     owning = next((one for one in candidates if one.name == owner and one.has_useful_cache), None)
     if owning is None:
-        peers = [one for one in candidates if one.is_spare == first[0].is_spare]
+        peers = [one for one in candidates if _are_peers(one, first[0])]
         return Choice(_for_new_conversation(first, peers).name)
     if owning.is_free:
         return Choice(owning.name)
     return _move_or_wait(owning, free, tokens, waited_s)
+
+
+def _are_peers(one: Candidate, other: Candidate) -> bool:
+    return one.is_spare == other.is_spare and one.is_on_trial == other.is_on_trial
 
 
 def _for_new_conversation(free: Sequence[Candidate], everyone: Sequence[Candidate]) -> Candidate:

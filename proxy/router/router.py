@@ -355,10 +355,11 @@ class Router:
         self._listener.overdue(lease.upstream, reason)
 
 
-def _calm(instance: Instance) -> tuple[bool, float, int]:
+def _calm(instance: Instance) -> tuple[bool, bool, float, int]:
     node = instance.upstream.node
     return (
         bool(node and node.is_spare),
+        instance.upstream.is_on_trial,
         len(instance.in_flight) / instance.upstream.slots,
         instance.last_used,
     )

@@ -165,3 +165,36 @@ def test_the_share_of_ours_is_counted_among_ours() -> None:
     ]
     assert chosen(many, few, *spares) == Choice("many")
     assert chosen(replace(many, conversations=6), few, *spares) == Choice("few")
+
+
+# A trial.
+
+
+@pytest.mark.parametrize("on_trial", [True, False])
+@given(policy=policies, everyone=candidates, trials=st.sets(st.sampled_from("abcdef")))
+def test_a_request_leaves_its_side_only_where_that_has_no_free_slot(
+    *, policy: Policy, everyone: list[Candidate], trials: set[str], on_trial: bool
+) -> None:
+    sides = {one.name: one.name in trials for one in everyone}
+    everyone = [replace(one, is_on_trial=sides[one.name]) for one in everyone]
+    found = choose(policy, everyone, 1000, None, 0.0, on_trial=on_trial).name
+    free = {one.name for one in everyone if one.is_free}
+    own = {name for name in free if sides[name] == on_trial}
+    assert found in (own or free or {None})
+
+
+def test_a_conversation_of_the_trial_waits_for_its_owner_as_any_does() -> None:
+    owner = Candidate(
+        "owner", **FULL, cached_tokens=900, prefill_tps=100.0, free_in_s=1.0, is_on_trial=True
+    )
+    base = Candidate("base", **FREE, prefill_tps=100.0)
+    found = choose("affinity", [owner, base], 1000, "owner", 0.0, on_trial=True)
+    assert found == Choice(None, 20.5)
+    found = choose("affinity", [owner, base], 1000, "owner", 20.5, on_trial=True)
+    assert found == Choice("base")
+
+
+def test_the_share_of_conversations_is_counted_on_one_side() -> None:
+    trial = Candidate("trial", **FREE, conversations=40, is_on_trial=True)
+    holder = Candidate("holder", **FREE, conversations=6, cached_tokens=900)
+    assert chosen(trial, holder, Candidate("idle", **FREE, conversations=2)) == Choice("idle")
