@@ -9,31 +9,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
-from corral_cli import CorralCli, until
+from corral_cli import CorralCli
 
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session
-from scripts.bench.overhead_fronts import free_port
-from supervisor.engines.discover import Engine, load
+from scripts.bench.plain_engine import plain
+from scripts.bench.rates import TOKENS, answer, together
+from scripts.bench.result import Figure, Result
 from supervisor.host import download
 from supervisor.host.paths import directories
 
 PLAIN: Final = "plain"
-TOKENS: Final = 96
 PROMPT_WORDS: Final = 700
 FIGURES: Final = ("decode", "prefill", "4 clients", "8 clients")
 # A profile is as fast as plain at these, or this many times as fast.
@@ -43,15 +40,18 @@ GOALS: Final[Mapping[str, Mapping[str, float]]] = {
     "high-throughput": {"8 clients": 1.15},
 }
 
+Rounds = Sequence[Mapping[str, Mapping[str, float]]]
+
 
 def main() -> int:
     """Measure, print, and return 1 if a profile is slower than its goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--busy", action="store_true", help="keep one core busy meanwhile")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     model = download.find_pin("smollm2").path(directories().models)
-    variants = {PLAIN: partial(plain, model)}
+    variants = {PLAIN: partial(plain, "--model", model, "--alias", "m")}
     variants |= {name: partial(corral, model, name) for name in GOALS}
     rounds: list[Mapping[str, Mapping[str, float]]] = []
     with busy_core() if options.busy else nullcontext():
@@ -59,10 +59,12 @@ def main() -> int:
             order = random.Random(number).sample([*variants], len(variants))  # noqa: S311 (an order)
             rounds.append({name: measured(variants[name]()) for name in order})
             print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
-    missed = show(rounds)
-    for goal in missed:
+    show(rounds)
+    found = result(rounds)
+    found.write(options.json)
+    for goal in found.missed:
         print(f"missed: {goal}")
-    return 1 if missed else 0
+    return 1 if found.missed else 0
 
 
 @contextmanager
@@ -75,36 +77,6 @@ def corral(model: Path, profile: str) -> Iterator[str]:
             yield cli.url
         finally:
             cli.end()
-
-
-@contextmanager
-def plain(model: Path) -> Iterator[str]:
-    """The engine with nothing but the model and an address."""
-    engine: Engine = load(None, cache_dir=directories().cache)
-    port = free_port()
-    libraries = ":".join(map(str, engine.library_dirs))
-    process = subprocess.Popen(
-        [engine.path, "--model", model, "--alias", "m", "--port", str(port)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **({"LD_LIBRARY_PATH": libraries} if libraries else {})},
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until(lambda: asyncio.run(is_healthy(url)))
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-async def is_healthy(url: str) -> bool:
-    try:
-        async with session(url) as http, http.get("/health") as response:
-            return response.status == 200
-    except aiohttp.ClientConnectionError:
-        return False
 
 
 @contextmanager
@@ -139,52 +111,47 @@ async def figures(url: str) -> Mapping[str, float]:
         }
 
 
-async def together(http: aiohttp.ClientSession, clients: int) -> float:
-    """Generated tokens of all clients per second, two answers for each."""
-
-    async def client(number: int) -> int:
-        answers = [await answer(http, f"Story {number}.{turn}", TOKENS) for turn in range(2)]
-        return sum(one["predicted_n"] for one in answers)
-
-    began_at_s = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(client(number)) for number in range(clients)]
-    return sum(task.result() for task in tasks) / (time.monotonic() - began_at_s)
-
-
-async def answer(http: aiohttp.ClientSession, text: str, tokens: int) -> Mapping[str, Any]:
-    """The engine's `timings` of one answer of exactly so many tokens."""
-    body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-    }
-    async with http.post("/v1/chat/completions", json=body) as response:
-        content: dict[str, Any] = await response.json()
-    if response.status != 200:
-        raise RuntimeError(f"{response.status}: {content}")
-    timings: dict[str, Any] = content["timings"]
-    return timings
+def result(rounds: Rounds) -> Result:
+    return Result(
+        [
+            Figure(
+                figure,
+                "tokens/s",
+                {name: [one[name][figure] for one in rounds] for name in (PLAIN, *GOALS)},
+                base=PLAIN,
+            )
+            for figure in FIGURES
+        ],
+        goals=dict(
+            judged(f"{name}, {figure}", ratios(rounds, name, figure), goal)
+            for name, goals in GOALS.items()
+            for figure, goal in goals.items()
+        ),
+    )
 
 
-def show(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Print tokens per second and ratios to plain; return the goals that were missed."""
+def judged(what: str, found: Sequence[float], goal: float) -> tuple[str, bool]:
+    return f"{what}: {spread(found)} of plain, at least {goal:g}", max(found) >= goal
+
+
+def show(rounds: Rounds) -> None:
+    """Print tokens per second and ratios to plain."""
     print(("{:16}" + " {:>28}" * len(FIGURES)).format("tokens/s", *FIGURES))
-    missed = []
     for name in (PLAIN, *GOALS):
         cells = []
         for figure in FIGURES:
-            ratios = [one[name][figure] / one[PLAIN][figure] for one in rounds]
             median = statistics.median(one[name][figure] for one in rounds)
-            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            cells.append(f"{median:.0f}, {spread}" if name != PLAIN else f"{median:.0f}")
-            goal = GOALS.get(name, {}).get(figure)
-            if goal and max(ratios) < goal:
-                missed.append(f"{name}, {figure}: {spread} of plain, at least {goal:g}")
+            ratio = f", {spread(ratios(rounds, name, figure))}" if name != PLAIN else ""
+            cells.append(f"{median:.0f}{ratio}")
         print(("{:16}" + " {:>28}" * len(FIGURES)).format(name, *cells))
-    return missed
+
+
+def ratios(rounds: Rounds, name: str, figure: str) -> list[float]:
+    return [one[name][figure] / one[PLAIN][figure] for one in rounds]
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":
