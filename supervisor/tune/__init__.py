@@ -1,0 +1,1 @@
+"""Searches the flags under which one model runs best on this machine."""
