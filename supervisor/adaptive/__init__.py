@@ -1,0 +1,1 @@
+"""Follows demand and load while models serve: slots and decode threads."""
