@@ -1,1 +1,1 @@
-"""Follows demand and load while models serve: slots and decode threads."""
+"""Values of running models that follow demand and machine."""
