@@ -49,6 +49,7 @@ class Sizes:
     batch_prompts: int  # prompts of one array
     embedded: int  # one text to embed
     slots: int  # clients at once that the variants are measured with
+    context: int  # that one request may take, in each variant
     tokens_per_word: float
 
     def words(self, tokens: int) -> int:
@@ -76,6 +77,7 @@ def choose_sizes(variants: list[Measured]) -> Sizes:
         batch_prompts=max(4, 2 * slots),
         embedded=min(_EMBEDDED_MAX, ctx),
         slots=max(2, slots),
+        context=ctx,
         tokens_per_word=max(one.tokens_per_word for one in variants),
     )
 

@@ -13,6 +13,7 @@ from supervisor.bench.workloads.embedding import EMBEDDING
 from supervisor.bench.workloads.generation import GENERATION
 from supervisor.bench.workloads.long_prompt import LONG_PROMPT
 from supervisor.bench.workloads.workload import Workload
+from supervisor.bench.workloads.yours import YOURS
 
-_ALL: Final = (CHAT, LONG_PROMPT, GENERATION, CONCURRENT, BATCH, EMBEDDING)
+_ALL: Final = (CHAT, LONG_PROMPT, GENERATION, CONCURRENT, BATCH, EMBEDDING, YOURS)
 WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType({one.name: one for one in _ALL})

@@ -29,6 +29,7 @@ class Reply:
     text: str
     first_token_ms: float
     timings: Timings
+    token_ids: tuple[int, ...] = ()  # only of `complete_tokens`
 
     @property
     def tokens(self) -> int:
@@ -50,6 +51,12 @@ async def chat(client: EngineClient, messages: Sequence[Message], tokens: int) -
 async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
     """As `chat`, without a template."""
     body = {"prompt": prompt, "n_predict": tokens, **_EXACT}
+    return await _streamed(client, "/completion", body)
+
+
+async def complete_tokens(client: EngineClient, prompt: Sequence[int], tokens: int) -> Reply:
+    """As `complete`, with the prompt and the answer in tokens."""
+    body = {"prompt": prompt, "n_predict": tokens, "return_tokens": True, **_EXACT}
     return await _streamed(client, "/completion", body)
 
 
@@ -99,6 +106,7 @@ async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) ->
     began_s = time.perf_counter()
     first_s: float | None = None
     parts: list[str] = []
+    token_ids: list[int] = []
     timings: Timings | None = None
     async with client.stream(path, body) as events:
         if isinstance(events, ErrorResponse):
@@ -107,11 +115,12 @@ async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) ->
             if piece := _piece(event):
                 first_s = first_s or time.perf_counter()
                 parts.append(piece)
+            token_ids += event.get("tokens", ())
             timings = Timings.read(event.get("timings")) or timings
     if timings is None:
         raise WorkloadFailed(f"{path}: the answer ended without timings")
     first_token_ms = _MS * ((first_s or time.perf_counter()) - began_s)
-    return Reply("".join(parts), first_token_ms, timings)
+    return Reply("".join(parts), first_token_ms, timings, tuple(token_ids))
 
 
 def _piece(event: Mapping[str, Any]) -> str:

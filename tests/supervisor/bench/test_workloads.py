@@ -30,6 +30,7 @@ SIZES = Sizes(
     batch_prompts=5,
     embedded=32,
     slots=2,
+    context=384,
     tokens_per_word=4.0,
 )
 

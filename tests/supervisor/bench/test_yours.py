@@ -1,0 +1,69 @@
+"""Recorded requests are replayed on the real engine."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from supervisor.bench.instance import private_instance
+from supervisor.bench.sizes import Measured, choose_sizes
+from supervisor.bench.workloads.workload import MeasuredEngine, WorkloadFailed
+from supervisor.bench.workloads.yours import YOURS
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.host.paths import Directories
+from supervisor.request_record.files import RecordFiles
+from supervisor.request_record.recorded_request import RecordedRequest
+from supervisor.settings.schema import Settings
+
+SIZES = choose_sizes([Measured(500, 50, 512, 2, 4.0)])
+
+
+def turn(conversation: int, prompt: int, *, after_any_s: float | None = 1.0) -> RecordedRequest:
+    return RecordedRequest(
+        kind="chat",
+        conversation=conversation,
+        prompt_tokens=prompt,
+        cached_tokens=0,
+        generated_tokens=5,
+        after_any_s=after_any_s,
+        after_own_s=None,
+        duration_s=0.5,
+    )
+
+
+@pytest.fixture
+async def engine(tiny_model: Path, runtime: Path) -> AsyncIterator[MeasuredEngine]:
+    where = Directories(*[runtime] * 5)
+    flags = {"parallel": 2, "ctx-size": 1024}
+    settings = Settings(models={"tiny": {"path": tiny_model, "flags": flags}})
+    async with private_instance(LaunchPlanner(settings, where).plan("tiny"), where) as one:
+        yield MeasuredEngine(one.client, SIZES, "tiny", where)
+
+
+def record(engine: MeasuredEngine, requests: list[RecordedRequest]) -> None:
+    RecordFiles(engine.directories.request_record).append(engine.model, requests)
+
+
+async def test_sizes_are_exact_and_turns_go_on_in_the_cache(engine: MeasuredEngine) -> None:
+    record(engine, [turn(1, 40), turn(2, 30), turn(1, 60), turn(2, 50), turn(1, 80)])
+    outcome = await YOURS.run(engine, Random(1))
+    assert set(outcome.values) == {one.name for one in YOURS.figures}
+    # The first prompts of both, then what was new: 60 - 40 - 5 and so on; the engine computes the
+    # last token of a prompt again, and one that it had not stored of an answer.
+    computed = outcome.values["yours.prompt_tokens"]
+    new = 40 + 30 + 15 + 15 + 15
+    assert new <= computed <= new + 2 * 3
+    assert outcome.tokens == computed + 5 * 5
+
+
+async def test_without_a_record_nothing_is_replayed(engine: MeasuredEngine) -> None:
+    reason = YOURS.unavailable("tiny", engine.directories)
+    assert reason is not None
+    assert reason.startswith("0 requests are recorded of tiny, and 8 are needed")
+    with pytest.raises(WorkloadFailed, match="no request of tiny is recorded"):
+        await YOURS.run(engine, Random(1))
+    record(engine, [turn(1, 40)])
+    assert "1 request is recorded" in (YOURS.unavailable("tiny", engine.directories) or "")
+    record(engine, [turn(1, 40)] * 7)
+    assert YOURS.unavailable("tiny", engine.directories) is None
