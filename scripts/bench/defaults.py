@@ -52,9 +52,12 @@ def main() -> int:
     options = parser.parse_args()
     model = download.find_pin("smollm2").path(directories().models)
     variants = {PLAIN: partial(plain, "--model", model, "--alias", "m")}
-    variants |= {name: partial(corral, model, name) for name in GOALS}
     rounds: list[Mapping[str, Mapping[str, float]]] = []
-    with busy_core() if options.busy else nullcontext():
+    with (
+        tempfile.TemporaryDirectory(prefix="corral-") as cache,
+        busy_core() if options.busy else nullcontext(),
+    ):
+        variants |= {name: partial(corral, model, name, cache) for name in GOALS}
         for number in range(options.repeats):
             order = random.Random(number).sample([*variants], len(variants))  # noqa: S311 (an order)
             rounds.append({name: measured(variants[name]()) for name in order})
@@ -68,9 +71,11 @@ def main() -> int:
 
 
 @contextmanager
-def corral(model: Path, profile: str) -> Iterator[str]:
+def corral(model: Path, profile: str, cache: str) -> Iterator[str]:
+    """Serve with a profile; the first start with an empty cache measures thread counts."""
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        cli = CorralCli(Path(home))
+        cli = CorralCli(Path(home), measure_threads=True)
+        cli.env["XDG_CACHE_HOME"] = cache
         cli.configure(f'[models.m]\npath = "{model}"\nprofile = "{profile}"\n')
         cli.ok("start")
         try:

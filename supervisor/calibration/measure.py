@@ -16,7 +16,7 @@ from supervisor.flags.thread_speeds import ThreadSpeeds
 _TIMEOUT_S: Final = 10.0
 _DECODE_TOKENS: Final = 24
 # Token ids that every vocabulary has: texts make different numbers of tokens.
-_PROMPT: Final = tuple(3 + number % 64 for number in range(256))
+_PROMPT: Final = tuple(3 + number % 64 for number in range(384))
 # Fewer sequences say little about many.
 _TOGETHER_MIN: Final = 4
 _TOGETHER_MAX: Final = 8

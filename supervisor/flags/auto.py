@@ -158,8 +158,8 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.untried_threads:
         return Setting(_UBATCH_MAX, "machine", "the rate of prefill is measured at the first start")
     rate = _prompt_rate(inputs, chosen)
-    size = 2 ** round(math.log2(max(1, rate * _BATCH_S)))
-    reason = f"about half a second of prefill at {rate:.0f} tokens/s on this CPU"
+    size = 2 ** math.ceil(math.log2(max(1, rate * _BATCH_S)))
+    reason = f"half a second to a second of prefill at {rate:.0f} tokens/s on this CPU"
     return Setting(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
 
 
