@@ -7,12 +7,18 @@ the fastest. Nothing else may run meanwhile: a disturbed measurement is not used
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from supervisor.calibration.measure import measure
 from supervisor.calibration.store import MeasurementStore
 from supervisor.engine_client.client import EngineClient
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
+from supervisor.flags.thread_speeds import ThreadSpeeds
+from supervisor.host.processor_load import ProcessorReading, processor_load
+
+# One program that is busy all the time takes about half a core from threads of ours.
+_DISTURBING_CORES: Final = 0.3
 
 
 class ThreadCalibrator:
@@ -22,7 +28,8 @@ class ThreadCalibrator:
         plan: Returns the plan of its present run.
         plan_again: Returns the plan that its next run would have.
         store: Returns where the speeds of a plan are stored.
-        is_undisturbed: Whether no other instance computes or loads.
+        is_alone: Whether no other instance computes or loads.
+        read: Reads the counters of the processor and of our processes.
     """
 
     def __init__(
@@ -31,13 +38,15 @@ class ThreadCalibrator:
         plan: Callable[[], Plan | None],
         plan_again: Callable[[], Plan],
         store: Callable[[Plan], MeasurementStore],
-        is_undisturbed: Callable[[], bool],
+        is_alone: Callable[[], bool],
+        read: Callable[[], ProcessorReading],
         emit: Emit,
     ) -> None:
         self._plan = plan
         self._plan_again = plan_again
         self._store = store
-        self._is_undisturbed = is_undisturbed
+        self._is_alone = is_alone
+        self._read = read
         self._emit = emit
 
     async def needs_restart(self, client: EngineClient, run: int) -> bool:
@@ -46,8 +55,7 @@ class ThreadCalibrator:
         if plan is None or plan.untried_threads is None:
             return False
         store = self._store(plan)
-        speeds = await measure(client, plan.slots) if self._is_undisturbed() else None
-        if speeds and self._is_undisturbed():
+        if speeds := await self._measure_alone(client, plan.slots):
             store.add(plan.untried_threads, speeds)
             self._emit(
                 "instance.speed_measured",
@@ -62,3 +70,11 @@ class ThreadCalibrator:
         else:
             return False  # the next start tries again
         return self._plan_again().lines != plan.lines
+
+    async def _measure_alone(self, client: EngineClient, slots: int) -> ThreadSpeeds | None:
+        if not self._is_alone():
+            return None
+        before = self._read()
+        speeds = await measure(client, slots)
+        others_cores = processor_load(before, self._read()).others_cores or 0.0
+        return speeds if self._is_alone() and others_cores < _DISTURBING_CORES else None

@@ -7,7 +7,6 @@ are added and retired while it serves, as `reload/` decides.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -16,17 +15,17 @@ from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
-from supervisor.calibration.calibrator import ThreadCalibrator
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import cache_commands
+from supervisor.fleet.calibration import calibrator
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.instance.instance import Instance
 from supervisor.instance.interfaces import Traffic
 from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.instance.states import STATES, State
+from supervisor.instance.states import State
 from supervisor.slot_store.manager import SlotManager
 
 # A start is done when the instance serves or the cause of its failure is known: in BACKOFF it will
@@ -258,25 +257,7 @@ class Fleet:
             admit=lambda snapshot: self._admit(replica, snapshot),
             emit=self._emit_change,
             persister=replica.slots,
-            calibrator=self._calibrator(replica),
-        )
-
-    def _calibrator(self, replica: Replica) -> ThreadCalibrator:
-        return ThreadCalibrator(
-            plan=lambda: replica.plan,
-            plan_again=lambda: replica.planner.plan_at(replica.place),
-            store=lambda plan: replica.planner.measurements(plan.gguf.path),
-            is_undisturbed=lambda: self._is_alone(replica),
-            emit=functools.partial(self._emit, instance=replica.name, model=replica.place.model),
-        )
-
-    def _is_alone(self, replica: Replica) -> bool:
-        """Whether no other instance computes or loads."""
-        others = (one.instance.snapshot() for one in self.all_replicas() if one is not replica)
-        return all(
-            not STATES[one.state].process
-            or (one.state is State.READY and not self._traffic.activity(one.name).in_flight)
-            for one in others
+            calibrator=calibrator(replica, self.all_replicas, self._traffic, self._emit),
         )
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.host.control_group import pressure_file, text
+from supervisor.host.machine import allowed_cpus
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _STALLED: Final = re.compile(r"^some .*\btotal=([0-9]{1,20})$", re.MULTILINE)
@@ -70,6 +71,10 @@ def read_processor(root: Path, allowed: frozenset[int], pids: Iterable[int]) -> 
         own_s={pid: taken_s for pid, taken_s in own.items() if taken_s is not None},
         is_low_priority=os.getpriority(os.PRIO_PROCESS, 0) > 0,
     )
+
+
+def read_this_processor(pids: Iterable[int]) -> ProcessorReading:
+    return read_processor(Path("/"), allowed_cpus(), pids)
 
 
 def processor_load(before: ProcessorReading, after: ProcessorReading) -> ProcessorLoad:

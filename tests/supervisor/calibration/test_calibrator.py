@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from supervisor.flags.plan import ModelEntry, Plan, make_plan
 from supervisor.flags.profile import load
 from supervisor.flags.thread_speeds import ThreadSpeeds
 from supervisor.host.paths import shipped
+from supervisor.host.processor_load import ProcessorReading
 from supervisor.instance.states import State
 
 # As measured on a host whose threads are slow to synchronise.
@@ -33,24 +35,31 @@ class Replica:
     root: Path
     profile: str = "base"
     set_flags: Mapping[str, int] = field(default_factory=dict)
-    undisturbed: Sequence[bool] = ()
+    alone: Sequence[bool] = ()
+    others_cores: float = 0.0
     events: list[Mapping[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in ("model.gguf", "llama-server"):
             (self.root / name).write_bytes(b"content")
-        self._answers = list(self.undisturbed)
+        self._answers = list(self.alone)
+        self._seconds = itertools.count()
         self.plan = self.plan_again()
         self.calibrator = ThreadCalibrator(
             plan=lambda: self.plan,
             plan_again=self.plan_again,
             store=lambda _plan: self.store(),
-            is_undisturbed=lambda: self._answers.pop(0) if self._answers else True,
+            is_alone=lambda: self._answers.pop(0) if self._answers else True,
+            read=self.read,
             emit=self.emit,
         )
 
     def emit(self, _name: str, /, **fields: object) -> None:
         self.events.append(fields)
+
+    def read(self) -> ProcessorReading:
+        at_s = next(self._seconds)
+        return ProcessorReading(at_s, self.others_cores * at_s, 0, None, {}, is_low_priority=False)
 
     def store(self) -> MeasurementStore:
         return MeasurementStore(
@@ -113,17 +122,19 @@ async def test_threads_that_the_user_set_are_not_measured(tmp_path: Path) -> Non
     assert replica.events == []
 
 
-@pytest.mark.parametrize("undisturbed", [[False], [True, False]])
+@pytest.mark.parametrize(
+    ("alone", "others_cores"), [([False], 0.0), ([True, False], 0.0), ([], 0.5)]
+)
 async def test_a_disturbed_measurement_is_not_used(
-    tmp_path: Path, undisturbed: Sequence[bool]
+    tmp_path: Path, alone: Sequence[bool], others_cores: float
 ) -> None:
-    replica = Replica(tmp_path, undisturbed=undisturbed)
+    replica = Replica(tmp_path, alone=alone, others_cores=others_cores)
     assert await replica.runs() == [("2", "2")]
     assert replica.store().read().speeds == {}
 
 
 async def test_when_a_later_measurement_is_disturbed_the_others_decide(tmp_path: Path) -> None:
-    replica = Replica(tmp_path, undisturbed=[True, True, False])
+    replica = Replica(tmp_path, alone=[True, True, False])
     assert [threads for threads, _ in await replica.runs()] == ["2", "1", "2"]
     assert replica.store().read().is_complete
 
