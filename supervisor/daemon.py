@@ -23,6 +23,10 @@ from proxy.router.router import Router
 from proxy.server import Server
 from proxy.threads import worker_threads
 from supervisor import __version__
+from supervisor.adaptive.apply import ChangeApplier
+from supervisor.adaptive.controller import AdaptiveController
+from supervisor.adaptive.slots import SlotDecider
+from supervisor.adaptive.values import AdaptedValues
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.admission.model_state import Waiting
@@ -79,23 +83,33 @@ class Daemon:
         router_events = RouterEvents()
         self._router = Router(proxy, router_events, self._metrics.emit)
         self._stats = StatsReader()
+        adapted = AdaptedValues()
         self._fleet = Fleet(
-            LaunchPlanner(loaded.settings, directories),
+            LaunchPlanner(loaded.settings, directories, adapted.of),
             self._router,
             events.emit,
             on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
         )
-        self._admission = AdmissionController(
-            self._fleet, self._router, events.emit, MemoryUsage(self._fleet)
+        memory_usage = MemoryUsage(self._fleet)
+        self._admission = AdmissionController(self._fleet, self._router, events.emit, memory_usage)
+        replacer = Replacer(self._fleet)
+        self._adaptive = AdaptiveController(
+            self._fleet,
+            self._router,
+            ChangeApplier(self._fleet, replacer, memory_usage, adapted, events.emit),
+            adapted,
+            events.emit,
+            [SlotDecider()],
+            is_memory_wanted=lambda: bool(self._admission.waiting()),
         )
         self._reload = Reload(
             self._fleet,
             loaded,
             read=reread,
-            make_planner=lambda found: LaunchPlanner(found.settings, directories),
+            make_planner=lambda found: LaunchPlanner(found.settings, directories, adapted.of),
             prepare_nodes=self._prepare_nodes,
             emit=events.emit,
-            replacer=Replacer(self._fleet),
+            replacer=replacer,
         )
         self._triggers = ReloadTriggers(self._reload)
         self._recorder = RequestRecorder(
@@ -169,8 +183,10 @@ class Daemon:
             ]
             reload = group.create_task(self._triggers.serve())
             admission = group.create_task(persist("admission", self._admission.serve))
+            adaptive = group.create_task(persist("adaptive", self._adaptive.serve))
             recorder = group.create_task(persist("request record", self._recorder.serve))
             yield
+            adaptive.cancel()
             reload.cancel()
             admission.cancel()
             await self._stop()

@@ -36,6 +36,7 @@ def render(status: DaemonStatus) -> str:
         "",
         table(_HEAD, [_row(model, instance) for model, instance in instances]),
         *(line for model in models for line in _waiting(model)),
+        *(line for model in models for line in _adapted(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
         *(line for _, instance in instances for line in _problems(instance)),
@@ -66,6 +67,11 @@ def _waiting(model: ModelStatus) -> Iterator[str]:
         no_requests = f"; no new requests for {leaving}" if leaving else ""
         time = duration(found["wait_s"])
         yield f"\n{model['name']}: {queued} for memory, {time} so far{place}{no_requests}"
+
+
+def _adapted(model: ModelStatus) -> Iterator[str]:
+    for one in model["adapted"]:
+        yield f"\n{model['name']}: {one['key']} = {one['value']} now: {one['reason']}"
 
 
 def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:

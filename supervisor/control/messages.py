@@ -61,6 +61,14 @@ class WaitStatus(TypedDict):
     leaving: list[str]
 
 
+class AdaptedValue(TypedDict):
+    """A value that the daemon changed while it serves, and why; `key` is the option's name."""
+
+    key: str
+    value: str | int | float | bool
+    reason: str
+
+
 class ModelStatus(TypedDict):
     """One model; `slots` and `ctx_size` are those of one instance, known once it was planned.
 
@@ -77,6 +85,7 @@ class ModelStatus(TypedDict):
     ctx_size: int | None
     waiting: WaitStatus | None
     not_persisted_reason: str | None
+    adapted: list[AdaptedValue]
     instances: list[InstanceStatus]
 
 

@@ -10,6 +10,7 @@ from proxy.models import PrefillResult
 from proxy.nodes.nodes import NodeStats
 from supervisor.admission.model_state import Waiting
 from supervisor.control.messages import (
+    AdaptedValue,
     DraftStatus,
     ErrorFields,
     InstanceStatus,
@@ -47,8 +48,16 @@ def model_status(
         "ctx_size": plan.ctx_size if plan else None,
         "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
         "not_persisted_reason": next(planned, None),
+        "adapted": _adapted(plan),
         "instances": instances,
     }
+
+
+def _adapted(plan: Plan | None) -> list[AdaptedValue]:
+    return [
+        {"key": key, "value": one.value, "reason": one.reason}
+        for key, one in (plan.adapted.items() if plan else ())
+    ]
 
 
 def instance_status(

@@ -57,6 +57,7 @@ class Plan:
     memory_inputs: MemoryInputs
     # Values that the daemon changed while it serves, as they are on the command line.
     adapted: Settings = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()  # the options that were `auto`
     untried_threads: int | None = None  # the thread count whose speed its first run measures
 
     @property
@@ -145,6 +146,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
             projector_bytes=projector_bytes,
         ),
         adapted={key: one for key, one in kept.items() if one.is_adapted},
+        derived=frozenset(key for key, one in kept.items() if one.is_derived),
         untried_threads=inputs.untried_threads if _derives_threads(kept) else None,
     )
 

@@ -6,7 +6,7 @@ A model's own flags win over its profile, and its profile over llama-corral's de
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
@@ -112,7 +112,8 @@ def _derived(settings: Settings, inputs: PlanInputs) -> Settings:
             chosen[key] = found[key].value
     if {SLOTS, CONTEXT} <= found.keys() and SLOTS in inputs.adapted:
         found |= adapt_slots({**settings, **found}, inputs)
-    return {**settings, **found}
+    derived = {key: replace(one, is_derived=True) for key, one in found.items()}
+    return {**settings, **derived}
 
 
 def _cap_context(settings: Settings, inputs: PlanInputs) -> Settings:

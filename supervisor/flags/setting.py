@@ -47,8 +47,9 @@ class Setting:
     """A value and its origin."""
 
     value: FlagValue
-    origin: str  # `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`
+    origin: str  # `model NAME`, `profile NAME`, `machine`, `demand`, `gguf` or `llama-corral`
     reason: str = ""  # a clause; empty if the origin says it all
+    is_derived: bool = False  # it was `auto`
     is_adapted: bool = False  # the daemon changed it while it serves
 
     @property

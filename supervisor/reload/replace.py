@@ -134,16 +134,22 @@ class Replacer:
         return ReplicaFailure(replica.place, snapshot.cause, snapshot.log_path, stays=served)
 
     def _has_room(self, replica: Replica, after: Plan) -> bool:
-        pid = replica.instance.snapshot().pid
-        own = own_bytes(pid) if pid else None
-        if own is None or replica.plan is None:
-            return True
+        need = successor_bytes(replica, after)
         here = self._read_machine()
-        return fits(
-            need_bytes(own, replica.plan, after),
+        return need is None or fits(
+            need,
             available_bytes=here.memory_available_bytes,
             memory_bytes=here.memory_bytes,
         )
+
+
+def successor_bytes(replica: Replica, after: Plan) -> int | None:
+    """Return how much main memory a successor takes beside a replica; None if unknown."""
+    pid = replica.instance.snapshot().pid
+    own = own_bytes(pid) if pid else None
+    if own is None or replica.plan is None:
+        return None
+    return need_bytes(own, replica.plan, after)
 
 
 def _failure(old: Replica, successor: InstanceSnapshot) -> ReplicaFailure:

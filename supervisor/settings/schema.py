@@ -15,6 +15,7 @@ from supervisor.flags.setting import Argument, FlagName, FlagSetting
 from supervisor.flags.trial import TrialSettings
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.limits import InstanceLimits
+from supervisor.settings.adaptive import SlotSettings
 from supervisor.settings.types import Alias, Bytes, ModelName, NodeName, VariantName
 
 
@@ -70,6 +71,11 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
         default=True,
         description="measure models of up to 1 GiB with several thread counts at their first start",
     )
+    adaptive: bool = Field(
+        default=True,
+        description="while serving, adapt values that are auto to demand and machine; "
+        "false: change nothing",
+    )
     persist_slots: bool = Field(
         default=True,
         description="save conversations to disk, for this user alone, while their model is not "
@@ -121,6 +127,7 @@ class ModelSettings(ResidencyPolicy):
         default=False,
         description="save prefixes that conversations share, and prefill them after warm_prompts",
     )
+    slots: SlotSettings = SlotSettings()
     restart: RestartPolicy = Field(
         RestartPolicy(), description="keys that differ from [supervisor.restart]"
     )

@@ -77,6 +77,7 @@ def model(
         "slots": 4,
         "ctx_size": 4096,
         "not_persisted_reason": not_persisted_reason,
+        "adapted": [],
         "waiting": waiting,
         "instances": [*instances],
     }

@@ -1,0 +1,155 @@
+"""Whether a model gets more slots or fewer, by the demand for them. Pure but for the history.
+
+More, once requests have queued nearly all the time for `queued_s`; fewer, but never fewer than
+planned, once no more than half of the slots were in use for `quiet_s`. In between nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.adaptive.change import Change, ModelView
+from supervisor.flags.adapted_slots import CONTEXT, SLOTS
+from supervisor.flags.setting import Setting
+from supervisor.settings.adaptive import SlotSettings
+
+ORIGIN: Final = "demand"
+# Of the samples in `queued_s`; between two requests of a client the queue may be empty.
+_QUEUED_SHARE: Final = 0.9
+# As many as the settings allow, which bound quiet_s by queued_s, and sampling too early.
+_SAMPLES_MAX: Final = 20_000
+# Of sample_s; another model may need samples more often.
+_EARLY: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The demand for a model's slots at one moment."""
+
+    at_s: float
+    waiting: int
+    busy: int
+    slots: int  # of all instances together
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Slots of one instance: now, as planned, and at most."""
+
+    now: int
+    planned: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSlots:
+    count: int
+    reason: str
+
+
+def decide_slots(
+    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+) -> WantedSlots | None:
+    """Decide by the demand so far, the oldest first; None to keep what is."""
+    if not limits.follow_demand:
+        return _planned(counts, "its slots do not follow demand any more")
+    if counts.now > max(counts.most, counts.planned):
+        return WantedSlots(max(counts.most, counts.planned), "slots.max is lower now")
+    return _more(history, counts, limits) or _fewer(history, counts, limits)
+
+
+def _more(
+    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+) -> WantedSlots | None:
+    recent = _window(history, limits.queued_s)
+    queued = [one for one in recent if one.waiting]
+    count = min(2 * counts.now, counts.most)
+    if not queued or len(queued) < _QUEUED_SHARE * len(recent) or count <= counts.now:
+        return None
+    reason = f"requests queued for {limits.queued_s:g} s with {recent[-1].slots} slots"
+    return WantedSlots(count, reason)
+
+
+def _fewer(
+    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+) -> WantedSlots | None:
+    recent = _window(history, limits.quiet_s)
+    if counts.now <= counts.planned or not recent or any(one.waiting for one in recent):
+        return None
+    used = max(one.busy / one.slots for one in recent) * counts.now
+    count = counts.now
+    while count > counts.planned and used <= count / 2:
+        count = max(counts.planned, count // 2)
+    if count == counts.now:
+        return None
+    busy = max(one.busy for one in recent)
+    in_use = f"at most {busy} of {recent[-1].slots} slots in use"
+    return WantedSlots(count, f"{in_use} for {limits.quiet_s:g} s")
+
+
+def _planned(counts: SlotCounts, reason: str) -> WantedSlots | None:
+    return WantedSlots(counts.planned, reason) if counts.now != counts.planned else None
+
+
+def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
+    """The samples of the last seconds; none where they do not reach back so far."""
+    begin_s = history[-1].at_s - length_s if history else 0.0
+    if not history or history[0].at_s > begin_s:
+        return ()
+    return [one for one in history if one.at_s >= begin_s]
+
+
+def may_follow_demand(model: ModelView) -> bool:
+    """Whether the number of slots is ours to choose: left to us, and each has its own cache.
+
+    A trial compares equals, so its model keeps what it has.
+    """
+    is_ours = {SLOTS, CONTEXT} <= model.base.derived and model.base.has_own_slots
+    return is_ours and model.settings.trial is None
+
+
+class SlotDecider:
+    """Wants slots that follow demand."""
+
+    def __init__(self) -> None:
+        self._histories: dict[str, deque[Demand]] = {}
+
+    def sample(self, models: Sequence[ModelView]) -> None:
+        mine = [model for model in models if may_follow_demand(model)]
+        self._forget_others(model.name for model in mine)
+        for model in mine:
+            history = self._histories.setdefault(model.name, deque(maxlen=_SAMPLES_MAX))
+            slots = model.plan.slots * len(model.instances)
+            if history and history[-1].slots != slots:
+                history.clear()
+            _note(
+                history, Demand(model.at_s, model.waiting, model.busy, slots), model.settings.slots
+            )
+
+    def changes(self, model: ModelView) -> Sequence[Change]:
+        limits, planned = model.settings.slots, model.base.slots
+        if model.name not in self._histories:
+            return ()
+        counts = SlotCounts(model.plan.slots, planned, limits.max)
+        wanted = decide_slots(self._histories[model.name], counts, limits)
+        if wanted is None:
+            return ()
+        to = Setting(wanted.count, ORIGIN, wanted.reason) if wanted.count > planned else None
+        return (Change(SLOTS, to, wanted.reason, is_urgent=wanted.count > counts.now),)
+
+    def _forget_others(self, names: Iterable[str]) -> None:
+        kept = set(names)
+        self._histories = {name: one for name, one in self._histories.items() if name in kept}
+
+
+def _note(history: deque[Demand], demand: Demand, limits: SlotSettings) -> None:
+    """Add a sample, and drop what no decision needs: all but one before the longer window."""
+    if history and demand.at_s - history[-1].at_s < limits.sample_s * _EARLY:
+        return
+    history.append(demand)
+    begin_s = history[-1].at_s - max(limits.queued_s, limits.quiet_s)
+    while len(history) > 1 and history[1].at_s <= begin_s:
+        history.popleft()

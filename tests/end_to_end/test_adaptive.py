@@ -1,0 +1,102 @@
+"""Slots that follow demand, on the real engine, with limits of a second."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import tiny_gguf
+from corral_cli import PATIENCE_S, CorralCli, until
+
+SETTINGS = """
+[models.chat]
+path = "{path}"
+{more}
+[models.chat.slots]
+queued_s = 0.5
+quiet_s = 1
+max = 8
+"""
+TOKENS = 150
+# The model says the alphabet, from anywhere on: a lost or doubled token shows.
+SAID = string.ascii_lowercase * (TOKENS // 26 + 2)
+
+
+@pytest.fixture(scope="session")
+def alphabet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.make(tmp_path_factory.mktemp("models") / "alphabet.gguf", mode="cycle")
+
+
+def slots(corral: CorralCli) -> int:
+    (model,) = corral.status()["models"]
+    return model["slots"]
+
+
+async def ask(http: aiohttp.ClientSession, client: int) -> dict[str, Any]:
+    body = {
+        "model": "chat",
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": f"client {client}"}],
+    }
+    async with http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+@asynccontextmanager
+async def clients(url: str, count: int) -> AsyncIterator[list[dict[str, Any]]]:
+    """Send requests, each client one after another, while the block runs; yield the answers."""
+    answers: list[dict[str, Any]] = []
+    is_over = asyncio.Event()
+
+    async def go_on(http: aiohttp.ClientSession, client: int) -> None:
+        while not is_over.is_set():
+            answers.append(await ask(http, client))
+
+    timeout = aiohttp.ClientTimeout(PATIENCE_S)
+    async with aiohttp.ClientSession(url, timeout=timeout) as http, asyncio.TaskGroup() as group:
+        for client in range(count):
+            group.create_task(go_on(http, client))
+        yield answers
+        is_over.set()
+
+
+def adapted(corral: CorralCli) -> list[tuple[object, object]]:
+    return [(one["before"], one["after"]) for one in corral.events("model.adapted")]
+
+
+def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
+    corral: CorralCli, alphabet: Path
+) -> None:
+    corral.configure(SETTINGS.format(path=alphabet, more=""))
+    corral.ok("start")
+    assert slots(corral) == 4
+
+    async def load() -> list[dict[str, Any]]:
+        async with clients(corral.url, 8) as answers:
+            await asyncio.to_thread(until, lambda: slots(corral) == 8)
+            at_growth = len(answers)
+            await asyncio.to_thread(until, lambda: len(answers) >= at_growth + 16)
+        return answers
+
+    answers = asyncio.run(load())
+    text = corral.ok("status")
+    assert "chat: parallel = 8 now: requests queued for 0.5 s with 4 slots" in text
+    assert corral.status()["models"][0]["ctx_size"] == 8 * 2048
+    for one in answers:
+        (choice,) = one["choices"]
+        assert one["usage"]["completion_tokens"] == TOKENS
+        assert choice["message"]["content"] in SAID
+
+    until(lambda: slots(corral) == 4)
+    assert "parallel" not in corral.ok("status")
+    assert adapted(corral) == [(4, 8), (8, 4)]
+    until(lambda: len(corral.engines()) == 1)
