@@ -30,7 +30,7 @@ Examples:
   corral stop                           finish running requests, then stop
 
 Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model,
-69 daemon unavailable, 78 invalid settings, 130 interrupted.
+69 daemon or machine busy, 78 invalid settings, 130 interrupted.
 """
 
 app = typer.Typer(
@@ -73,6 +73,10 @@ def main() -> None:
 
 def _finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> None:
     raise typer.Exit(run_command(command, call, as_json=as_json))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def _version(value: bool) -> None:  # noqa: FBT001 (Typer passes an option's value by position)
@@ -229,6 +233,48 @@ def plan(model: str, config: Config = None, as_json: Json = False) -> None:
     from supervisor.commands.plan import plan as call
 
     _finish("plan", lambda: call(model, config), as_json=as_json)
+
+
+@app.command()
+def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
+    model: Annotated[str, typer.Argument(help="A name from corral.toml, or a GGUF.")],
+    profiles: Annotated[
+        str,
+        typer.Option(
+            help="Profiles to compare, with commas; `plain` is llama-server's own defaults."
+        ),
+    ] = "",
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="What to measure, with commas: chat, long-prompt, generation, concurrent, batch, "
+            "embedding, yours. Unset: all that suit the model."
+        ),
+    ] = "",
+    repeats: Annotated[int | None, typer.Option(min=1, max=1000, help="Rounds. Unset: 5.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, max=10_000, help="As many rounds as fit in this time.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Repeat the texts and the order of an earlier run.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure although the machine is not free.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model under several profiles, side by side, on engines of its own.
+
+    Without --profiles: llama-server's own defaults against the model's profile. Each round starts
+    every variant anew, in another order. A running daemon is not disturbed. Ctrl-C keeps what was
+    measured (exit code 130).
+    """
+    from supervisor.commands.bench import BenchOptions
+    from supervisor.commands.bench import bench as call
+
+    options = BenchOptions(_names(profiles), _names(workload), repeats, minutes, seed, force)
+    _finish("bench", lambda: call(model, config, options), as_json=as_json)
 
 
 @app.command()

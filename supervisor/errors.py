@@ -13,6 +13,7 @@
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
     ├── DaemonBusy                   69    another daemon holds the directory, or ours hangs
+    ├── MachineBusy                  69    other programs take what a measurement needs
     └── Interrupted                 130    Ctrl-C; the daemon continues
 
 0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart what cannot work
@@ -110,6 +111,11 @@ class NoSuchModel(CorralError):
 
 class DaemonBusy(CorralError):
     code = "daemon_busy"
+    exit_code = 69
+
+
+class MachineBusy(CorralError):
+    code = "machine_busy"
     exit_code = 69
 
 

@@ -233,11 +233,11 @@ class ProgressMeter:
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
         self._live = stream.isatty()
-        self._shown: dict[str, int] = {}
+        self._shown: dict[str, tuple[int, str]] = {}
 
     def show(self, label: str, fraction: float, detail: str = "") -> None:
         percent = int(fraction * 100)
-        step = percent if self._live else percent // 25
+        step = (percent, detail) if self._live else (percent // 25, "")
         if self._shown.get(label) == step:
             return
         self._shown[label] = step

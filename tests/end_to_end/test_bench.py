@@ -1,0 +1,106 @@
+"""`corral bench` as a user runs it: results, mistakes, interruptions, and beside a daemon."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tiny_bert
+from corral_cli import CorralCli, until
+
+ONCE = ("--repeats", "1", "--force")
+
+
+@pytest.fixture
+def configured(corral: CorralCli, tiny_model: Path) -> CorralCli:
+    corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
+    return corral
+
+
+@contextmanager
+def running(corral: CorralCli, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a bench without end, and yield it in its second round."""
+    argv = corral.argv("bench", "tiny", "--profiles", "base", "--workload", "generation", *words)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*argv, "--force", "--repeats", "1000"],
+        env=corral.env, stdout=pipe, stderr=pipe, text=True,
+    ) as process:  # fmt: skip
+        started = set[int]()
+
+        def is_in_second_round() -> bool:
+            started.update(pids(corral))
+            return len(started) > 2  # the first start, and one a round
+
+        until(is_in_second_round)
+        yield process
+        process.kill()
+
+
+def pids(corral: CorralCli) -> set[int]:
+    return {engine.pid for engine in corral.engines()}
+
+
+def test_a_result_has_all_raw_values(configured: CorralCli) -> None:
+    data = configured.data("bench", "tiny", *ONCE, "--workload", "generation", "--seed", "4")
+    assert [one["name"] for one in data["variants"]] == ["plain", "base"]
+    assert (data["seed"], data["rounds"], data["is_interrupted"]) == (4, 1, False)
+    names = {one["name"] for one in data["figures"]}
+    assert {"generation.decode_rate", "ready_s", "peak_memory"} <= names
+    assert all(names >= set(one["rounds"][0]) for one in data["variants"])
+
+
+def test_an_embedding_model_is_measured_by_embedding(corral: CorralCli, tmp_path: Path) -> None:
+    model = tiny_bert.make(tmp_path / "bert.gguf", "mean")
+    assert "many texts" in corral.ok("bench", str(model), *ONCE)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["nothing"], 4, "no model is named"),
+        (["tiny", "--profiles", "low-latencyy"], 78, "did you mean low-latency?"),
+        (["tiny", "--workload", "caht"], 78, "did you mean chat?"),
+        (["tiny", "--workload", "embedding"], 78, "makes no embeddings"),
+        (["tiny", "--repeats", "0"], 2, "--repeats"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_starts(
+    configured: CorralCli, words: list[str], code: int, said: str
+) -> None:
+    done = configured("bench", *words)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert not (configured.root / "log").exists()
+
+
+def test_a_daemon_is_not_disturbed(configured: CorralCli) -> None:
+    configured.ok("start")
+    before = configured.instances()["tiny.0"]
+    done = configured("bench", "tiny", *ONCE, "--workload", "generation")
+    assert done.returncode == 0
+    assert "the daemon kept tiny" in done.stderr
+    after = configured.instances()["tiny.0"]
+    assert (after["pid"], after["restarts"], after["state"]) == (before["pid"], 0, "ready")
+
+
+def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:
+    with running(configured, "--json") as process:
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=30)
+    envelope = json.loads(stdout)
+    assert process.returncode == envelope["exit_code"] == 130
+    assert envelope["data"]["variants"][0]["rounds"][0]["generation.decode_rate"] > 0
+    assert any(one.startswith("stopped after") for one in envelope["notes"])
+    assert pids(configured) == set()
+
+
+def test_killed_it_leaves_no_engine(configured: CorralCli) -> None:
+    with running(configured) as process:
+        process.kill()
+        process.wait()
+        until(lambda: not pids(configured))

@@ -1,0 +1,116 @@
+"""Variants measured with the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from supervisor.bench.job_result import data, result_of
+from supervisor.bench.limits import RoundLimits
+from supervisor.bench.measurements import Measurements
+from supervisor.bench.runner import BenchJob, measure, order
+from supervisor.bench.variants import VariantSpec, choose
+from supervisor.bench.workloads.registry import WORKLOADS
+from supervisor.bench.workloads.workload import (
+    MeasuredEngine,
+    Outcome,
+    Workload,
+    WorkloadFailed,
+)
+from supervisor.errors import StartFailed
+from supervisor.flags.plan import PlanLine
+from supervisor.host.paths import Directories
+from supervisor.output import ProgressMeter
+from supervisor.settings.schema import Settings
+
+GENERATION = WORKLOADS["generation"]
+
+
+@pytest.fixture
+def job(tiny_model: Path, runtime: Path) -> BenchJob:
+    where = Directories(*[runtime] * 5)
+    specs = choose(Settings(models={"tiny": {"path": tiny_model}}), where, "tiny", [])
+    return BenchJob("tiny", specs, (GENERATION,), RoundLimits.of(2, None), 1, where)
+
+
+def broken(spec: VariantSpec) -> VariantSpec:
+    lines = (*spec.plan.lines, PlanLine("--no-such-flag", None, "a test", ""))
+    return replace(spec, name="broken", plan=replace(spec.plan, lines=lines))
+
+
+async def measured(job: BenchJob) -> Measurements:
+    found = Measurements(spec.name for spec in job.specs)
+    await measure(job, found, ProgressMeter(io.StringIO()))
+    return found
+
+
+async def test_each_round_has_every_figure_of_every_variant(job: BenchJob) -> None:
+    found = await measured(job)
+    assert found.complete_rounds == 2
+    for spec in job.specs:
+        for values in found.rounds(spec.name):
+            assert values
+            assert {"ready_s", "peak_memory", "generation.decode_rate"} <= set(values)
+
+
+async def test_a_variant_that_fails_to_start_has_its_cause_and_the_others_go_on(
+    job: BenchJob,
+) -> None:
+    job = replace(job, specs=(broken(job.specs[0]), job.specs[1]))
+    found = await measured(job)
+    assert "no-such-flag" in (found.failure("broken") or "")
+    assert len([one for one in found.rounds("base") if one]) == 2
+    assert found.rounds("broken") == (None, None)
+
+
+async def test_without_a_variant_that_runs_it_fails(job: BenchJob) -> None:
+    with pytest.raises(StartFailed, match="no-such-flag"):
+        await measured(replace(job, specs=(broken(job.specs[0]),)))
+
+
+async def test_a_rejected_workload_is_noted_and_the_next_one_runs(job: BenchJob) -> None:
+    async def rejected(_engine: MeasuredEngine, _rng: Random) -> Outcome:
+        raise WorkloadFailed("status 400")
+
+    job = replace(
+        job,
+        specs=job.specs[:1],
+        workloads=(Workload("odd", "", (), rejected), GENERATION),
+        limits=RoundLimits.of(1, None),
+    )
+    found = await measured(job)
+    assert found.notes == ("plain, odd: status 400",)
+    assert "generation.decode_rate" in (found.rounds("plain")[0] or {})
+
+
+async def test_what_was_measured_before_a_cancellation_is_kept(job: BenchJob) -> None:
+    reached = asyncio.Event()
+
+    async def waits(_engine: MeasuredEngine, _rng: Random) -> Outcome:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    job = replace(job, specs=job.specs[:1], workloads=(GENERATION, Workload("odd", "", (), waits)))
+    found = Measurements(["plain"])
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(measure(job, found, ProgressMeter(io.StringIO())))
+        await reached.wait()
+        task.cancel()
+    result = result_of(job, found, datetime.now(UTC), [], is_interrupted=True)
+    assert (found.complete_rounds, result.rounds) == (0, 1)
+    assert result.variants[0].values("generation.decode_rate")
+    assert [one.name for one in result.figures][:1] == ["generation.first_token"]
+    assert data(result)["is_interrupted"] is True
+
+
+def test_rounds_have_orders_of_their_own_and_a_seed_repeats_them(job: BenchJob) -> None:
+    names = [tuple(one.name for one in order(job.specs, 1, number)) for number in range(20)]
+    assert set(names) == {("plain", "base"), ("base", "plain")}
+    assert names == [tuple(one.name for one in order(job.specs, 1, number)) for number in range(20)]
