@@ -261,6 +261,9 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     force: Annotated[
         bool, typer.Option("--force", help="Measure although the machine is not free.")
     ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a report with plots there.")
+    ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -273,7 +276,9 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     from supervisor.commands.bench import BenchOptions
     from supervisor.commands.bench import bench as call
 
-    options = BenchOptions(_names(profiles), _names(workload), repeats, minutes, seed, force)
+    options = BenchOptions(
+        _names(profiles), _names(workload), repeats, minutes, seed, force, report
+    )
     _finish("bench", lambda: call(model, config, options), as_json=as_json)
 
 

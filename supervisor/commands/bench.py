@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shlex
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from supervisor.bench.job_result import data, result_of
 from supervisor.bench.limits import RoundLimits
 from supervisor.bench.measurements import Measurements
 from supervisor.bench.preconditions import MachineFacts
+from supervisor.bench.report.page import write_report
 from supervisor.bench.result import BenchResult
 from supervisor.bench.runner import BenchJob, measure
 from supervisor.bench.table import table
 from supervisor.bench.workloads import choice
 from supervisor.commands.machine_facts import machine_facts
 from supervisor.commands.targets import choose
-from supervisor.errors import Interrupted
+from supervisor.errors import AccessDenied, Interrupted
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, ProgressMeter
 
@@ -37,6 +39,7 @@ class BenchOptions:
         profiles: To compare, the first with each other one; none means the default ones.
         workloads: None means all that suit the model.
         force: Measure although the machine is not free.
+        report: Where to write an HTML report.
     """
 
     profiles: tuple[str, ...] = ()
@@ -45,6 +48,7 @@ class BenchOptions:
     minutes: float | None = None
     seed: int | None = None
     force: bool = False
+    report: Path | None = None
 
 
 def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResult:
@@ -61,13 +65,15 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         directories=where,
     )
+    _check_report(options.report)
     facts = machine_facts(settings, specs[0].plan, where)
     if not options.force:
         preconditions.check(facts, specs)
-    return _measure(job, facts)
+    result = _measure(job, facts)
+    return _shown(result, *_write_report(result, word, options))
 
 
-def _measure(job: BenchJob, facts: MachineFacts) -> CommandResult:
+def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
     found = Measurements(spec.name for spec in job.specs)
     began_at = datetime.now(UTC)
     is_interrupted = False
@@ -84,8 +90,7 @@ def _measure(job: BenchJob, facts: MachineFacts) -> CommandResult:
         *found.notes,
         *([_stopped(job, found)] if is_interrupted else []),
     )
-    result = result_of(job, found, began_at, notes, is_interrupted=is_interrupted)
-    return _shown(result)
+    return result_of(job, found, began_at, notes, is_interrupted=is_interrupted)
 
 
 def _stopped(job: BenchJob, found: Measurements) -> str:
@@ -94,13 +99,48 @@ def _stopped(job: BenchJob, found: Measurements) -> str:
     return f"stopped after {found.complete_rounds}{of} rounds; the figures are of what was measured"
 
 
-def _shown(result: BenchResult) -> CommandResult:
+def _check_report(path: Path | None) -> None:
+    """Refuse a report that cannot be written before anything is measured."""
+    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise AccessDenied(
+            f"cannot write the report {path}",
+            hint="name a file in a directory that exists and is yours to write",
+        )
+
+
+def _write_report(result: BenchResult, word: str, options: BenchOptions) -> tuple[str, bool]:
+    """Return a sentence on the report, and whether it failed; the result is shown in any case."""
+    if options.report is None:
+        return "", False
+    try:
+        write_report(result, options.report, _repeat(result, word, options))
+    except OSError as error:
+        return f"the report {options.report} was not written: {error.strerror}", True
+    return f"the report is in {options.report}", False
+
+
+def _repeat(result: BenchResult, word: str, options: BenchOptions) -> str:
+    """The command that measures the same again, with the same texts and orders."""
+    words = ["corral", "bench", word, "--seed", str(result.seed)]
+    words += ["--profiles", ",".join(options.profiles)] if options.profiles else []
+    words += ["--workload", ",".join(options.workloads)] if options.workloads else []
+    words += ["--repeats", str(options.repeats)] if options.repeats else []
+    words += ["--minutes", f"{options.minutes:g}"] if options.minutes else []
+    return shlex.join(words)
+
+
+def _shown(result: BenchResult, report: str, is_report_missing: bool) -> CommandResult:  # noqa: FBT001
     failed = tuple(
         f"{one.name} was given up: {one.failure}" for one in result.variants if one.failure
     )
-    exit_code = _EXIT_INTERRUPTED if result.is_interrupted else 1 if failed else 0
-    notes = (*failed, *result.notes)
-    return CommandResult(data(result), _text(result), notes, exit_code)
+    exit_code = 1 if failed or is_report_missing else 0
+    notes = (*failed, *result.notes, *([report] if report else []))
+    return CommandResult(
+        data(result),
+        _text(result),
+        notes,
+        _EXIT_INTERRUPTED if result.is_interrupted else exit_code,
+    )
 
 
 def _text(result: BenchResult) -> str:
@@ -110,7 +150,6 @@ def _text(result: BenchResult) -> str:
             f"{result.machine.processor}, {result.machine.physical_cores} cores; "
             f"{result.rounds} rounds, seed {result.seed}"
         ),
-        *(f"{one.name}: {shlex.join(one.argv)}" for one in result.variants),
         "",
         table(result),
     ]

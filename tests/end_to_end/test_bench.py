@@ -55,6 +55,15 @@ def test_a_result_has_all_raw_values(configured: CorralCli) -> None:
     assert all(names >= set(one["rounds"][0]) for one in data["variants"])
 
 
+def test_a_report_says_how_to_repeat_it(configured: CorralCli) -> None:
+    page = configured.root / "r.html"
+    words = ("--profiles", "base", "--workload", "generation", "--seed", "4")
+    done = configured("bench", "tiny", *words, *ONCE, "--report", str(page))
+    assert done.returncode == 0
+    assert f"the report is in {page}" in done.stderr
+    assert "corral bench tiny --seed 4 --profiles base --workload generation" in page.read_text()
+
+
 def test_an_embedding_model_is_measured_by_embedding(corral: CorralCli, tmp_path: Path) -> None:
     model = tiny_bert.make(tmp_path / "bert.gguf", "mean")
     assert "many texts" in corral.ok("bench", str(model), *ONCE)
@@ -67,6 +76,7 @@ def test_an_embedding_model_is_measured_by_embedding(corral: CorralCli, tmp_path
         (["tiny", "--profiles", "low-latencyy"], 78, "did you mean low-latency?"),
         (["tiny", "--workload", "caht"], 78, "did you mean chat?"),
         (["tiny", "--workload", "embedding"], 78, "makes no embeddings"),
+        (["tiny", "--report", "gone/r.html"], 1, "cannot write the report"),
         (["tiny", "--repeats", "0"], 2, "--repeats"),
     ],
 )
