@@ -26,6 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
 from corral_cli import CorralCli  # noqa: E402
 
+from scripts.bench.result import Figure, Result, one_round  # noqa: E402
+
 CHANGED, KEPT = "changed", "kept"
 CTX_SIZES = (2048, 4096)
 TOKENS = 60
@@ -75,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=8, help="streams at a time")
     parser.add_argument("--reloads", type=int, default=20, help="how many reloads")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
         model = make_model(Path(home) / "alphabet.gguf")
@@ -84,6 +87,7 @@ def main() -> int:
         finally:
             corral.end()
     show(findings)
+    result(findings).write(options.json)
     return 0 if findings.is_fine else 1
 
 
@@ -200,6 +204,28 @@ def flaw(chunks: Sequence[str]) -> str | None:
     if len(text) != TOKENS or text not in alphabet:
         return f"the text is {text!r}"
     return None
+
+
+def result(findings: Findings) -> Result:
+    counts = findings.counts
+    failed, truncated = (
+        {name: len(getattr(one, kind)) for name, one in counts.items()}
+        for kind in ("failed", "truncated")
+    )
+    return Result(
+        [
+            one_round("complete answers", "", {name: one.whole for name, one in counts.items()}),
+            one_round("failed requests", "", failed),
+            one_round("truncated answers", "", truncated),
+            one_round("longest answer", "s", {name: one.slowest_s for name, one in counts.items()}),
+            Figure("reload", "s", {CHANGED: findings.reloads_s}),
+        ],
+        goals={
+            f"no request fails ({sum(failed.values())})": not any(failed.values()),
+            f"no answer is truncated ({sum(truncated.values())})": not any(truncated.values()),
+            f"each reload replaces one process ({findings.problems[:1]})": not findings.problems,
+        },
+    )
 
 
 def show(findings: Findings) -> None:

@@ -28,6 +28,7 @@ from scripts.bench.deployment import (
     Deployment,
     run,
 )
+from scripts.bench.result import Figure, Result
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -49,17 +50,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="runs that count tokens")
     parser.add_argument("--repeats", type=int, default=5, help="runs that measure time")
     parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = _model(Path(directory), is_tiny=options.tiny)
-        missed = [
-            goal
-            for name in options.workloads
-            for goal in BENCHES[name](model, options.seeds, options.repeats)
-        ]
-    for goal in missed:
+        parts = [BENCHES[name](model, options.seeds, options.repeats) for name in options.workloads]
+    found = Result(
+        [figure for part in parts for figure in part.figures],
+        {goal: is_met for part in parts for goal, is_met in part.goals.items()},
+    )
+    found.write(options.json)
+    for goal in found.missed:
         print(f"missed: {goal}")
-    return 1 if missed else 0
+    return 1 if found.missed else 0
 
 
 def _model(directory: Path, *, is_tiny: bool) -> Path:
@@ -68,7 +71,7 @@ def _model(directory: Path, *, is_tiny: bool) -> Path:
     return download.find_pin("smollm2").path(directories().models)
 
 
-def bench_w1(model: Path, seeds: int, repeats: int) -> list[str]:
+def bench_w1(model: Path, seeds: int, repeats: int) -> Result:
     """Two applications, ten conversations of five turns, four clients."""
     deployments = [DEFAULT_LEAST_BUSY, LEAST_BUSY, STICKY, AFFINITY]
     results = _interleaved(deployments, model, W1, max(seeds, repeats))
@@ -82,10 +85,10 @@ def bench_w1(model: Path, seeds: int, repeats: int) -> list[str]:
         f"1.9 times below least busy on the engine's defaults ({default:.2f})": default >= 1.9,
         f"1.1 times below sticky sessions ({sticky:.2f})": sticky >= 1.1,
     }
-    return [goal for goal, is_met in goals.items() if not is_met]
+    return _result(W1, results, goals)
 
 
-def bench_w2(model: Path, seeds: int, repeats: int) -> list[str]:
+def bench_w2(model: Path, seeds: int, repeats: int) -> Result:
     """Three times as many conversations as slots, pauses between turns, a small host cache."""
     del seeds
     deployments = [
@@ -93,10 +96,10 @@ def bench_w2(model: Path, seeds: int, repeats: int) -> list[str]:
     ]
     results = _interleaved(deployments, model, W2, repeats)
     _show(W2, results)
-    return []
+    return _result(W2, results, {})
 
 
-def bench_w3(model: Path, seeds: int, repeats: int) -> list[str]:
+def bench_w3(model: Path, seeds: int, repeats: int) -> Result:
     """One system prompt for all conversations: it must not leave an engine idle."""
     del seeds
     results = _interleaved([LEAST_BUSY, AFFINITY], model, W3, repeats)
@@ -105,10 +108,11 @@ def bench_w3(model: Path, seeds: int, repeats: int) -> list[str]:
     both = all(len(count) == 2 for count in counts)
     worst = max(max(count.values()) / min(count.values()) for count in counts)
     print(f"busiest to least busy engine, the worst of {repeats} runs: {worst:.2f}")
-    return [] if both and worst < 1.5 else [f"busiest to least busy engine under 1.5 ({worst:.2f})"]
+    goals = {f"W3: busiest to least busy engine under 1.5 ({worst:.2f})": both and worst < 1.5}
+    return _result(W3, results, goals)
 
 
-def bench_w4(model: Path, seeds: int, repeats: int) -> list[str]:
+def bench_w4(model: Path, seeds: int, repeats: int) -> Result:
     """One engine is killed half-way; requests that fail with it are retried."""
     del seeds
     half = W4.conversations * W4.turns // 2
@@ -121,29 +125,30 @@ def bench_w4(model: Path, seeds: int, repeats: int) -> list[str]:
     results = _interleaved([LEAST_BUSY, AFFINITY], model, W4, repeats, kill)
     _show(W4, results)
     broken = max(len(result.failures) for result in results[AFFINITY])
-    return [] if broken <= W4.clients else [f"at most {W4.clients} failed attempts ({broken})"]
+    goals = {f"W4: at most {W4.clients} failed attempts ({broken})": broken <= W4.clients}
+    return _result(W4, results, goals)
 
 
-def bench_w5(model: Path, seeds: int, repeats: int) -> list[str]:
+def bench_w5(model: Path, seeds: int, repeats: int) -> Result:
     """Nothing is shared: the cost of affinity where it cannot save anything."""
     del seeds
     results = _interleaved([LEAST_BUSY, AFFINITY], model, W5, repeats)
     _show(W5, results)
     cost = statistics.median(_ratios(results, AFFINITY, LEAST_BUSY, lambda result: result.wall_s))
     print(f"affinity takes {cost:.3f} times as long (median of {repeats} pairs)")
-    return [] if cost <= 1.02 else [f"a cost of at most 2 % ({cost - 1:.1%})"]
+    return _result(W5, results, {f"W5: a cost of at most 2 % ({cost - 1:.1%})": cost <= 1.02})
 
 
-def bench_w7(model: Path, seeds: int, repeats: int) -> list[str]:
+def bench_w7(model: Path, seeds: int, repeats: int) -> Result:
     """Three clients per slot: the queue is never empty, and owners have no free slot."""
     del seeds
     results = _interleaved([LEAST_BUSY, AFFINITY], model, W7, repeats)
     _show(W7, results)
     failed = [reason for result in results[AFFINITY] for reason in result.failures]
-    return [f"nothing fails ({failed[0]})"] if failed else []
+    return _result(W7, results, {f"W7: nothing fails ({failed[:1]})": not failed})
 
 
-BENCHES: Mapping[str, Callable[[Path, int, int], list[str]]] = {
+BENCHES: Mapping[str, Callable[[Path, int, int], Result]] = {
     "W1": bench_w1,
     "W2": bench_w2,
     "W3": bench_w3,
@@ -171,6 +176,29 @@ def _interleaved(
             label = f"{workload.name} seed {FIRST_SEED + number}, {deployment.name}"
             print(f"{label}: {result.prefilled}", file=sys.stderr)
     return results
+
+
+def _result(workload: Workload, results: Results, goals: Mapping[str, bool]) -> Result:
+    """Return the figures; times are multiples of the last deployment's, run by run."""
+    *_, ours = results
+    values: Mapping[tuple[str, str], Callable[[WorkloadResult], float]] = {
+        ("prompt tokens computed", "tokens"): lambda one: one.prefilled,
+        ("prompt from the cache", "%"): lambda one: 100 * one.cached_share,
+        ("first token, mean", "s"): _first_token_s,
+        ("all of it", "s"): lambda one: one.wall_s,
+    }
+    return Result(
+        [
+            Figure(
+                f"{workload.name}: {name}",
+                unit,
+                {one.name: [value(run) for run in runs] for one, runs in results.items()},
+                base="" if unit == "%" else ours.name,
+            )
+            for (name, unit), value in values.items()
+        ],
+        goals,
+    )
 
 
 def _show(workload: Workload, results: Results) -> None:

@@ -17,6 +17,8 @@ import psutil
 import tiny_gguf
 from corral_cli import CorralCli
 
+from scripts.bench.result import Result, one_round
+
 ENGINES = 4
 CPU_MAX = 0.5 / 100
 MEMORY_MAX_MB = 80
@@ -49,7 +51,9 @@ def main() -> int:
     """Measure, print, and return 1 above a limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    options = parser.parse_args()
+    seconds = options.seconds
     with tempfile.TemporaryDirectory(prefix="c") as directory:
         corral = CorralCli(Path(directory))
         model = tiny_gguf.make(Path(directory) / "tiny.gguf")
@@ -63,9 +67,27 @@ def main() -> int:
         f"{cost.wakeups_per_s:.1f} wake-ups/s, "
         f"RSS {cost.rss_mb:.1f} MB (PSS {cost.pss_mb:.1f}, USS {cost.uss_mb:.1f})"
     )
+    result(cost).write(options.json)
     if not cost.is_low:
         print(f"above the limit of {CPU_MAX:.1%} of a core or {MEMORY_MAX_MB} MB of RSS")
     return 0 if cost.is_low else 1
+
+
+def result(cost: Cost) -> Result:
+    cpu, memory = f"{cost.cpu:.2%} of one core", f"{cost.rss_mb:.1f} MB of resident memory"
+    return Result(
+        [
+            one_round("processor time", "% of a core", {"corral": 100 * cost.cpu}),
+            one_round("wake-ups", "1/s", {"corral": cost.wakeups_per_s}),
+            one_round("resident memory (RSS)", "MB", {"corral": cost.rss_mb}),
+            one_round("of these its own (USS)", "MB", {"corral": cost.uss_mb}),
+        ],
+        goals={
+            f"{cpu}, at most {CPU_MAX:.1%}": cost.cpu <= CPU_MAX,
+            f"{memory}, at most {MEMORY_MAX_MB} MB": cost.rss_mb <= MEMORY_MAX_MB,
+        },
+        notes=[f"{ENGINES} idle engines of a tiny model, whose own cost is not counted."],
+    )
 
 
 def measure(process: psutil.Process, seconds: float) -> Cost:

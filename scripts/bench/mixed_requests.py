@@ -108,7 +108,7 @@ async def send(http: aiohttp.ClientSession, request: ModelRequest) -> Answer:
     try:
         async with http.post(request.path, json=request.body) as response:
             has_begun = response.status == 200
-            request_id = response.headers["X-Request-Id"]
+            request_id = response.headers.get("X-Request-Id", "")
             text = await response.text()
         problem = _problem(request, text) if has_begun else f"{response.status}: {text[:300]}"
     except (aiohttp.ClientError, TimeoutError) as error:

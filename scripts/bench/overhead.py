@@ -38,7 +38,15 @@ from scripts.bench.overhead_fronts import (
     start_fronts,
     stop,
 )
-from scripts.bench.overhead_report import Figures, Target, percentile_ms, table, targets_of
+from scripts.bench.overhead_report import (
+    Figures,
+    Target,
+    percentile_ms,
+    result_of,
+    table,
+    targets_of,
+)
+from scripts.bench.result import Result
 
 _CONNECTIONS: Final = 32
 _SHORT_STREAM_TOKENS: Final = 8
@@ -82,6 +90,7 @@ def main() -> int:
         metavar="DIRECTORY",
         help="checkout of another commit of this project, measured beside this one",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -106,13 +115,14 @@ def main() -> int:
             os.sched_setaffinity(0, {cores[-2]})
             size = QUICK if options.quick else FULL
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                targets = runner.run(_measure(fronts, size))
+                found = runner.run(_measure(fronts, size))
         finally:
             stop(started)
-    return 0 if all(target.is_met for target in targets) else 1
+    found.write(options.json)
+    return 1 if found.missed else 0
 
 
-async def _measure(fronts: Sequence[Front], size: Size) -> list[Target]:
+async def _measure(fronts: Sequence[Front], size: Size) -> Result:
     for front in fronts:
         for is_stream in (True, False):  # warm-up
             await load.sequential(front.port, load.body(is_stream=is_stream), 50)
@@ -125,7 +135,7 @@ async def _measure(fronts: Sequence[Front], size: Size) -> list[Target]:
     targets = [*targets_of(runs), await _hold_streams(fronts, size)]
     for target in targets:
         print(target)
-    return targets
+    return result_of(runs, targets)
 
 
 async def _figures(front: Front, size: Size) -> Figures:

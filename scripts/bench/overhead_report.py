@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from scripts.bench.result import Figure, Result
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -107,6 +109,7 @@ def _added_p99(run: Run, name: str) -> float:
     return run[name].byte_p99 - run["direct"].byte_p99
 
 
+_OTHERS: Final = ("nginx", "haproxy", "litellm")
 _COLUMNS: Final[Mapping[str, Callable[[Run, str], float]]] = {
     "first byte p50 ms": lambda run, name: run[name].byte_p50,
     "added p50 ms": _added,
@@ -120,6 +123,21 @@ _COLUMNS: Final[Mapping[str, Callable[[Run, str], float]]] = {
     "tokens, of direct": lambda run, name: run[name].tokens_per_s / run["direct"].tokens_per_s,
     "core used at 64": lambda run, name: run[name].core,
 }
+
+
+def result_of(runs: Sequence[Run], targets: Sequence[Target]) -> Result:
+    """Return the figures of all fronts, and what is not installed."""
+    names = [*runs[0]]
+    figures = [
+        Figure(
+            title.replace(" ms", ""),
+            "ms" if " ms" in title else "",
+            {name: [figure(run, name) for run in runs] for name in names},
+        )
+        for title, figure in _COLUMNS.items()
+    ]
+    missing = {name: "not installed" for name in _OTHERS if name not in names}
+    return Result(figures, {str(one): one.is_met for one in targets}, missing)
 
 
 def table(names: Sequence[str], runs: Sequence[Run]) -> list[str]:

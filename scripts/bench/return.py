@@ -29,6 +29,7 @@ from scripts.bench.conversations import WORDS, TurnResult, chat
 from scripts.bench.event_log import read_event_log
 from scripts.bench.memory_budget import serving
 from scripts.bench.mixed_requests import session
+from scripts.bench.result import Result, one_round
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -151,41 +152,63 @@ def main() -> int:
     parser.add_argument("--smollm2", type=Path, help="GGUF; else that of corral model get")
     parser.add_argument("--words", type=int, default=2900, help="of the first question")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     smollm2 = options.smollm2 or download.find_pin("smollm2").path(directories().models)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         other = tiny_gguf.make(Path(directory) / "tiny.gguf", ctx=32768)
         paths = {CHAT: smollm2, OTHER: other}
         with serving(paths, models_max=1, slots=SLOTS, residency_s=0) as corral:
-            missed = run(corral, Conversation(corral, options.words, options.seed))
-    for goal in missed:
+            found = run(corral, Conversation(corral, options.words, options.seed))
+    found.write(options.json)
+    for goal in found.missed:
         print(f"missed: {goal}")
-    return 1 if missed else 0
+    return 1 if found.missed else 0
 
 
-def run(corral: CorralCli, conversation: Conversation) -> list[str]:
-    """Restart in each way; return the missed goals."""
+def run(corral: CorralCli, conversation: Conversation) -> Result:
+    """Restart in each way, and print a line for it."""
     head = ("history", "cached", "share", "load", "first token", "cold", "ratio")
     print(("{:24}" + " {:>11}" * len(head)).format("", *head))
-    missed, last = [], conversation.next_turn()
+    turns: dict[str, tuple[Turn, Turn]] = {}
+    goals: dict[str, bool] = {}
+    last = conversation.next_turn()
     for name, restart in RESTARTS.items():
         held = last.prompt + TOKENS
         restart(corral)
         found = conversation.next_turn()
         forgotten(corral)
         last = cold = conversation.repeat()
+        turns[name] = found, cold
         share, ratio = found.cached / held, found.first_token_s / cold.first_token_s
         print(
             f"{name:24} {held:11} {found.cached:11} {share:11.1%} {found.load_s:9.2f} s "
             f"{found.first_token_s:9.2f} s {cold.first_token_s:9.2f} s {ratio:11.3f}"
         )
-        goals = {
+        goals |= {
             f"{name}: {SHARE_MIN:.0%} of the history cached ({share:.1%})": share >= SHARE_MIN,
             f"{name}: first token within {RATIO_MAX} of cold ({ratio:.3f})": ratio <= RATIO_MAX,
             f"{name}: cold is cold ({cold.cached} cached)": cold.cached == 0,
         }
-        missed += [goal for goal, is_met in goals.items() if not is_met]
-    return missed
+    return _result(turns, goals)
+
+
+def _result(turns: Mapping[str, tuple[Turn, Turn]], goals: Mapping[str, bool]) -> Result:
+    """`turns` are the turn that found its conversation, and the cold one, by way of restart."""
+    figures: Mapping[str, tuple[str, Callable[[Turn, Turn], float]]] = {
+        "tokens of the prompt": ("", lambda found, _: found.prompt),
+        "of these from the cache": ("%", lambda found, _: 100 * found.cached / found.prompt),
+        "load": ("s", lambda found, _: found.load_s),
+        "first token": ("s", lambda found, _: found.first_token_s),
+        "first token without saved slots": ("s", lambda _, cold: cold.first_token_s),
+    }
+    return Result(
+        [
+            one_round(title, unit, {name: value(*both) for name, both in turns.items()})
+            for title, (unit, value) in figures.items()
+        ],
+        goals,
+    )
 
 
 if __name__ == "__main__":

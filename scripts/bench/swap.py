@@ -19,6 +19,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -39,6 +40,7 @@ from scripts.bench.mixed_requests import (
     send_all,
     session,
 )
+from scripts.bench.result import Figure, Result, one_round
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -63,11 +65,27 @@ def main() -> int:
     limits = Limits(options.swap_wait, options.residency)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         paths = _models(Path(directory), options)
-        missed = _mixed(paths, limits, options)
-        missed += _steady({name: paths[name] for name in (SMOLLM2, GEMMA)}, limits, options.calls)
-    for goal in missed:
+        mixed = _mixed(paths, limits, options)
+        steady = _steady({name: paths[name] for name in (SMOLLM2, GEMMA)}, limits, options.calls)
+    found = Result(
+        [*mixed.figures, *steady.figures],
+        {**mixed.goals, **steady.goals},
+        notes=_notes(options),
+    )
+    found.write(options.json)
+    for goal in found.missed:
         print(f"missed: {goal}")
-    return 1 if missed else 0
+    return 1 if found.missed else 0
+
+
+def _notes(options: argparse.Namespace) -> list[str]:
+    requests = f"{options.requests} mixed requests of {options.clients} clients"
+    steady = "requests for a model beside a steady stream from another"
+    is_tiny = options.tiny or options.gemma is None
+    return [
+        f"{requests} for three models on memory for two; then {steady}.",
+        *([f"{GEMMA} is a tiny model here, because its file is not named."] if is_tiny else []),
+    ]
 
 
 def _options() -> argparse.Namespace:
@@ -83,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--swap-wait", type=float, default=10, help="eviction_wait_s")
     parser.add_argument("--residency", type=float, default=2, help="min_residency_s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     return parser.parse_args()
 
 
@@ -102,8 +121,8 @@ def _models(directory: Path, options: argparse.Namespace) -> dict[str, Path]:
 # Mixed requests.
 
 
-def _mixed(paths: Mapping[str, Path], limits: Limits, options: argparse.Namespace) -> list[str]:
-    """Send requests for all models; return the missed goals."""
+def _mixed(paths: Mapping[str, Path], limits: Limits, options: argparse.Namespace) -> Result:
+    """Send requests for all models."""
     lists = make_requests(
         list(paths), options.seed, clients=options.clients, count=options.requests
     )
@@ -126,7 +145,7 @@ def _mixed(paths: Mapping[str, Path], limits: Limits, options: argparse.Namespac
         f"no more loads than grouped by model ({loads} of {needed})": loads <= SPREAD * needed,
         f"no wait as long as the queue timeout ({longest_s:.1f} s)": longest_s < TIMEOUT_S,
     }
-    return [goal for goal, is_met in goals.items() if not is_met]
+    return Result(_figures(answers, found, "mixed"), _named("mixed", goals))
 
 
 def _goals(answers: Sequence[Answer]) -> dict[str, bool]:
@@ -155,8 +174,8 @@ def _show(answers: Sequence[Answer], found: EventLog) -> None:
 # Steady streams, and single requests for another model.
 
 
-def _steady(paths: Mapping[str, Path], limits: Limits, calls: int) -> list[str]:
-    """Request Gemma while SmolLM2 is never idle; return the missed goals."""
+def _steady(paths: Mapping[str, Path], limits: Limits, calls: int) -> Result:
+    """Request Gemma while SmolLM2 is never idle."""
     with serving(paths, models_max=1, **asdict(limits)) as corral:
         steady, called = asyncio.run(_call(corral.url, calls))
         found = read_event_log(corral)
@@ -173,7 +192,25 @@ def _steady(paths: Mapping[str, Path], limits: Limits, calls: int) -> list[str]:
         **_goals([*steady, *called]),
         f"the other model does not starve ({longest_s:.1f} s)": longest_s < TIMEOUT_S,
     }
-    return [goal for goal, is_met in goals.items() if not is_met]
+    return Result(_figures([*steady, *called], found, "steady"), _named("steady", goals))
+
+
+def _named(part: str, goals: Mapping[str, bool]) -> dict[str, bool]:
+    return {f"{part}: {goal}": is_met for goal, is_met in goals.items()}
+
+
+def _figures(answers: Sequence[Answer], found: EventLog, part: str) -> list[Figure]:
+    names = sorted({answer.request.model for answer in answers})
+    loads, load_s = found.loads(), found.load_s()
+    queued_s = {name: found.queued_s(name) or [0.0] for name in names}
+    values: Mapping[tuple[str, str], Mapping[str, float]] = {
+        ("requests", ""): Counter(one.request.model for one in answers),
+        ("loads", ""): {name: loads[name] for name in names},
+        ("longest load", "s"): {name: load_s[name] for name in names},
+        ("wait, median", "s"): {name: statistics.median(queued_s[name]) for name in names},
+        ("longest wait", "s"): {name: max(queued_s[name]) for name in names},
+    }
+    return [one_round(f"{part}: {name}", unit, one) for (name, unit), one in values.items()]
 
 
 class _Steady:
