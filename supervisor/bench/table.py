@@ -11,8 +11,8 @@ from supervisor.bench.result import BenchResult
 from supervisor.output import colored, one_line
 
 # Keeps a line within 100 columns: two columns of names, one of values, one of verdicts.
-_TITLE_MAX: Final = 25
-_VARIANT_MAX: Final = 16
+_TITLE_MAX: Final = 28
+_VARIANT_MAX: Final = 15
 _GAP: Final = "  "
 
 

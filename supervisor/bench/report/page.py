@@ -9,6 +9,7 @@ from xml.etree.ElementTree import Element
 
 from supervisor import __version__, output
 from supervisor.bench.findings import Finding, findings
+from supervisor.bench.report.command_line import shell
 from supervisor.bench.report.markup import Child, document, element
 from supervisor.bench.report.overview import overview, verdict_class
 from supervisor.bench.report.plot import plot, title
@@ -157,10 +158,8 @@ def _facts(result: BenchResult) -> Element:
 
 
 def _command_lines(result: BenchResult) -> Iterator[Element]:
-    import shlex  # noqa: PLC0415
-
     for variant in result.variants:
         yield element("h3", variant.name)
         if variant.failure:
             yield element("p", f"Not measured to the end: {variant.failure}", class_="worse")
-        yield element("pre", shlex.join(variant.argv))
+        yield element("pre", shell(variant.argv))
