@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from supervisor.bench.figures import ROUND_FIGURES, Figure
+from supervisor.bench.findings import findings
 from supervisor.bench.measurements import Measurements
 from supervisor.bench.result import BenchMachine, BenchResult, Variant
 from supervisor.bench.runner import BenchJob
@@ -17,13 +18,19 @@ from supervisor.host.cpu_name import cpu_name
 
 
 def data(result: BenchResult) -> dict[str, object]:
-    """The result for --json, with all raw values."""
+    """The result for --json, with all raw values; comparisons are against the first variant."""
     return asdict(result) | {
         "began_at": result.began_at.isoformat(timespec="seconds"),
         "rounds": result.rounds,
         "figures": [
             asdict(one) | {"workload": one.workload, "is_higher_better": one.is_higher_better}
             for one in result.figures
+        ],
+        "comparisons": [
+            {"figure": one.figure.name, "variant": variant.name, **variant.comparison.data()}
+            for one in findings(result)
+            for variant in one.variants
+            if variant.comparison
         ],
     }
 

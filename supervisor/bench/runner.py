@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from supervisor.bench.figures import PEAK_MEMORY, READY
+from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY
 from supervisor.bench.instance import PrivateInstance, private_instance
 from supervisor.bench.limits import RoundLimits
 from supervisor.bench.measurements import Measurements
@@ -26,6 +26,8 @@ from supervisor.bench.workloads.workload import (
 )
 from supervisor.engine_client.client import EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed
+from supervisor.host import energy
+from supervisor.host.energy import Energy, EnergyReading
 from supervisor.host.paths import Directories
 from supervisor.output import ProgressMeter
 
@@ -40,6 +42,7 @@ class BenchJob:
 
     Attributes:
         seed: Of texts and of the order of variants.
+        read_energy: Reads the counters of this machine.
     """
 
     model: str
@@ -48,6 +51,7 @@ class BenchJob:
     limits: RoundLimits
     seed: int
     directories: Directories
+    read_energy: Callable[[], EnergyReading] = energy.read
 
 
 async def measure(job: BenchJob, found: Measurements, meter: ProgressMeter) -> None:
@@ -133,24 +137,34 @@ async def _measure_one(run: _Run, spec: VariantSpec) -> None:
 
 async def _run_workloads(run: _Run, spec: VariantSpec, instance: PrivateInstance) -> None:
     engine = MeasuredEngine(instance.client, run.sizes, run.job.model, run.job.directories)
+    before, tokens = run.job.read_energy(), 0
     for workload in run.job.workloads:
         with run.progress.step(spec.name, workload.name):
-            values = await _values(run, spec, workload, engine)
-            run.found.add(spec.name, values)
+            if outcome := await _outcome(run, spec, workload, engine):
+                run.found.add(spec.name, outcome.values)
+                tokens += outcome.tokens
+    _add_energy(run, spec, energy.between(before, run.job.read_energy()), tokens)
     if peak := instance.peak_memory_bytes():
         run.found.add(spec.name, {PEAK_MEMORY.name: peak})
 
 
-async def _values(
+def _add_energy(run: _Run, spec: VariantSpec, used: Energy, tokens: int) -> None:
+    if used.total_j is None or not tokens:
+        return
+    run.found.add(spec.name, {ENERGY.name: 1000 * used.total_j / tokens})
+    run.found.note(f"energy is that of the {used.covers}, for all programs")
+
+
+async def _outcome(
     run: _Run, spec: VariantSpec, workload: Workload, engine: MeasuredEngine
-) -> Mapping[str, float]:
+) -> Outcome | None:
     """Run a workload; one that the engine rejects is noted, and the others go on."""
     rng = Random(f"{run.job.seed}:{run.found.complete_rounds}:{workload.name}")  # noqa: S311
     try:
-        return (await _bounded(workload, engine, rng)).values
+        return await _bounded(workload, engine, rng)
     except WorkloadFailed as error:
         run.found.note(f"{spec.name}, {workload.name}: {error}")
-        return {}
+        return None
 
 
 async def _bounded(workload: Workload, engine: MeasuredEngine, rng: Random) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from supervisor.bench.job_result import data, result_of
 from supervisor.bench.limits import RoundLimits
 from supervisor.bench.measurements import Measurements
 from supervisor.bench.preconditions import MachineFacts
+from supervisor.bench.report.command_line import shell
 from supervisor.bench.report.page import write_report
 from supervisor.bench.result import BenchResult
 from supervisor.bench.runner import BenchJob, measure
@@ -70,7 +70,8 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
     if not options.force:
         preconditions.check(facts, specs)
     result = _measure(job, facts)
-    return _shown(result, *_write_report(result, word, options))
+    repeat = _repeat(result, word, config, options)
+    return _shown(result, *_write_report(result, repeat, options.report))
 
 
 def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
@@ -108,25 +109,26 @@ def _check_report(path: Path | None) -> None:
         )
 
 
-def _write_report(result: BenchResult, word: str, options: BenchOptions) -> tuple[str, bool]:
+def _write_report(result: BenchResult, repeat: str, path: Path | None) -> tuple[str, bool]:
     """Return a sentence on the report, and whether it failed; the result is shown in any case."""
-    if options.report is None:
+    if path is None:
         return "", False
     try:
-        write_report(result, options.report, _repeat(result, word, options))
+        write_report(result, path, repeat)
     except OSError as error:
-        return f"the report {options.report} was not written: {error.strerror}", True
-    return f"the report is in {options.report}", False
+        return f"the report {path} was not written: {error.strerror}", True
+    return f"the report is in {path}", False
 
 
-def _repeat(result: BenchResult, word: str, options: BenchOptions) -> str:
+def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchOptions) -> str:
     """The command that measures the same again, with the same texts and orders."""
     words = ["corral", "bench", word, "--seed", str(result.seed)]
     words += ["--profiles", ",".join(options.profiles)] if options.profiles else []
     words += ["--workload", ",".join(options.workloads)] if options.workloads else []
     words += ["--repeats", str(options.repeats)] if options.repeats else []
     words += ["--minutes", f"{options.minutes:g}"] if options.minutes else []
-    return shlex.join(words)
+    words += ["--config", str(config.absolute())] if config else []
+    return shell(words)
 
 
 def _shown(result: BenchResult, report: str, is_report_missing: bool) -> CommandResult:  # noqa: FBT001

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
 import pytest
+from fakes.bench_result import result as made_up
 
 from supervisor.bench.job_result import data, result_of
 from supervisor.bench.limits import RoundLimits
@@ -25,6 +27,7 @@ from supervisor.bench.workloads.workload import (
 )
 from supervisor.errors import StartFailed
 from supervisor.flags.plan import PlanLine
+from supervisor.host.energy import Counter, EnergyReading
 from supervisor.host.paths import Directories
 from supervisor.output import ProgressMeter
 from supervisor.settings.schema import Settings
@@ -37,6 +40,11 @@ def job(tiny_model: Path, runtime: Path) -> BenchJob:
     where = Directories(*[runtime] * 5)
     specs = choose(Settings(models={"tiny": {"path": tiny_model}}), where, "tiny", [])
     return BenchJob("tiny", specs, (GENERATION,), RoundLimits.of(2, None), 1, where)
+
+
+def readings(*joules: float) -> Callable[[], EnergyReading]:
+    ahead = iter(joules)
+    return lambda: EnergyReading({"package-0": Counter(next(ahead), 100)}, None)
 
 
 def broken(spec: VariantSpec) -> VariantSpec:
@@ -114,3 +122,35 @@ def test_rounds_have_orders_of_their_own_and_a_seed_repeats_them(job: BenchJob) 
     names = [tuple(one.name for one in order(job.specs, 1, number)) for number in range(20)]
     assert set(names) == {("plain", "base"), ("base", "plain")}
     assert names == [tuple(one.name for one in order(job.specs, 1, number)) for number in range(20)]
+
+
+async def test_energy_is_that_of_a_thousand_tokens(job: BenchJob) -> None:
+    two = Workload("two", "", (), lambda _engine, _rng: _outcome(tokens=2000))
+    job = replace(
+        job, specs=job.specs[:1], workloads=(two,), limits=RoundLimits.of(1, None),
+        read_energy=readings(95, 1),
+    )  # fmt: skip
+    found = await measured(job)
+    (values,) = found.rounds("plain")
+    assert values
+    assert values["energy"] == 3
+    assert found.notes == ("energy is that of the processor, for all programs",)
+
+
+async def test_energy_that_cannot_be_read_is_absent(job: BenchJob) -> None:
+    unknown = replace(job, read_energy=lambda: EnergyReading(None, None))
+    found = await measured(replace(unknown, limits=RoundLimits.of(1, None)))
+    assert "energy" not in (found.rounds("plain")[0] or {})
+
+
+async def _outcome(tokens: int) -> Outcome:
+    return Outcome({}, tokens)
+
+
+def test_comparisons_for_scripts_are_against_the_first_variant() -> None:
+    found = data(made_up(1, 1.4))["comparisons"]
+    assert isinstance(found, list)
+    assert {one["variant"] for one in found} == {"base"}
+    rate = next(one for one in found if one["figure"] == "concurrent.total_rate")
+    assert rate["low"] < 1.4 < rate["high"]
+    assert rate["verdict"].startswith("1.4")
