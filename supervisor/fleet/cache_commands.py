@@ -114,4 +114,4 @@ def _client(snapshot: InstanceSnapshot) -> EngineClient:
 def _share_cache_key(one: Replica, other: Replica) -> bool:
     if one.plan is None or other.plan is None:
         return False
-    return cache_key(one.plan) == cache_key(other.plan)
+    return cache_key(other.plan).fits(cache_key(one.plan))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,11 @@ _WITHOUT_EFFECT: Final = frozenset(
 )  # fmt: skip
 
 
+_SLOTS: Final = "--parallel"
+_OWN_CACHES: Final = "--no-kv-unified"
+_TWO_KINDS: Final = "--swa-full"
+
+
 class ManifestInvalid(ValueError):
     """The manifest is unreadable, altered, or of another format."""
 
@@ -45,6 +50,28 @@ class CacheKey:
     engine: str  # version and size in bytes
     # The options that change the contents of a cache; one that names a file has its size and date.
     options: tuple[str, ...]
+
+    @property
+    def slots(self) -> int | None:
+        """The number of slots, where each has a cache of its own; else None.
+
+        With a sliding window there are two kinds of caches, whose parts cannot be told apart.
+        """
+        if _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
+            return None
+        words = (one.split() for one in self.options)
+        return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
+
+    def fits(self, other: CacheKey) -> bool:
+        """Whether an engine of this key can use a cache of the other, perhaps rewritten."""
+        return self == other or (
+            None not in {self.slots, other.slots} and self._without_slots == other._without_slots
+        )
+
+    @property
+    def _without_slots(self) -> CacheKey:
+        options = tuple(one for one in self.options if one.split()[0] != _SLOTS)
+        return replace(self, options=options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def to_restore(
     fitting = [
         one
         for one in kept
-        if one.identity == identity and one.replica % replicas == number and one.tokens < ctx
+        if identity.fits(one.identity) and one.replica % replicas == number and one.tokens < ctx
     ]
     return sorted(fitting, key=lambda one: (bool(one.fingerprint), one.used_at), reverse=True)[
         :most

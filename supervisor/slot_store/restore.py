@@ -71,7 +71,7 @@ def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:
     for manifest in task.store.saved(task.owner.model):
         if manifest.name in given:
             reason = "the engine that read it did not answer"
-        elif manifest.identity != task.key:
+        elif not task.key.fits(manifest.identity):
             reason = "it is of another model, build, cache type or option"
         else:
             continue
@@ -95,13 +95,14 @@ async def _restore_one(
     task: SlotTask, client: EngineClient, spool: Path, manifest: Manifest, id_slot: int
 ) -> bool:
     try:
-        link = await asyncio.to_thread(task.store.check_out, manifest, spool)
+        link = await asyncio.to_thread(task.store.check_out, manifest, spool, task.key)
     except InvalidSlotFile as error:
         task.emit_quarantined(task.store.quarantine_file(manifest, str(error)))
         return False
+    expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
     read = await slots.restore(client, id_slot, link.name)
     link.unlink()
-    if read == SlotFileInfo(manifest.tokens, manifest.size_bytes):
+    if read == expected:
         return True
     detail = read.message if isinstance(read, ErrorResponse) else f"it read {read.tokens} tokens"
     reason = f"the engine refused it: {detail}"

@@ -64,15 +64,18 @@ def read(path: Path) -> SlotFileHeader:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        magic, version, count = _HEAD.unpack(_exactly(file, _HEAD.size))
-        if magic != MAGIC:
-            raise NotASlotFile("it does not start like a slot file")
-        if count > _WORDS_MAX:
-            raise NotASlotFile(f"it claims {count:,} tokens")
+        version, count = _head(file)
         words = array.array("i", _exactly(file, 4 * count))
     if sys.byteorder == "big":
         words.byteswap()
     return SlotFileHeader(version, _tokens(tuple(words)))
+
+
+def state_offset(path: Path) -> int:
+    """Return where the state of a slot file begins; raises as `read`."""
+    with path.open("rb") as file:
+        _, count = _head(file)
+    return _HEAD.size + 4 * count
 
 
 def read_checked(path: Path, expected: SlotFileInfo) -> SlotFileHeader:
@@ -91,6 +94,16 @@ def read_checked(path: Path, expected: SlotFileInfo) -> SlotFileHeader:
     if len(header.tokens) != expected.tokens:
         raise InvalidSlotFile(f"it holds {len(header.tokens):,} tokens, not {expected.tokens:,}")
     return header
+
+
+def _head(file: BinaryIO) -> tuple[int, int]:
+    """Read the version of the state, and the number of words."""
+    magic, version, count = _HEAD.unpack(_exactly(file, _HEAD.size))
+    if magic != MAGIC:
+        raise NotASlotFile("it does not start like a slot file")
+    if count > _WORDS_MAX:
+        raise NotASlotFile(f"it claims {count:,} tokens")
+    return version, count
 
 
 def _tokens(words: tuple[int, ...]) -> tuple[int, ...]:

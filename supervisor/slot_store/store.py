@@ -27,9 +27,10 @@ from supervisor.host.files import sync, write_atomic
 from supervisor.host.paths import is_ours, make_private
 from supervisor.slot_store import slot_file
 from supervisor.slot_store.ineffective import IneffectiveRestores
-from supervisor.slot_store.manifest import Manifest, ManifestInvalid, dump, load
+from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
 from supervisor.slot_store.policy import DiskBudget, is_redundant, to_evict
 from supervisor.slot_store.quarantine import Quarantine, QuarantinedFile
+from supervisor.slot_store.slot_count import rewrite
 from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     NotASlotFile,
@@ -103,8 +104,10 @@ class SlotStore:
         self._drop(to_evict(self.saved(), budget))
         return manifest
 
-    def check_out(self, manifest: Manifest, spool: Path) -> Path:
-        """Verify a file and link it into an engine's spool, until the engine has answered.
+    def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
+        """Verify a file and link it into the spool of an engine, until the engine has answered.
+
+        For an engine with another number of slots it is rewritten.
 
         Raises:
             InvalidSlotFile: It differs from its manifest.
@@ -115,10 +118,21 @@ class SlotStore:
             if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
                 raise InvalidSlotFile("its content was altered")
             link = spool / path.name
-            os.link(path, link)
+            self._give(path, link, manifest.identity.slots, key.slots)
         except OSError as error:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link
+
+    @staticmethod
+    def _give(path: Path, link: Path, before: int | None, after: int | None) -> None:
+        if before is None or after is None or before == after:
+            os.link(path, link)
+        else:
+            try:
+                rewrite(path, link, before=before, after=after)
+            except (InvalidSlotFile, OSError):
+                link.unlink(missing_ok=True)
+                raise
 
     def quarantine_file(self, one: Manifest, reason: str) -> QuarantinedFile:
         self._quarantine(one.model, one.name)
@@ -170,7 +184,7 @@ class SlotStore:
     def _same_key(self, manifest: Manifest) -> dict[Manifest, SlotFileHeader]:
         found = {}
         for one in self.saved(manifest.model):
-            if one.identity == manifest.identity:
+            if manifest.identity.fits(one.identity):
                 with suppress(NotASlotFile, OSError):  # found before it is restored
                     found[one] = slot_file.read(self._path(one))
         return found

@@ -135,7 +135,7 @@ async def test_a_damaged_file_never_reaches_an_engine(
 
 CHANGES: dict[str, dict[str, object]] = {
     "cache": {"cache-type-k": "q8_0"},
-    "slots": {"parallel": 1},
+    "slots": {"parallel": 1, "kv-unified": True},
 }
 
 

@@ -63,7 +63,7 @@ def test_the_oldest_files_are_evicted_beyond_the_budget(store: SlotStore) -> Non
 
 def test_check_out_links_a_verified_file(store: SlotStore) -> None:
     one = put(store, 1000)
-    link = store.check_out(one, store.spool("chat.0"))
+    link = store.check_out(one, store.spool("chat.0"), one.identity)
     assert link.name == "1000.slot"
     assert link.read_bytes() == (store.root / "kept" / "chat" / "1000.slot").read_bytes()
 
@@ -73,10 +73,10 @@ def test_an_altered_file_is_not_checked_out(store: SlotStore) -> None:
     path = store.root / "kept" / "chat" / "1000.slot"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(InvalidSlotFile, match="altered"):
-        store.check_out(one, store.spool("chat.0"))
+        store.check_out(one, store.spool("chat.0"), one.identity)
     path.unlink()
     with pytest.raises(InvalidSlotFile, match="cannot be read"):
-        store.check_out(one, store.spool("chat.0"))
+        store.check_out(one, store.spool("chat.0"), one.identity)
 
 
 def test_clean_up_deletes_partial_files(store: SlotStore) -> None:

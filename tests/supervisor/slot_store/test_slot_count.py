@@ -1,0 +1,92 @@
+"""Slot files go from an engine to one with another number of slots."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from fakes.fleet_harness import LONG, FleetHarness
+from fakes.slot_files import content
+
+from supervisor.slot_store.manifest import CacheKey
+from supervisor.slot_store.slot_count import rewrite
+from supervisor.slot_store.slot_file import InvalidSlotFile
+
+HEAD = content([7, 8, 9]).removesuffix(b"state" * 100)
+CELLS = struct.pack("<I", 3) + b"data of three cells."
+
+
+def state(caches: int, *, leading: int, trailing: int) -> bytes:
+    zero = struct.pack("<I", 0)
+    return HEAD + struct.pack("<I", caches) + zero * leading + CELLS + zero * trailing
+
+
+@pytest.mark.parametrize("leading", [0, 1, 3])
+@pytest.mark.parametrize("after", [1, 2, 4, 16])
+def test_the_sequence_comes_first_and_the_rest_is_empty(
+    tmp_path: Path, leading: int, after: int
+) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_bytes(state(4, leading=leading, trailing=3 - leading))
+    rewrite(source, target, before=4, after=after)
+    assert target.read_bytes() == state(after, leading=0, trailing=after - 1)
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (state(8, leading=0, trailing=7), "not of 4 slots"),
+        (HEAD, "too short"),
+        (HEAD + struct.pack("<I", 4), "too short"),
+        (HEAD + struct.pack("<5I", 4, 0, 0, 0, 0), "no sequence"),
+        (state(4, leading=1, trailing=1) + struct.pack("<I", 5), "more than one"),
+        (HEAD + struct.pack("<3I", 4, 3, 0), "more than one"),
+    ],
+)
+def test_another_state_is_refused(tmp_path: Path, text: bytes, problem: str) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(text)
+    with pytest.raises(InvalidSlotFile, match=problem):
+        rewrite(source, tmp_path / "b", before=4, after=8)
+
+
+OWN = ("--parallel 4", "--no-kv-unified", "--cache-type-k f16")
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        (("--parallel 8", *OWN[1:]), True),
+        (("--parallel 8", "--no-kv-unified", "--cache-type-k q8_0"), False),
+        (("--parallel 8", "--kv-unified", OWN[2]), False),
+        (("--parallel 8", *OWN[1:], "--swa-full"), False),
+        (OWN[1:], False),
+    ],
+)
+def test_which_caches_fit(options: tuple[str, ...], fits: bool) -> None:  # noqa: FBT001
+    one, other = CacheKey("model", "b10434", OWN), CacheKey("model", "b10434", options)
+    assert one.fits(other) is other.fits(one) is fits
+    assert one.fits(one)
+    assert not one.fits(CacheKey("model", "b11434", OWN))
+
+
+@pytest.mark.parametrize(("before", "id_slot", "after"), [(2, 1, 8), (4, 3, 2), (4, 0, 1)])
+async def test_a_conversation_continues_from_its_cache_with_other_slots(
+    tiny_model: Path, runtime: Path, before: int, id_slot: int, after: int
+) -> None:
+    first = FleetHarness(runtime, tiny_model, {"parallel": before, "ctx-size": 2048 * before})
+    question = {"role": "user", "content": LONG}
+    async with first.up():
+        said, _ = await first.ask([question], id_slot)
+        turn = [question, {"role": "assistant", "content": said}, {"role": "user", "content": "go"}]
+        await first.save()
+        expected, _ = await first.ask(turn, id_slot)
+
+    second = FleetHarness(runtime, tiny_model, {"parallel": after, "ctx-size": 2048 * after})
+    async with second.up():
+        found, timings = await second.ask(turn)
+    assert timings["cache_n"] > 600
+    assert found == expected
+    assert second.emitted("slots.quarantined") == []
