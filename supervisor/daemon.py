@@ -7,6 +7,7 @@ request shortens the wait to 5 s, a third ends it. SIGHUP reloads the settings.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -25,7 +26,9 @@ from proxy.threads import worker_threads
 from supervisor import __version__
 from supervisor.adaptive.apply import ChangeApplier
 from supervisor.adaptive.controller import AdaptiveController
+from supervisor.adaptive.engine_processes import engine_processes, measured_speeds
 from supervisor.adaptive.slots import SlotDecider
+from supervisor.adaptive.thread_decider import ThreadDecider
 from supervisor.adaptive.values import AdaptedValues
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
@@ -99,7 +102,12 @@ class Daemon:
             ChangeApplier(self._fleet, replacer, memory_usage, adapted, events.emit),
             adapted,
             events.emit,
-            [SlotDecider()],
+            [
+                SlotDecider(),
+                ThreadDecider(
+                    functools.partial(engine_processes, self._fleet), measured_speeds(self._fleet)
+                ),
+            ],
             is_memory_wanted=lambda: bool(self._admission.waiting()),
         )
         self._reload = Reload(

@@ -75,7 +75,7 @@ class AdaptiveController:
         self._is_memory_wanted = is_memory_wanted
         self._clock = clock
         self._planner: LaunchPlanner | None = None
-        self._bases: dict[str, Plan | None] = {}
+        self._bases: dict[str, tuple[Plan, Plan | None]] = {}  # with the plan that runs
         self._retries: dict[str, _Retry] = {}
         self._applying: asyncio.Task[None] | None = None
 
@@ -155,8 +155,9 @@ class AdaptiveController:
 
     def _view(self, model: Model) -> ModelView | None:
         name, replicas = model.entry.name, model.replicas
-        base = self._base(name)
-        if not replicas or not all(map(_serves, replicas)) or not replicas[0].plan or not base:
+        plan = replicas[0].plan if replicas and all(map(_serves, replicas)) else None
+        base = self._base(name, plan) if plan else None
+        if plan is None or base is None:
             return None
         demand = self._router.demand(name)
         return ModelView(
@@ -165,19 +166,25 @@ class AdaptiveController:
             waiting=demand.waiting,
             busy=demand.working,
             instances={one.name: one.instance.snapshot().pid or 0 for one in replicas},
-            plan=replicas[0].plan,
+            plan=plan,
             base=base,
             settings=self._fleet.planner.model_settings(name),
         )
 
-    def _base(self, name: str) -> Plan | None:
-        """Return what would run without adapted values; None where that cannot be planned."""
-        if name not in self._bases:
-            try:
-                self._bases[name] = self._fleet.planner.adapting(name, {}).plan(name)
-            except CorralError:  # its next start reports why
-                self._bases[name] = None
-        return self._bases[name]
+    def _base(self, name: str, runs: Plan) -> Plan | None:
+        """Return what would run without adapted values; None where that cannot be planned.
+
+        Planned once per run: what was measured at its start counts.
+        """
+        if name not in self._bases or self._bases[name][0] is not runs:
+            self._bases[name] = runs, self._planned(name)
+        return self._bases[name][1]
+
+    def _planned(self, name: str) -> Plan | None:
+        try:
+            return self._fleet.planner.adapting(name, {}).plan(name)
+        except CorralError:  # its next start reports why
+            return None
 
     def _may_change(self, view: ModelView) -> bool:
         model, retry = self._fleet.models[view.name], self._retries.get(view.name)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from supervisor.flags.setting import Setting
+from supervisor.flags.thread_speeds import fastest
 from supervisor.host.machine import Machine
 from supervisor.host.processor_load import ProcessorLoad
 
-THREADS: Final = "threads"
 ORIGIN: Final = "machine"
 # The threads give way to a load that lasts so long, and come back after so long without it. Within
 # the longest span short loads add up: loads that come and go every few minutes change nothing.
@@ -177,10 +177,7 @@ def _overlaps(sample: LoadSample, name: str) -> Iterable[float]:
 
 def _wanted(inputs: ThreadsInputs) -> int:
     """The threads of an instance that has the machine to itself."""
-    measured = inputs.speeds
-    if measured:
-        return max(measured, key=lambda count: measured[count])
-    return inputs.machine.decode_cores
+    return fastest(inputs.speeds, inputs.machine.decode_cores)
 
 
 def _reason(inputs: ThreadsInputs, count: int, claims: _Claims | None) -> str:
