@@ -283,6 +283,33 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
 
 
 @app.command()
+def trial(
+    model: Annotated[
+        str | None, typer.Argument(help="A model with a trial; none means all.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Make the profile on trial the model's own.")
+    ] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the trial.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a live trial of another profile shows; end it, with or without its profile.
+
+    Both change corral.toml, which keeps its comments and gets a backup beside it, and reload. No
+    answer is cut.
+    """
+    from supervisor.commands.trial import finish, show
+
+    if apply and end:
+        raise typer.BadParameter("give --apply or --end, not both")
+
+    def call() -> CommandResult:
+        return finish(model, is_applied=apply) if apply or end else show(model)
+
+    _finish("trial", call, as_json=as_json)
+
+
+@app.command()
 def warm(model: str, file: Path, as_json: Json = False) -> None:
     """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
     from supervisor.commands.warm import warm as call

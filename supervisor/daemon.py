@@ -34,8 +34,9 @@ from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.admission.model_state import Waiting
 from supervisor.control import server as server_module
-from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
+from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, TrialStatus
 from supervisor.control.status import instance_status, model_status, node_status
+from supervisor.control.trial_status import trial_status
 from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
 from supervisor.fleet import cache_commands
@@ -58,6 +59,7 @@ from supervisor.request_record.recorder import RequestRecorder
 from supervisor.settings.load import Loaded
 from supervisor.slot_store.config import clean_up
 from supervisor.slot_store.manifest import Manifest
+from supervisor.trial.trials import Trials
 from supervisor.warmup.prompts import WarmPrompt
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -123,6 +125,8 @@ class Daemon:
         self._recorder = RequestRecorder(
             RecordFiles(directories.request_record), events, self._is_recorded
         )
+        self._trials = Trials(self._fleet, self._router.in_flight)
+        events.add_sink(self._trials.observe)
         self._nodes = self._make_nodes()
         router_events.connect(self._fleet, self._admission, self._nodes)
         self._server = self._make_server()
@@ -307,6 +311,19 @@ class Daemon:
             ],
             "nodes": [node_status(stats) for stats in self._nodes.stats()],
         }
+
+    def trials(self) -> list[TrialStatus]:
+        found = ((model, self._trials.of(name)) for name, model in self._fleet.models.items())
+        statuses = (
+            trial_status(model, trial, self._trials.age_s(trial), self._memory_bytes)
+            for model, trial in found
+            if trial
+        )
+        return [status for status in statuses if status]
+
+    def _memory_bytes(self, replica: Replica) -> int | None:
+        facts = replica.instance.snapshot()
+        return self._stats.of(facts).memory_bytes if facts.pid else None
 
     def _model_status(self, model: Model, waiting: Waiting | None) -> ModelStatus:
         return model_status(

@@ -165,6 +165,10 @@ class EventStream:
         event, reason = cause if isinstance(cause, tuple) else (str(cause), "")
         self.emit("events.withheld", event=event, cause=reason, count=count)
 
+    def add_sink(self, sink: Callable[[Event], None]) -> None:
+        """Pass each event also to this function, which must not block."""
+        self._sinks = (*self._sinks, sink)
+
     @contextmanager
     def listen(self) -> Iterator[Listener]:
         """Receive every event until the block ends."""

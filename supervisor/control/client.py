@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
-from supervisor.control.messages import DaemonStatus, StreamMessage
+from supervisor.control.messages import DaemonStatus, StreamMessage, TrialStatus
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
 
@@ -37,6 +37,10 @@ class Client:
     def status(self) -> DaemonStatus:
         with _response(self._socket, "GET", "/v1/status") as response:
             return cast("DaemonStatus", json.load(response))
+
+    def trials(self) -> list[TrialStatus]:
+        with _response(self._socket, "GET", "/v1/trials") as response:
+            return cast("list[TrialStatus]", json.load(response)["trials"])
 
     def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
         """Start, stop, restart, load or unload models, or all."""

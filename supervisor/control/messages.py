@@ -86,6 +86,7 @@ class ModelStatus(TypedDict):
     waiting: WaitStatus | None
     not_persisted_reason: str | None
     adapted: list[AdaptedValue]
+    trial: TrialNote | None
     instances: list[InstanceStatus]
 
 
@@ -99,6 +100,66 @@ class NodeStatus(TypedDict):
     models: list[str]
     slots: int
     slots_busy: int
+
+
+class TrialNote(TypedDict):
+    """A trial in a model's status; `instance` runs `profile` for this share of conversations."""
+
+    profile: str
+    share: float
+    instance: str
+
+
+class TrialSideStatus(TypedDict):
+    """One side of a trial; figures are medians of requests, `memory_bytes` is of one instance."""
+
+    profile: str
+    instances: list[str]
+    conversations: int
+    requests: int
+    errors: int
+    crashes: int
+    tokens_per_second: float | None
+    first_token_s: float | None
+    memory_bytes: int | None
+
+
+class TrialComparison(TypedDict):
+    """The trial over the model's own profile: a ratio, and its interval of 95 %.
+
+    `requests_to_go`: of both sides, until a difference of 5 % would show; None if not known.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    is_different: bool
+    outcome: str
+    requests_to_go: int | None
+
+
+class FlagDifference(TypedDict):
+    """An option that both sides have with other values; None: it does not have it."""
+
+    flag: str
+    base: str | None
+    trial: str | None
+
+
+class TrialStatus(TypedDict):
+    """The trial of one model; `state` is that of its instance, which serves if it is `ready`."""
+
+    model: str
+    share: float
+    state: str
+    error: ErrorFields | None
+    age_s: float
+    base: TrialSideStatus
+    trial: TrialSideStatus
+    tokens_per_second: TrialComparison
+    first_token_s: TrialComparison
+    differences: list[FlagDifference]
+    notes: list[str]
 
 
 class DaemonStatus(TypedDict):

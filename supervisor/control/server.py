@@ -1,6 +1,7 @@
 """The daemon's side of the control socket: JSON over HTTP on a unix socket of mode 0600.
 
     GET  /v1/status     status of the daemon, its models and instances
+    GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
     POST /v1/stop       {"models": [names]}; until each has stopped
@@ -12,8 +13,8 @@
     POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but status are streams of supervisor.control.messages.StreamMessage. A client that disconnects
-stops no command.
+All but status and trials are streams of supervisor.control.messages.StreamMessage. A client that
+disconnects stops no command.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.models import PrefillResult
-from supervisor.control.messages import DaemonStatus, StreamMessage, daemon_exited
+from supervisor.control.messages import DaemonStatus, StreamMessage, TrialStatus, daemon_exited
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
 from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
@@ -53,8 +54,10 @@ class Service(Protocol):
 
     def status(self) -> DaemonStatus: ...
 
+    def trials(self) -> list[TrialStatus]: ...
+
     async def refresh(self) -> None:
-        """Update the figures of `status`, in a fraction of a second."""
+        """Update the figures of `status` and `trials`, in a fraction of a second."""
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
         """Begin a command on models; return a test for its end."""
@@ -81,6 +84,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
     app.add_routes(
         [
             web.get("/v1/status", api.status),
+            web.get("/v1/trials", api.trials),
             web.get("/v1/events", api.events),
             web.post("/v1/{verb:start|stop|restart|load|unload}", api.command),
             web.post("/v1/reload", api.reload),
@@ -123,6 +127,10 @@ class _Api:
     async def status(self, _: web.Request) -> web.StreamResponse:
         await self._service.refresh()
         return _json(self._service.status())
+
+    async def trials(self, _: web.Request) -> web.StreamResponse:
+        await self._service.refresh()
+        return _json({"trials": self._service.trials()})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:

@@ -21,6 +21,7 @@ from supervisor.control.messages import (
     WaitStatus,
     WarmedInstance,
 )
+from supervisor.control.trial_status import trial_note
 from supervisor.engines.spec_types import spec_types
 from supervisor.flags.plan import Plan
 from supervisor.fleet.availability import availability
@@ -49,6 +50,7 @@ def model_status(
         "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
         "not_persisted_reason": next(planned, None),
         "adapted": _adapted(plan),
+        "trial": trial_note(model),
         "instances": instances,
     }
 

@@ -32,6 +32,11 @@ class TrialSettings(SettingsTable):
             raise ValueError("give a profile or flags to try")
         return self
 
+    def label(self, own_profile: str) -> str:
+        """Return the profile and flags on trial, for people."""
+        flags = ", ".join(f"{key} = {value}" for key, value in self.flags.items())
+        return " with ".join(filter(None, (self.profile or own_profile, flags)))
+
     def applied(self, entry: ModelEntry) -> ModelEntry:
         """Return a model as its trial runs it."""
         flags = {**entry.flags, **self.flags}

@@ -99,16 +99,19 @@ class LaunchPlanner:
         return self.trial(place.model) if is_trial else None
 
     def replicas(self, model: str) -> Replicas:
-        """Return how many instances a model has; "auto" is decided once."""
+        """Return how many instances run a model's own profile; decided once."""
         entry = self.entry(model)
+        if model not in self._replicas:
+            self._replicas[model] = self._count(entry)
+        return self._replicas[model]
+
+    def _count(self, entry: ModelEntry) -> Replicas:
         is_set = "replicas" in self._settings.models[entry.name].model_fields_set
         if not is_set and (count := self.tuned_profiles.replicas(entry)):
             return Replicas(count, "tuned")
         if entry.replicas != "auto":
             return Replicas(entry.replicas, "as set")
-        if model not in self._replicas:
-            self._replicas[model] = self._decide(entry)
-        return self._replicas[model]
+        return self._decide(entry)
 
     def _decide(self, entry: ModelEntry) -> Replicas:
         models = len(self.entries)

@@ -76,6 +76,7 @@ def model(
         "profile": "base",
         "slots": 4,
         "ctx_size": 4096,
+        "trial": None,
         "not_persisted_reason": not_persisted_reason,
         "adapted": [],
         "waiting": waiting,

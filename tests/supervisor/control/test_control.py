@@ -15,7 +15,7 @@ from fakes.slot_files import manifest
 from proxy.models import PrefillResult
 from supervisor.control import server
 from supervisor.control.client import Client
-from supervisor.control.messages import DaemonStatus, StreamMessage
+from supervisor.control.messages import DaemonStatus, StreamMessage, TrialStatus
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
@@ -62,6 +62,9 @@ class Service:
             "models": [],
             "nodes": [],
         }
+
+    def trials(self) -> list[TrialStatus]:
+        return []
 
     async def refresh(self) -> None:
         self.refreshed += 1

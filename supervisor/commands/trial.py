@@ -1,0 +1,206 @@
+"""`corral trial`: what a live trial shows, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from supervisor.control.client import Client
+from supervisor.control.messages import (
+    DaemonStatus,
+    FlagDifference,
+    ReloadReport,
+    TrialComparison,
+    TrialStatus,
+)
+from supervisor.control.running import last_message, resolve_running
+from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, StartFailed
+from supervisor.host.files import write_atomic
+from supervisor.host.paths import directories
+from supervisor.output import CommandResult, colored, duration, size, table
+from supervisor.trial.settings_file import Edit, without_trial
+
+_TOML: Final = '[models.NAME.trial] with profile = "…" and share = 0.2'
+
+
+def show(word: str | None) -> CommandResult:
+    """Show the trials of all models, or of one."""
+    client = Client(directories().control_socket)
+    found = client.trials()
+    if word is not None:
+        found = [_named(found, word, client.status())]
+    if not found:
+        hint = f"{_TOML} in corral.toml, then corral reload, starts one"
+        return CommandResult(found, "no model has a trial", (hint,))
+    return CommandResult(found, "\n\n".join(map(render, found)))
+
+
+def finish(word: str | None, *, is_applied: bool) -> CommandResult:
+    """End a model's trial in corral.toml, and reload; what does not start changes nothing."""
+    if word is None:
+        raise SettingsInvalid("name a model", hint="corral trial shows the models with a trial")
+    client = Client(directories().control_socket)
+    before = client.status()
+    found = _named(client.trials(), word, before)
+    path = _settings_file(before)
+    _check_applied(client)
+    changed = _change(path, found["model"], is_applied=is_applied)
+    try:
+        report = last_message(client.reload(dry_run=False))["reloaded"]
+        _check_started(report)
+    except CorralError:
+        _restore(changed, client)
+        raise
+    data = {
+        "model": found["model"],
+        "applied": is_applied,
+        "file": str(path),
+        "backup": str(changed.backup),
+        "lines": changed.edit.lines,
+        "reloaded": report,
+    }
+    notes = tuple(_context_notes(found["model"], before, client.status()))
+    return CommandResult(data, _finished(found, changed, is_applied=is_applied), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    path: Path
+    before: str
+    edit: Edit
+    backup: Path
+
+
+def _named(found: list[TrialStatus], word: str, status: DaemonStatus) -> TrialStatus:
+    (name,) = resolve_running([word], status)
+    for one in found:
+        if one["model"] == name:
+            return one
+    raise CorralError(
+        f"{name} has no trial",
+        hint=f"{_TOML.replace('NAME', name)} in corral.toml, then corral reload, starts one",
+    )
+
+
+def _settings_file(status: DaemonStatus) -> Path:
+    if status["config"] is None:
+        raise SettingsInvalid("the daemon was started without a settings file")
+    return Path(status["config"]).resolve()
+
+
+def _check_applied(client: Client) -> None:
+    """Raise SettingsInvalid where the file has changes of which the daemon knows nothing yet."""
+    report = last_message(client.reload(dry_run=True))["reloaded"]
+    if names := [*report["added"], *report["removed"], *report["changed"]]:
+        raise SettingsInvalid(
+            f"corral.toml has changes that are not applied yet, of {', '.join(names)}",
+            hint="corral reload --dry-run shows them, corral reload applies them",
+        )
+
+
+def _change(path: Path, model: str, *, is_applied: bool) -> _Changed:
+    try:
+        text, mode = path.read_text("utf-8"), path.stat().st_mode
+        edit = without_trial(text, model, is_applied=is_applied)
+        backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
+        write_atomic(backup, text)
+        write_atomic(path, edit.text)
+        path.chmod(mode)
+    except OSError as error:
+        raise AccessDenied(
+            f"{path} cannot be changed: {error.strerror or error}",
+            hint=f"take [models.{model}.trial] out of it yourself, then run corral reload",
+        ) from error
+    return _Changed(path, text, edit, backup)
+
+
+def _check_started(report: ReloadReport) -> None:
+    if failures := report["failures"]:
+        first = failures[0]
+        raise StartFailed(
+            f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
+        )
+
+
+def _restore(changed: _Changed, client: Client) -> None:
+    mode = changed.path.stat().st_mode
+    write_atomic(changed.path, changed.before)
+    changed.path.chmod(mode)
+    changed.backup.unlink(missing_ok=True)
+    with suppress(CorralError):
+        last_message(client.reload(dry_run=False))
+
+
+def _context_notes(model: str, before: DaemonStatus, after: DaemonStatus) -> Iterator[str]:
+    was, now = (_slot_tokens(status, model) for status in (before, after))
+    if was and now and now < was:
+        yield f"a conversation of {model} may now have {now} tokens, before {was}"
+
+
+def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
+    for model in status["models"]:
+        if model["name"] == name and model["ctx_size"] and model["slots"]:
+            return model["ctx_size"] // model["slots"]
+    return None
+
+
+def _finished(found: TrialStatus, changed: _Changed, *, is_applied: bool) -> str:
+    name, own, tried = found["model"], found["base"]["profile"], found["trial"]["profile"]
+    first = f"{name} runs {tried} now" if is_applied else f"{name} runs only {own} again"
+    changes = [f"  {line}" for line in changed.edit.lines]
+    kept = f"{changed.path} was changed; {changed.backup.name} is what it was:"
+    return "\n".join([f"{first}; its trial is over", kept, *changes])
+
+
+def render(found: TrialStatus) -> str:
+    base, trial = found["base"], found["trial"]
+    rate, first = found["tokens_per_second"], found["first_token_s"]
+    rows = [
+        ("tokens/s", *_both(found, "tokens_per_second", "{:.1f}"), _outcome(rate)),
+        ("first token", *_both(found, "first_token_s", "{:.2f} s"), _outcome(first)),
+        ("memory", size(base["memory_bytes"]), size(trial["memory_bytes"]), ""),
+        *(
+            (name, str(base[name]), str(trial[name]), "")
+            for name in ("conversations", "requests", "errors", "crashes")
+        ),
+    ]
+    head = ("", base["profile"].upper(), trial["profile"].upper(), "DIFFERENCE")
+    lines = [_title(found), "", table(head, rows), *_problem(found)]
+    if found["differences"]:
+        lines += ["", f"{', '.join(trial['instances'])} runs with", *_flags(found["differences"])]
+    if found["notes"]:
+        lines += ["", *found["notes"]]
+    return "\n".join(lines)
+
+
+def _title(found: TrialStatus) -> str:
+    share = f"{found['share']:.0%} of new conversations"
+    state = f"{', '.join(found['trial']['instances'])} is {found['state']}"
+    since = f"figures of {duration(found['age_s'])}"
+    return f"{found['model']}: {found['trial']['profile']} serves {share}; {state}; {since}"
+
+
+def _both(found: TrialStatus, name: str, style: str) -> tuple[str, str]:
+    values = (found["base"][name], found["trial"][name])  # type: ignore[literal-required]
+    one, other = ("-" if value is None else style.format(value) for value in values)
+    return one, other
+
+
+def _outcome(found: TrialComparison) -> str:
+    return found["outcome"]
+
+
+def _flags(differences: list[FlagDifference]) -> list[str]:
+    rows = [(one["flag"], one["base"] or "-", one["trial"] or "-") for one in differences]
+    return [f"  {flag} {trial} instead of {base}" for flag, base, trial in rows]
+
+
+def _problem(found: TrialStatus) -> list[str]:
+    if (error := found["error"]) is None:
+        return []
+    more = [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
+    return ["", colored(error["message"], "red"), *more]

@@ -1,0 +1,1 @@
+"""Live trial: figures of a model whose trial serves a share of the conversations."""

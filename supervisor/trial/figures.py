@@ -1,0 +1,117 @@
+"""Figures of both sides of a trial, in bounded memory. Does no I/O.
+
+Figures are kept by conversation: requests of one resemble each other. A conversation counts for the
+side that served its first request; what it does on the other side, after that has failed or was
+full, counts for neither.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+SideName = Literal["base", "trial"]
+SIDES: Final[tuple[SideName, SideName]] = ("base", "trial")
+
+_CONVERSATIONS_MAX: Final = 1000
+_REQUESTS_MAX: Final = 32
+# The rate of a shorter answer is mostly noise.
+_TOKENS_MIN: Final = 4
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The latest values of a conversation's requests, at most 32 of each.
+
+    Attributes:
+        rates: Tokens per second while decoding.
+        first_tokens_s: Seconds from a request's arrival to its first token.
+        has_moved: It was also served by the other side.
+    """
+
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    first_tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    has_moved: bool = False
+
+
+@dataclass(slots=True)
+class Side:
+    """What is known of one side.
+
+    Attributes:
+        conversations: The latest 1000.
+        others: Other requests that its engine had when a request ended, summed over requests.
+    """
+
+    conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
+    requests: int = 0
+    errors: int = 0
+    crashes: int = 0
+    others: int = 0
+
+    @property
+    def moved(self) -> int:
+        return sum(one.has_moved for one in self.conversations.values())
+
+    @property
+    def rates(self) -> list[Sequence[float]]:
+        return [list(one.rates) for one in self.conversations.values() if one.rates]
+
+    @property
+    def first_tokens_s(self) -> list[Sequence[float]]:
+        found = self.conversations.values()
+        return [list(one.first_tokens_s) for one in found if one.first_tokens_s]
+
+    def latest(self, key: str) -> Conversation:
+        """Return a conversation, as the latest; the oldest is forgotten where there are many."""
+        found = self.conversations.setdefault(key, Conversation())
+        self.conversations.move_to_end(key)
+        if len(self.conversations) > _CONVERSATIONS_MAX:
+            self.conversations.popitem(last=False)
+        return found
+
+
+class TrialFigures:
+    """The figures of one model's trial, since its beginning."""
+
+    def __init__(self) -> None:
+        self.sides: dict[SideName, Side] = {name: Side() for name in SIDES}
+
+    def crashed(self, side: SideName) -> None:
+        self.sides[side].crashes += 1
+
+    def finished(self, name: SideName, fields: Mapping[str, Any], others: int) -> None:
+        """Count a request.
+
+        Args:
+            name: The side that answered it.
+            fields: Of `request.finished`.
+            others: Other requests that its engine has.
+        """
+        side, status = self.sides[name], fields["status"]
+        side.requests += 1
+        side.others += others
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            side.errors += 1
+        if status == HTTPStatus.OK and (conversation := self._conversation(name, fields)):
+            _add(conversation, fields)
+
+    def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation | None:
+        """Return the conversation of a request; None where the other side has it."""
+        key = str(fields["conversation"] or fields["request"])
+        other = self.sides["base" if name == "trial" else "trial"].conversations.get(key)
+        if other:
+            other.has_moved = True
+            return None
+        return self.sides[name].latest(key)
+
+
+def _add(conversation: Conversation, fields: Mapping[str, Any]) -> None:
+    if (first_token_ms := fields["first_token_ms"]) is not None:
+        conversation.first_tokens_s.append(first_token_ms / 1000)
+    tokens, decode_ms = fields["decoded_tokens"] or 0, fields["decode_ms"] or 0
+    if tokens >= _TOKENS_MIN and decode_ms > 0:
+        conversation.rates.append((tokens - 1) * 1000 / decode_ms)

@@ -1,0 +1,87 @@
+"""Changes `corral.toml` for a trial that is over, and keeps its comments.
+
+The result is read again: where it does not say what it should, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from supervisor.errors import SettingsInvalid
+
+_HEADER_LINES: Final = 2
+
+Table = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The new text, and its changed lines, each behind `-` or `+`."""
+
+    text: str
+    lines: tuple[str, ...]
+
+
+def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
+    """Remove a model's trial; its profile and flags become the model's own if `is_applied`.
+
+    Raises:
+        SettingsInvalid: The file does not have the trial, or cannot be changed safely.
+    """
+    try:
+        document = tomlkit.parse(text)
+        wanted = tomllib.loads(text)
+        for whole, is_kept in ((document, True), (wanted, False)):
+            _change(whole, model, is_applied=is_applied, is_kept=is_kept)
+        after = tomlkit.dumps(document)
+        is_right = tomllib.loads(after) == wanted
+    except (TOMLKitError, tomllib.TOMLDecodeError, LookupError, TypeError, ValueError) as error:
+        raise _by_hand(model, text, is_applied=is_applied) from error
+    if not is_right:
+        raise _by_hand(model, text, is_applied=is_applied)
+    return Edit(after, tuple(_changed_lines(text, after)))
+
+
+def _change(whole: Table, model: str, *, is_applied: bool, is_kept: bool) -> None:
+    table = whole["models"][model]
+    trial = dict(table["trial"])
+    del table["trial"]
+    if not is_applied:
+        return
+    if "profile" in trial:
+        table["profile"] = str(trial["profile"])
+    if flags := trial.get("flags"):
+        if "flags" not in table:
+            table["flags"] = tomlkit.inline_table() if is_kept else {}
+        for name, value in flags.items():
+            table["flags"][name] = value
+
+
+def _changed_lines(before: str, after: str) -> list[str]:
+    found = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    lines = [line for line in list(found)[_HEADER_LINES:] if not line.startswith("@@")]
+    return [line for line in lines if line[1:].strip()]
+
+
+def _by_hand(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
+    """Return an error with what a person is to change."""
+    hint = f"remove [models.{model}.trial] from it, then run corral reload"
+    if is_applied:
+        try:
+            trial = tomllib.loads(text)["models"][model]["trial"]
+        except (tomllib.TOMLDecodeError, LookupError, TypeError):
+            return SettingsInvalid(
+                f"the settings file has no [models.{model}.trial]",
+                hint="a trial of CORRAL_MODELS__… variables ends where they are set",
+            )
+        lines = [f'profile = "{trial["profile"]}"'] if "profile" in trial else []
+        lines += [f"flags.{name} = {value!r}" for name, value in trial.get("flags", {}).items()]
+        hint = f"write {' and '.join(lines)} into [models.{model}], {hint}"
+    return SettingsInvalid("the settings file cannot be changed safely", hint=hint)

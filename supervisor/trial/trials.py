@@ -1,0 +1,124 @@
+"""The trials of all models: whose request each event tells of, and what is reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from supervisor.events import Event
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launch_id import LaunchFingerprint
+from supervisor.fleet.model import Model, Replica
+from supervisor.trial.figures import SideName, TrialFigures
+
+_READY: Final = "ready"
+
+Clock = Callable[[], float]
+Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
+
+
+@dataclass(slots=True)
+class Trial:
+    """What was observed of one trial.
+
+    Attributes:
+        sides: What the engines of both sides were started with; others begin new figures.
+    """
+
+    began_at_s: float
+    sides: Sides = (None, None)
+    figures: TrialFigures = field(default_factory=TrialFigures)
+
+
+class Trials:
+    """Observes events; `in_flight` returns how many requests an instance has."""
+
+    def __init__(
+        self, fleet: Fleet, in_flight: Callable[[str], int], clock: Clock = time.monotonic
+    ) -> None:
+        self._fleet = fleet
+        self._in_flight = in_flight
+        self._clock = clock
+        self._trials: dict[str, Trial] = {}
+
+    def observe(self, event: Event) -> None:
+        """Count what concerns a trial."""
+        match event.name:
+            case "request.finished":
+                self._finished(event.fields)
+            case "instance.exited" if event.fields["fault"]:
+                self._crashed(event.fields)
+            case "instance.state_changed" if event.fields["after"] == _READY:
+                self.of(str(event.fields["model"]))
+
+    def of(self, model: str) -> Trial | None:
+        """Return the trial of a model, begun anew where its settings have changed."""
+        found = self._fleet.models.get(model)
+        sides = _sides(found) if found and self._has_trial(model) else None
+        if sides is None:
+            self._trials.pop(model, None)
+            return None
+        trial = self._trials.get(model)
+        if trial is None or _differ(trial.sides, sides):
+            trial = self._trials[model] = Trial(self._clock())
+        trial.sides = (sides[0] or trial.sides[0], sides[1] or trial.sides[1])
+        return trial
+
+    def _has_trial(self, model: str) -> bool:
+        planner = self._fleet.planner
+        return model in planner.entries and planner.trial(model) is not None
+
+    def age_s(self, trial: Trial) -> float:
+        return self._clock() - trial.began_at_s
+
+    def _finished(self, fields: Mapping[str, Any]) -> None:
+        name = fields["instance"]
+        if found := self._side(fields["model"], name):
+            trial, side = found
+            trial.figures.finished(side, fields, max(0, self._in_flight(name)))
+
+    def _crashed(self, fields: Mapping[str, Any]) -> None:
+        if found := self._side(fields["model"], fields["instance"]):
+            trial, side = found
+            trial.figures.crashed(side)
+
+    def _side(self, model: str, instance: str) -> tuple[Trial, SideName] | None:
+        """Return the trial of which an instance is a side."""
+        trial = self.of(model)
+        if trial is None:
+            return None
+        for replica in self._fleet.models[model].replicas:
+            if replica.name == instance:
+                return trial, side_of(replica)
+        return None
+
+
+def side_of(replica: Replica) -> SideName:
+    return "trial" if replica.planner.trial_at(replica.place) else "base"
+
+
+def replicas_by_side(model: Model) -> dict[SideName, list[Replica]]:
+    found: dict[SideName, list[Replica]] = {"base": [], "trial": []}
+    for replica in model.replicas:
+        found[side_of(replica)].append(replica)
+    return found
+
+
+def _sides(model: Model) -> Sides | None:
+    """Return what both sides run with; None for a model without a trial."""
+    found = replicas_by_side(model)
+    if not found["trial"]:
+        return None
+    base, trial = (_fingerprint(found[name]) for name in ("base", "trial"))
+    return base, trial
+
+
+def _fingerprint(replicas: list[Replica]) -> LaunchFingerprint | None:
+    return next((one.fingerprint for one in replicas if one.fingerprint), None)
+
+
+def _differ(before: Sides, now: Sides) -> bool:
+    pairs = zip(before, now, strict=True)
+    return any(one is not None and other is not None and one != other for one, other in pairs)

@@ -1,0 +1,105 @@
+"""What the figures of a trial say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.bench.comparison import (
+    RATE,
+    TIME,
+    Comparison,
+    Words,
+    compare_unpaired,
+    requests_to_go,
+    spread,
+)
+from supervisor.trial.figures import SIDES, Side, TrialFigures
+
+# Where the engines of one side have this many more requests at once, the figures tell that too.
+_UNEQUAL_LOAD: Final = 0.5
+_TO_GO_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class FigureVerdict:
+    """One figure of both sides.
+
+    Attributes:
+        base: The median of its requests; None without any.
+        trial: Likewise.
+        outcome: The difference with its interval, or what it takes to see one.
+        to_go: Requests of both sides that would show a difference of 5 %; None if not known.
+    """
+
+    base: float | None
+    trial: float | None
+    comparison: Comparison
+    outcome: str
+    to_go: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialVerdict:
+    tokens_per_second: FigureVerdict
+    first_token_s: FigureVerdict
+    notes: tuple[str, ...]
+
+
+def verdict(figures: TrialFigures) -> TrialVerdict:
+    base, trial = (figures.sides[name] for name in SIDES)
+    return TrialVerdict(
+        tokens_per_second=_figure(base.rates, trial.rates, RATE),
+        first_token_s=_figure(base.first_tokens_s, trial.first_tokens_s, TIME),
+        notes=tuple(filter(None, (_load_note(base, trial), _moved_note(figures)))),
+    )
+
+
+def _figure(
+    base: Sequence[Sequence[float]], trial: Sequence[Sequence[float]], words: Words
+) -> FigureVerdict:
+    comparison, to_go = compare_unpaired(base, trial, words=words), requests_to_go(base, trial)
+    return FigureVerdict(
+        base=_median(base),
+        trial=_median(trial),
+        comparison=comparison,
+        outcome=_outcome(comparison, to_go),
+        to_go=to_go,
+    )
+
+
+def _median(conversations: Sequence[Sequence[float]]) -> float | None:
+    values = [value for one in conversations for value in one]
+    return spread(values).median if values else None
+
+
+def _outcome(comparison: Comparison, to_go: int | None) -> str:
+    if comparison.is_different:
+        return comparison.verdict
+    if to_go is None:
+        return "no difference seen yet, too few conversations"
+    if to_go == 0:
+        return "no difference of 5 % or more"
+    more = "more than " if to_go >= _TO_GO_MAX else "about "
+    return f"no difference seen yet, {more}{to_go} requests to go"
+
+
+def _load_note(base: Side, trial: Side) -> str | None:
+    if not (base.requests and trial.requests):
+        return None
+    own, tried = base.others / base.requests, trial.others / trial.requests
+    if abs(own - tried) < _UNEQUAL_LOAD:
+        return None
+    return (
+        f"a request had {own:.1f} others beside it on its engine, one of the trial {tried:.1f}: "
+        "part of a difference may come from that"
+    )
+
+
+def _moved_note(figures: TrialFigures) -> str | None:
+    moved = sum(side.moved for side in figures.sides.values())
+    if not moved:
+        return None
+    are = "conversations were" if moved > 1 else "conversation was"
+    return f"{moved} {are} continued by the other side, where their own was full or not ready"
