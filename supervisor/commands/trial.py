@@ -178,7 +178,7 @@ def render(found: TrialStatus) -> str:
 
 
 def _title(found: TrialStatus) -> str:
-    share = f"{found['share']:.0%} of new conversations"
+    share = f"{100 * found['share']:g} % of new conversations"
     state = f"{', '.join(found['trial']['instances'])} is {found['state']}"
     since = f"figures of {duration(found['age_s'])}"
     return f"{found['model']}: {found['trial']['profile']} serves {share}; {state}; {since}"

@@ -33,6 +33,12 @@ class Difference:
     kept: tuple[ReplicaId, ...]
 
     @property
+    def removed_at_once(self) -> tuple[ReplicaId, ...]:
+        """Those whose model has no changed replica; the others serve while those are replaced."""
+        changing = {place.model for place in self.changed}
+        return tuple(place for place in self.removed if place.model not in changing)
+
+    @property
     def to_plan(self) -> tuple[ReplicaId, ...]:
         """The replicas that get a new process."""
         return (*self.added, *self.changed)
@@ -132,7 +138,7 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
 def _trial_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:
     was, now = before.trial if before else None, after.trial
     if now and (was is None or was.share != now.share):
-        yield f"{name}: its trial gets {now.share:.0%} of new conversations"
+        yield f"{name}: its trial gets {100 * now.share:g} % of new conversations"
 
 
 def _node_notes(

@@ -3,7 +3,7 @@
 Everything that can be wrong is found before anything is changed (`diff.prepare`). Then
 
 1. unchanged replicas take the new settings for their next run, and keep running;
-2. removed replicas drain and stop;
+2. removed replicas drain and stop, those of a model with changed ones after the changes;
 3. added replicas start;
 4. changed replicas are replaced one after another, by a successor beside them where they serve and
    memory allows, else in place. The first of a model that fails ends the changes of that model:
@@ -113,8 +113,9 @@ class Reload:
             starts = [
                 group.create_task(start_failure(replica)) for replica in self._begin(prepared)
             ]
-            for _, places in groupby(prepared.difference.changed, key=lambda place: place.model):
+            for model, places in groupby(prepared.difference.changed, key=lambda one: one.model):
                 failures += await self._replace_all(places, prepared)
+                self._retire(one for one in prepared.difference.removed if one.model == model)
         return (*failures, *(failure for start in starts if (failure := start.result())))
 
     def _begin(self, prepared: ReloadPlan) -> list[Replica]:
@@ -123,8 +124,7 @@ class Reload:
         self.loaded = prepared.loaded
         prepared.apply_nodes()
         fleet.set_planner(planner)
-        for place in difference.removed:
-            fleet.retire(fleet.models[place.model].at(place.number))
+        self._retire(difference.removed_at_once)
         for place in difference.kept:
             fleet.apply_settings(fleet.models[place.model].at(place.number), planner)
         models = fleet.models.items()
@@ -134,6 +134,10 @@ class Reload:
         for replica in begun:
             replica.instance.start()
         return begun
+
+    def _retire(self, places: Iterable[ReplicaId]) -> None:
+        for place in places:
+            self._fleet.retire(self._fleet.models[place.model].at(place.number))
 
     async def _replace_all(
         self, places: Iterable[ReplicaId], prepared: ReloadPlan

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -108,6 +109,8 @@ def _known_keys(table: list[str]) -> list[str]:
         if get_origin(found) is dict:
             next(parts)  # the name of a model or a node
             found = get_args(found)[1]
+        elif get_origin(found) is UnionType:
+            found = get_args(found)[0]  # a table that may be missing
         assert isinstance(found, type)  # noqa: S101 (for mypy)
         assert issubclass(found, BaseModel)  # noqa: S101 (for mypy)
         model = found

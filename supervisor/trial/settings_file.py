@@ -5,25 +5,22 @@ The result is read again: where it does not say what it should, nothing is chang
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from supervisor.errors import SettingsInvalid
 
-_HEADER_LINES: Final = 2
-
 Table = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The new text, and its changed lines, each behind `-` or `+`."""
+    """The new text, and what it says now, for people."""
 
     text: str
     lines: tuple[str, ...]
@@ -38,6 +35,7 @@ def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
     try:
         document = tomlkit.parse(text)
         wanted = tomllib.loads(text)
+        trial = dict(wanted["models"][model]["trial"])
         for whole, is_kept in ((document, True), (wanted, False)):
             _change(whole, model, is_applied=is_applied, is_kept=is_kept)
         after = tomlkit.dumps(document)
@@ -46,7 +44,10 @@ def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
         raise _by_hand(model, text, is_applied=is_applied) from error
     if not is_right:
         raise _by_hand(model, text, is_applied=is_applied)
-    return Edit(after, tuple(_changed_lines(text, after)))
+    own = _own_lines(trial) if is_applied else []
+    return Edit(
+        after, (*(f"models.{model}.{line}" for line in own), f"models.{model}.trial is gone")
+    )
 
 
 def _change(whole: Table, model: str, *, is_applied: bool, is_kept: bool) -> None:
@@ -64,10 +65,15 @@ def _change(whole: Table, model: str, *, is_applied: bool, is_kept: bool) -> Non
             table["flags"][name] = value
 
 
-def _changed_lines(before: str, after: str) -> list[str]:
-    found = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-    lines = [line for line in list(found)[_HEADER_LINES:] if not line.startswith("@@")]
-    return [line for line in lines if line[1:].strip()]
+def _own_lines(trial: Mapping[str, Any]) -> list[str]:
+    """Return what the model's own table says once its trial is applied."""
+    profile = [f"profile = {_toml(trial['profile'])}"] if "profile" in trial else []
+    flags = trial.get("flags", {}).items()
+    return [*profile, *(f"flags.{name} = {_toml(value)}" for name, value in flags)]
+
+
+def _toml(value: object) -> str:
+    return tomlkit.item(value).as_string()
 
 
 def _by_hand(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
@@ -81,7 +87,5 @@ def _by_hand(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
                 f"the settings file has no [models.{model}.trial]",
                 hint="a trial of CORRAL_MODELS__… variables ends where they are set",
             )
-        lines = [f'profile = "{trial["profile"]}"'] if "profile" in trial else []
-        lines += [f"flags.{name} = {value!r}" for name, value in trial.get("flags", {}).items()]
-        hint = f"write {' and '.join(lines)} into [models.{model}], {hint}"
+        hint = f"write {' and '.join(_own_lines(trial))} into [models.{model}], {hint}"
     return SettingsInvalid("the settings file cannot be changed safely", hint=hint)

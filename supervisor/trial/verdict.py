@@ -101,5 +101,5 @@ def _moved_note(figures: TrialFigures) -> str | None:
     moved = sum(side.moved for side in figures.sides.values())
     if not moved:
         return None
-    are = "conversations were" if moved > 1 else "conversation was"
-    return f"{moved} {are} continued by the other side, where their own was full or not ready"
+    which = f"{moved} conversations were" if moved > 1 else "1 conversation was"
+    return f"{which} continued by the other side, as a side was full or not ready"

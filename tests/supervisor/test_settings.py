@@ -121,6 +121,9 @@ def test_unknown_keys_of_nested_tables_get_suggestions_from_their_table() -> Non
     assert "proxy.limits.n_predikt is unknown; did you mean n_predict?" in refusal(
         "[proxy.limits]\nn_predikt = 1\n"
     )
+    assert "models.chat.trial.sharre is unknown; did you mean share?" in refusal(
+        '[models.chat.trial]\nprofile = "base"\nshare = 0.2\nsharre = 1\n'
+    )
     assert "models.chat.restart.max_failure is unknown; did you mean max_failures?" in refusal(
         CHAT + "[models.chat.restart]\nmax_failure = 1\n"
     )

@@ -1,0 +1,29 @@
+"""Requests that a trial observes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from supervisor.trial.figures import SideName, TrialFigures
+
+
+def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:
+    """Return what figures read of `request.finished`: 100 tokens/s after half a second."""
+    return {
+        "request": "req_1",
+        "conversation": conversation,
+        "status": 200,
+        "first_token_ms": 500.0,
+        "decoded_tokens": 41,
+        "decode_ms": 400.0,
+        **changes,
+    }
+
+
+def finished(
+    *requests: tuple[SideName, dict[str, Any]], others: int = 0, figures: TrialFigures | None = None
+) -> TrialFigures:
+    figures = figures or TrialFigures()
+    for side, fields in requests:
+        figures.finished(side, fields, others)
+    return figures

@@ -1,0 +1,59 @@
+"""Figures are kept by conversation and side, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes.trial_requests import finished, request
+
+from supervisor.trial.figures import TrialFigures
+
+
+def test_values_are_grouped_by_conversation() -> None:
+    requests = [request(1), request(1, first_token_ms=100.0), request(2, decode_ms=800.0)]
+    side = finished(*(("trial", one) for one in requests)).sides["trial"]
+    assert side.rates == [[100.0, 100.0], [50.0]]
+    assert side.first_tokens_s == [[0.5, 0.1], [0.5]]
+    assert side.requests == 3
+
+
+def test_a_request_without_a_conversation_is_one_of_its_own() -> None:
+    requests = [request(None, request=name) for name in ("req_1", "req_2")]
+    assert len(finished(*(("base", one) for one in requests)).sides["base"].rates) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "errors"),
+    [({"status": 502}, 1), ({"status": 499}, 0), ({"status": 400}, 0)],
+)
+def test_only_whole_answers_have_values(changes: dict[str, Any], errors: int) -> None:
+    side = finished(("base", request(**changes))).sides["base"]
+    assert (side.requests, side.errors, side.rates, side.first_tokens_s) == (1, errors, [], [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"decoded_tokens": 3}, {"decoded_tokens": None, "decode_ms": None}, {"decode_ms": 0.0}],
+)
+def test_an_answer_of_a_few_tokens_has_no_rate(changes: dict[str, Any]) -> None:
+    side = finished(("base", request(**changes))).sides["base"]
+    assert (side.rates, side.first_tokens_s) == ([], [[0.5]])
+
+
+def test_a_conversation_counts_for_the_side_where_it_began() -> None:
+    figures = finished(("trial", request(7)), ("base", request(7)), ("base", request(7)))
+    base, trial = figures.sides["base"], figures.sides["trial"]
+    assert (base.rates, trial.rates, base.requests) == ([], [[100.0]], 2)
+    assert (base.moved, trial.moved) == (0, 1)
+
+
+def test_the_latest_conversations_and_requests_are_kept() -> None:
+    figures = TrialFigures()
+    for number in range(1, 1101):
+        finished(("base", request(number)), figures=figures)
+    for _ in range(40):
+        finished(("base", request(1100)), figures=figures)
+    side = figures.sides["base"]
+    assert (len(side.conversations), len(side.rates[-1]), side.requests) == (1000, 32, 1140)
+    assert "100" not in side.conversations
