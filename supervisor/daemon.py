@@ -59,6 +59,7 @@ from supervisor.request_record.recorder import RequestRecorder
 from supervisor.settings.load import Loaded
 from supervisor.slot_store.config import clean_up
 from supervisor.slot_store.manifest import Manifest
+from supervisor.trial.storage import TrialStore
 from supervisor.trial.trials import Trials
 from supervisor.warmup.prompts import WarmPrompt
 
@@ -125,7 +126,7 @@ class Daemon:
         self._recorder = RequestRecorder(
             RecordFiles(directories.request_record), events, self._is_recorded
         )
-        self._trials = Trials(self._fleet, self._router.in_flight)
+        self._trials = Trials(self._fleet, self._router.in_flight, TrialStore(directories.trials))
         events.add_sink(self._trials.observe)
         self._nodes = self._make_nodes()
         router_events.connect(self._fleet, self._admission, self._nodes)
@@ -197,12 +198,13 @@ class Daemon:
             admission = group.create_task(persist("admission", self._admission.serve))
             adaptive = group.create_task(persist("adaptive", self._adaptive.serve))
             recorder = group.create_task(persist("request record", self._recorder.serve))
+            trials = group.create_task(persist("trials", self._trials.serve))
             yield
             adaptive.cancel()
             reload.cancel()
             admission.cancel()
             await self._stop()
-            for task in (*serving, recorder):
+            for task in (*serving, recorder, trials):
                 task.cancel()
 
     @asynccontextmanager

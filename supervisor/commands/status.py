@@ -36,6 +36,7 @@ def render(status: DaemonStatus) -> str:
         "",
         table(_HEAD, [_row(model, instance) for model, instance in instances]),
         *(line for model in models for line in _waiting(model)),
+        *(line for model in models for line in _trial(model)),
         *(line for model in models for line in _adapted(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
@@ -72,6 +73,12 @@ def _waiting(model: ModelStatus) -> Iterator[str]:
 def _adapted(model: ModelStatus) -> Iterator[str]:
     for one in model["adapted"]:
         yield f"\n{model['name']}: {one['key']} = {one['value']} now: {one['reason']}"
+
+
+def _trial(model: ModelStatus) -> Iterator[str]:
+    if found := model["trial"]:
+        share = f"{100 * found['share']:g} % of new conversations"
+        yield f"\n{found['instance']}: {found['profile']} on trial, {share} (corral trial)"
 
 
 def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:

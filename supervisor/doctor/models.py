@@ -41,7 +41,7 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
     if not planner.entries:
         fix = "corral start FILE.gguf serves a file; corral model get smollm2 fetches one"
         yield Finding("models", "ok", "none configured", fix)
-    for name, entry in planner.entries.items():
+    for name in planner.entries:
         try:
             plan = planner.plan(name)
         except CorralError as error:
@@ -51,8 +51,18 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
         if reason := planner.slot_persistence.reason(plan):
             text = f"conversations are not saved across restarts: {reason}"
             yield Finding(f"model {name}", "ok", text)
-        found = memory_need(plan, planner.replicas(entry.name).count)
-        yield replace(found, is_preloaded=planner.model_settings(entry.name).preload)
+        yield from _check_trial(planner, name)
+        found = memory_need(plan, len(planner.places(name)))
+        yield replace(found, is_preloaded=planner.model_settings(name).preload)
+
+
+def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:
+    if (trial := planner.trial(name)) is None:
+        return
+    try:
+        planner.plan_trial(name, trial)
+    except CorralError as error:
+        yield failed(f"trial of {name}", error)
 
 
 def check_plan(plan: Plan) -> Iterator[Finding]:

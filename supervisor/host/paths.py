@@ -75,6 +75,10 @@ class Directories:
         return self.data / "requests"
 
     @property
+    def trials(self) -> Path:
+        return self.data / "trials"
+
+    @property
     def daemon_log(self) -> Path:
         return self.log / "daemon.log"
 

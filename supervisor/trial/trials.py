@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,11 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
 from supervisor.trial.figures import SideName, TrialFigures
+from supervisor.trial.storage import TrialStore, content, key_of
 
 _READY: Final = "ready"
+# What is newer is lost when the daemon is killed.
+_SAVE_EVERY_S: Final = 60.0
 
 Clock = Callable[[], float]
 Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
@@ -25,20 +29,33 @@ class Trial:
 
     Attributes:
         sides: What the engines of both sides were started with; others begin new figures.
+        key: Of its figures on disk; None until both sides are known.
+        saved_requests: That it had when it was saved.
     """
 
     began_at_s: float
     sides: Sides = (None, None)
     figures: TrialFigures = field(default_factory=TrialFigures)
+    key: str | None = None
+    saved_requests: int = 0
+
+    @property
+    def requests(self) -> int:
+        return sum(side.requests for side in self.figures.sides.values())
 
 
 class Trials:
     """Observes events; `in_flight` returns how many requests an instance has."""
 
     def __init__(
-        self, fleet: Fleet, in_flight: Callable[[str], int], clock: Clock = time.monotonic
+        self,
+        fleet: Fleet,
+        in_flight: Callable[[str], int],
+        store: TrialStore,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._fleet = fleet
+        self._store = store
         self._in_flight = in_flight
         self._clock = clock
         self._trials: dict[str, Trial] = {}
@@ -57,14 +74,52 @@ class Trials:
         """Return the trial of a model, begun anew where its settings have changed."""
         found = self._fleet.models.get(model)
         sides = _sides(found) if found and self._has_trial(model) else None
-        if sides is None:
-            self._trials.pop(model, None)
-            return None
         trial = self._trials.get(model)
-        if trial is None or _differ(trial.sides, sides):
-            trial = self._trials[model] = Trial(self._clock())
-        trial.sides = (sides[0] or trial.sides[0], sides[1] or trial.sides[1])
+        if trial and (sides is None or _differ(trial.sides, sides)):
+            self._forget(model, trial)
+            trial = None
+        if sides is None:
+            return None
+        trial = trial or self._trials.setdefault(model, Trial(self._clock()))
+        base, tried = trial.sides = (sides[0] or trial.sides[0], sides[1] or trial.sides[1])
+        if trial.key is None and base and tried:
+            self._resume(trial, key_of(model, (base, tried)))
         return trial
+
+    async def serve(self) -> None:
+        """Save what is new each minute until cancelled, and then once more."""
+        try:
+            while True:
+                await asyncio.sleep(_SAVE_EVERY_S)
+                await asyncio.to_thread(self._save, self._unsaved())
+        finally:
+            self._save(self._unsaved())
+
+    def _unsaved(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for trial in self._trials.values():
+            if trial.key and trial.requests != trial.saved_requests:
+                trial.saved_requests = trial.requests
+                found[trial.key] = content(self.age_s(trial), trial.figures)
+        return found
+
+    def _save(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
+        for key, value in contents.items():
+            self._store.save(key, value)
+
+    def _resume(self, trial: Trial, key: str) -> None:
+        """Continue the figures of an earlier daemon, unless requests were observed already."""
+        trial.key = key
+        found = self._store.read(key)
+        if found and not trial.requests:
+            age_s, trial.figures = found
+            trial.began_at_s = self._clock() - age_s
+            trial.saved_requests = trial.requests
+
+    def _forget(self, model: str, trial: Trial) -> None:
+        del self._trials[model]
+        if trial.key:
+            self._store.forget(trial.key)
 
     def _has_trial(self, model: str) -> bool:
         planner = self._fleet.planner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -82,7 +83,13 @@ def _outcome(comparison: Comparison, to_go: int | None) -> str:
     if to_go == 0:
         return "no difference of 5 % or more"
     more = "more than " if to_go >= _TO_GO_MAX else "about "
-    return f"no difference seen yet, {more}{to_go} requests to go"
+    return f"no difference seen yet, {more}{_rounded(to_go)} requests to go"
+
+
+def _rounded(count: int) -> int:
+    """Round an estimate up to two digits."""
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return math.ceil(count / unit) * unit
 
 
 def _load_note(base: Side, trial: Side) -> str | None:

@@ -109,6 +109,14 @@ def test_draft_acceptance_is_hidden_where_nothing_was_drafted() -> None:
         assert "draft" not in shown(instance(draft=draft))
 
 
+def test_the_instance_of_a_trial_is_named() -> None:
+    found = model(instance(), instance(name="chat.1"))
+    found["trial"] = {"profile": "low-memory", "share": 0.025, "instance": "chat.1"}
+    text = render({**STATUS, "models": [found]})
+    expected = "chat.1: low-memory on trial, 2.5 % of new conversations (corral trial)"
+    assert expected in text.splitlines()
+
+
 def test_the_reason_why_conversations_are_not_saved_is_shown() -> None:
     text = render({**STATUS, "models": [model(not_persisted_reason="its window slides")]})
     assert "chat saves no conversations across restarts: its window slides" in text.splitlines()
