@@ -38,7 +38,7 @@ _LOOPBACK: Final = "127.0.0.1"
 _PROC: Final = Path("/proc")
 _LINES_TO_JUDGE: Final = 300
 # From a broken connection until the exit of the process that broke it is seen.
-_EXIT_SEEN_S: Final = 2.0
+_EXIT_SEEN_S: Final = 1.0
 
 _Process = asyncio.Task[Exit | FailureCause]
 

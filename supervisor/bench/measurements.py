@@ -14,6 +14,7 @@ class Measurements:
         self._rounds: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
         self._failures: dict[str, str] = {}
         self._notes: dict[str, None] = {}  # in order, each once
+        self._others_cores: list[float] = []
         self.complete_rounds = 0
 
     def begin_round(self) -> None:
@@ -32,6 +33,15 @@ class Measurements:
 
     def note(self, text: str) -> None:
         self._notes[text] = None
+
+    def add_load(self, others_cores: float | None) -> None:
+        """Add the cores that other programs took while a variant was measured."""
+        if others_cores is not None:
+            self._others_cores.append(others_cores)
+
+    @property
+    def others_cores(self) -> tuple[float, ...]:
+        return tuple(self._others_cores)
 
     @property
     def has_values(self) -> bool:

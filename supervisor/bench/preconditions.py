@@ -67,6 +67,22 @@ def notes(facts: MachineFacts) -> Iterator[str]:
         yield f"the daemon kept {_loaded(facts.loaded)} in memory meanwhile"
 
 
+def note_on_load(others_cores: Sequence[float], logical_cores: int) -> str | None:
+    """What other programs took while variants were measured; None if they left them alone."""
+    disturbed = [one for one in others_cores if one > _free_cores(logical_cores)]
+    if not disturbed:
+        return None
+    return (
+        f"other programs took up to {max(disturbed):.1f} cores, in {len(disturbed)} of "
+        f"{len(others_cores)} measurements: repeat it on a free machine"
+    )
+
+
+def _free_cores(logical_cores: int) -> float:
+    """What others may take without being in the way."""
+    return max(_FREE_CORES, _FREE_SHARE * logical_cores)
+
+
 def _memory(facts: MachineFacts, specs: Sequence[VariantSpec]) -> Iterator[str]:
     for spec in specs:
         estimate = spec.plan.estimate
@@ -80,7 +96,7 @@ def _memory(facts: MachineFacts, specs: Sequence[VariantSpec]) -> Iterator[str]:
 
 def _processor(facts: MachineFacts) -> Iterator[str]:
     taken = sum(one.cores for one in facts.programs)
-    if taken <= max(_FREE_CORES, _FREE_SHARE * facts.logical_cores):
+    if taken <= _free_cores(facts.logical_cores):
         return
     names = {pid: one.name for one in facts.loaded for pid in one.pids}
     for program in facts.programs[:_NAMED_MAX]:

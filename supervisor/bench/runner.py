@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -29,6 +30,7 @@ from supervisor.errors import CorralError, EngineFailed, StartFailed
 from supervisor.host import energy
 from supervisor.host.energy import Energy, EnergyReading
 from supervisor.host.paths import Directories
+from supervisor.host.processor_load import processor_load, read_this_processor
 from supervisor.output import ProgressMeter
 
 _START: Final = "start"
@@ -133,10 +135,19 @@ async def _measure_one(run: _Run, spec: VariantSpec) -> None:
             await _run_workloads(run, spec, instance)
     except (StartFailed, EngineFailed) as error:
         run.found.give_up(spec.name, _sentence(error))
+    except EngineUnreachable as error:  # although it still runs
+        run.found.give_up(spec.name, str(error))
 
 
 async def _run_workloads(run: _Run, spec: VariantSpec, instance: PrivateInstance) -> None:
-    engine = MeasuredEngine(instance.client, run.sizes, run.job.model, run.job.directories)
+    engine = MeasuredEngine(
+        instance.client,
+        run.sizes,
+        run.job.model,
+        run.job.directories,
+        names_slots=spec.plan.has_own_slots,
+    )
+    load_before = read_this_processor((instance.pid, os.getpid()))
     before, tokens = run.job.read_energy(), 0
     for workload in run.job.workloads:
         with run.progress.step(spec.name, workload.name):
@@ -144,6 +155,8 @@ async def _run_workloads(run: _Run, spec: VariantSpec, instance: PrivateInstance
                 run.found.add(spec.name, outcome.values)
                 tokens += outcome.tokens
     _add_energy(run, spec, energy.between(before, run.job.read_energy()), tokens)
+    load = processor_load(load_before, read_this_processor((instance.pid, os.getpid())))
+    run.found.add_load(load.others_cores)
     if peak := instance.peak_memory_bytes():
         run.found.add(spec.name, {PEAK_MEMORY.name: peak})
 

@@ -7,7 +7,7 @@ from typing import Final
 
 # A workload is to take some seconds on any machine: long enough to be exact, short enough to be
 # repeated. Both ends keep figures of different machines comparable.
-_ANSWER_S, _ANSWER_MIN, _ANSWER_MAX = 0.5, 8, 96
+_ANSWER_S, _ANSWER_MIN, _ANSWER_MAX = 0.3, 8, 96
 _GENERATION_S, _GENERATION_MIN, _GENERATION_MAX = 2.0, 24, 512
 _SYSTEM_S, _SYSTEM_MIN, _SYSTEM_MAX = 0.5, 32, 1024
 _LONG_S, _LONG_MIN, _LONG_MAX = 2.0, 128, 16384

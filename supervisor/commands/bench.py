@@ -89,6 +89,7 @@ def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
         *preconditions.notes(facts),
         *(note for spec in job.specs for note in spec.plan.warnings),
         *found.notes,
+        *filter(None, [preconditions.note_on_load(found.others_cores, facts.logical_cores)]),
         *([_stopped(job, found)] if is_interrupted else []),
     )
     return result_of(job, found, began_at, notes, is_interrupted=is_interrupted)

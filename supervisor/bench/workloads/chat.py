@@ -9,7 +9,8 @@ from supervisor.bench.figures import Figure, median_rate, percentile
 from supervisor.bench.workloads.requests import Message, Reply, chat, present
 from supervisor.bench.workloads.words import text
 from supervisor.bench.workloads.workload import MeasuredEngine, Outcome, Workload
-from supervisor.engine_client.client import EngineClient
+from supervisor.engine_client.client import EngineClient, ErrorResponse
+from supervisor.engine_client.slots import get_slots
 
 _CONVERSATIONS: Final = 2
 
@@ -39,11 +40,22 @@ async def _conversation(
 ) -> list[Reply]:
     sizes, replies = engine.sizes, list[Reply]()
     messages: list[Message] = [{"role": "system", "content": system}]
-    for _ in range(sizes.turns):
+    id_slot: int | None = None
+    for turn in range(sizes.turns):
         messages.append({"role": "user", "content": text(rng, sizes.words(sizes.question))})
-        replies.append(await chat(client, messages, sizes.answer))
+        replies.append(await chat(client, messages, sizes.answer, id_slot))
         messages.append({"role": "assistant", "content": replies[-1].text})
+        if turn == 0 and engine.names_slots:
+            id_slot = await _last_used(client)
     return replies
+
+
+async def _last_used(client: EngineClient) -> int | None:
+    """The slot of the latest request; None if the engine does not tell."""
+    slots = await get_slots(client)
+    if isinstance(slots, ErrorResponse) or not slots:
+        return None
+    return max(slots, key=lambda one: one.task).id_slot
 
 
 CHAT: Final = Workload(

@@ -30,6 +30,7 @@ class Reply:
     first_token_ms: float
     timings: Timings
     token_ids: tuple[int, ...] = ()  # only of `complete_tokens`
+    id_slot: int | None = None  # not of `chat`, which does not tell
 
     @property
     def tokens(self) -> int:
@@ -42,9 +43,11 @@ class Reply:
         return rate(self.timings.decoded_tokens, self.timings.decode_ms)
 
 
-async def chat(client: EngineClient, messages: Sequence[Message], tokens: int) -> Reply:
+async def chat(
+    client: EngineClient, messages: Sequence[Message], tokens: int, id_slot: int | None = None
+) -> Reply:
     """Generate exactly this many tokens, greedily, unless the context is full."""
-    body = {"messages": messages, "max_tokens": tokens, **_EXACT}
+    body = {"messages": messages, "max_tokens": tokens, **_EXACT, **_slot(id_slot)}
     return await _streamed(client, "/v1/chat/completions", body)
 
 
@@ -54,9 +57,12 @@ async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
     return await _streamed(client, "/completion", body)
 
 
-async def complete_tokens(client: EngineClient, prompt: Sequence[int], tokens: int) -> Reply:
+async def complete_tokens(
+    client: EngineClient, prompt: Sequence[int], tokens: int, id_slot: int | None = None
+) -> Reply:
     """As `complete`, with the prompt and the answer in tokens."""
     body = {"prompt": prompt, "n_predict": tokens, "return_tokens": True, **_EXACT}
+    body |= _slot(id_slot)
     return await _streamed(client, "/completion", body)
 
 
@@ -102,11 +108,16 @@ _EXACT: Mapping[str, Any] = {
 }
 
 
+def _slot(id_slot: int | None) -> dict[str, Any]:
+    return {} if id_slot is None else {"id_slot": id_slot}
+
+
 async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) -> Reply:
     began_s = time.perf_counter()
     first_s: float | None = None
     parts: list[str] = []
     token_ids: list[int] = []
+    id_slot: int | None = None
     timings: Timings | None = None
     async with client.stream(path, body) as events:
         if isinstance(events, ErrorResponse):
@@ -116,11 +127,12 @@ async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) ->
                 first_s = first_s or time.perf_counter()
                 parts.append(piece)
             token_ids += event.get("tokens", ())
+            id_slot = event.get("id_slot", id_slot)
             timings = Timings.read(event.get("timings")) or timings
     if timings is None:
         raise WorkloadFailed(f"{path}: the answer ended without timings")
     first_token_ms = _MS * ((first_s or time.perf_counter()) - began_s)
-    return Reply("".join(parts), first_token_ms, timings, tuple(token_ids))
+    return Reply("".join(parts), first_token_ms, timings, tuple(token_ids), id_slot)
 
 
 def _piece(event: Mapping[str, Any]) -> str:

@@ -24,12 +24,15 @@ class MeasuredEngine:
         client: Opens a client with connections of its own, one for each simulated client.
         sizes: Of the requests; the same for all variants.
         model: Its name in the settings.
+        names_slots: Whether a turn is to name the slot of the turn before, as the proxy does for
+            an engine that does not look for it.
     """
 
     client: Callable[[], EngineClient]
     sizes: Sizes
     model: str
     directories: Directories
+    names_slots: bool = False
 
 
 @dataclass(frozen=True, slots=True)

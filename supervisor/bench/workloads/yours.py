@@ -59,7 +59,8 @@ async def _run(engine: MeasuredEngine, rng: Random) -> Outcome:
     if not requests:
         raise WorkloadFailed(f"no request of {engine.model} is recorded")
     async with _clients(engine, requests) as clients:
-        replay = _Replay(requests, clients, await _word_tokens(clients[0]), rng)
+        words = await _word_tokens(clients[0])
+        replay = _Replay(requests, clients, words, rng, names_slots=engine.names_slots)
         began_s = time.perf_counter()
         replies = await replay.run()
         took_s = time.perf_counter() - began_s
@@ -97,7 +98,10 @@ class _Replay:
         clients: Sequence[EngineClient],
         words: Sequence[int],
         rng: Random,
+        *,
+        names_slots: bool,
     ) -> None:
+        self._names_slots = names_slots
         self._requests = requests
         self._clients = clients
         most = max(one.prompt for one in requests)
@@ -106,6 +110,7 @@ class _Replay:
         self._answered = [asyncio.Event() for _ in requests]
         # Of each conversation: its last prompt with the answer to it.
         self._histories: dict[int, list[int]] = {}
+        self._slots: dict[int, int | None] = {}
 
     async def run(self) -> list[Reply]:
         return await together([self._send(place) for place in range(len(self._requests))])
@@ -117,7 +122,10 @@ class _Replay:
         await asyncio.sleep(request.pause_s)
         prompt = self._prompt(place)
         client = self._clients[request.conversation]
-        reply = await complete_tokens(client, prompt, request.answer)
+        slot = self._slots.get(request.conversation)
+        reply = await complete_tokens(client, prompt, request.answer, slot)
+        if self._names_slots:
+            self._slots[request.conversation] = reply.id_slot
         self._histories[request.conversation] = [*prompt, *reply.token_ids]
         self._answered[place].set()
         return reply

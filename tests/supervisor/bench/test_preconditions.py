@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from samples import GIB
 
-from supervisor.bench.preconditions import LoadedModel, MachineFacts, check, notes, obstacles
+from supervisor.bench.preconditions import (
+    LoadedModel,
+    MachineFacts,
+    check,
+    note_on_load,
+    notes,
+    obstacles,
+)
 from supervisor.bench.variants import VariantSpec, choose
 from supervisor.errors import MachineBusy
 from supervisor.host.busy_programs import BusyProgram, busy_programs
@@ -62,6 +69,15 @@ def test_an_idle_daemon_is_no_obstacle_but_a_note(specs: tuple[VariantSpec, ...]
     facts = replace(FREE, loaded=(replace(CHAT, slots_busy=0),))
     check(facts, specs)
     assert list(notes(facts)) == ["the daemon kept chat (2.0 GiB) in memory meanwhile"]
+
+
+def test_what_others_took_meanwhile_is_noted() -> None:
+    assert note_on_load([0.0, 0.15], 2) is None
+    assert note_on_load([], 2) is None
+    found = note_on_load([0.1, 1.26, 0.5], 2)
+    assert found
+    assert found.startswith("other programs took up to 1.3 cores, in 2 of 3 measurements")
+    assert note_on_load([2.0], 64) is None
 
 
 def test_this_process_is_not_in_its_own_way() -> None:

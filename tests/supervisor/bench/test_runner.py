@@ -25,6 +25,7 @@ from supervisor.bench.workloads.workload import (
     Workload,
     WorkloadFailed,
 )
+from supervisor.engine_client.client import EngineUnreachable
 from supervisor.errors import StartFailed
 from supervisor.flags.plan import PlanLine
 from supervisor.host.energy import Counter, EnergyReading
@@ -95,6 +96,15 @@ async def test_a_rejected_workload_is_noted_and_the_next_one_runs(job: BenchJob)
     found = await measured(job)
     assert found.notes == ("plain, odd: status 400",)
     assert "generation.decode_rate" in (found.rounds("plain")[0] or {})
+
+
+async def test_an_engine_that_stops_answering_is_given_up(job: BenchJob) -> None:
+    async def silent(_engine: MeasuredEngine, _rng: Random) -> Outcome:
+        raise EngineUnreachable("GET /x: no response")
+
+    job = replace(job, specs=job.specs[:1], workloads=(Workload("odd", "", (), silent),))
+    found = await measured(job)
+    assert found.failure("plain") == "GET /x: no response"
 
 
 async def test_what_was_measured_before_a_cancellation_is_kept(job: BenchJob) -> None:

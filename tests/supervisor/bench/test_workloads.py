@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -43,8 +44,10 @@ def measured(instance: PrivateInstance, where: Directories) -> MeasuredEngine:
 async def generating(tiny_model: Path, runtime: Path) -> AsyncIterator[MeasuredEngine]:
     where = Directories(*[runtime] * 5)
     settings = Settings(models={"tiny": {"path": tiny_model, "flags": {"parallel": 2}}})
-    async with private_instance(LaunchPlanner(settings, where).plan("tiny"), where) as one:
-        yield measured(one, where)
+    plan = LaunchPlanner(settings, where).plan("tiny")
+    assert plan.has_own_slots
+    async with private_instance(plan, where) as one:
+        yield replace(measured(one, where), names_slots=True)
 
 
 async def test_workloads_find_every_figure_that_they_list(generating: MeasuredEngine) -> None:
@@ -68,10 +71,10 @@ async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
 
 
 async def test_a_conversation_computes_only_what_is_new(generating: MeasuredEngine) -> None:
-    outcome = await WORKLOADS["chat"].run(generating, Random(1))
-    requests = 2 * SIZES.turns
-    whole_prompts = requests * SIZES.system
-    assert outcome.values["chat.prompt_tokens"] < whole_prompts * SIZES.tokens_per_word
+    named = await WORKLOADS["chat"].run(generating, Random(1))
+    unnamed = await WORKLOADS["chat"].run(replace(generating, names_slots=False), Random(2))
+    computed, again = (one.values["chat.prompt_tokens"] for one in (named, unnamed))
+    assert computed < again
 
 
 async def test_answers_have_the_size_that_was_asked_for(generating: MeasuredEngine) -> None:
