@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Final
 
 from supervisor.bench.findings import Finding, VariantFinding, findings
@@ -49,13 +51,15 @@ def _groups(found: Sequence[Finding]) -> Iterator[tuple[str, list[_Row]]]:
 
 
 def _rows(finding: Finding) -> Iterator[_Row]:
-    title = _short(finding.figure.title, _TITLE_MAX)
-    for variant in finding.variants:
+    """Yield a row for each variant; a long title goes on beside the next one."""
+    titles = wrap(one_line(finding.figure.title), _TITLE_MAX) or [""]
+    for title, variant in zip_longest(titles, finding.variants):
+        if variant is None:
+            yield _Row((title, "", "", ""))
+            continue
         name = _short(variant.name, _VARIANT_MAX)
-        yield _Row(
-            (title, name, _values(variant, finding), _verdict(variant)), _style(variant, finding)
-        )
-        title = ""
+        cells = (title or "", name, _values(variant, finding), _verdict(variant))
+        yield _Row(cells, _style(variant, finding))
 
 
 def _values(variant: VariantFinding, finding: Finding) -> str:

@@ -11,15 +11,16 @@ from xml.etree.ElementTree import Element
 from supervisor.bench.findings import Finding, VariantFinding
 from supervisor.bench.report.axis import Axis
 from supervisor.bench.report.markup import element
-from supervisor.bench.report.plot import title
+from supervisor.bench.report.plot import capitalised, title
 
 _WIDTH: Final = 360
 _LEFT: Final = 10
 _RIGHT: Final = 350
 _TOP: Final = 22
-_ROW: Final = 38
+_ROW: Final = 36
+_HEADING: Final = 20
 _AXIS: Final = 24
-_TITLE_MAX: Final = 34
+_TITLE_MAX: Final = 40
 # The ends of the axis, as a ratio, and its ticks: the least that holds what is to be shown.
 _REACHES: Final = ((1.1, 1.05), (1.25, 1.1), (1.5, 1.2), (2, 1.5), (4, 2), (10, 3), (100, 10))
 
@@ -42,7 +43,8 @@ def overview(found: Sequence[Finding], place: int, name: str) -> Element | None:
         return None
     reach, tick = _reach(ratios)
     axis = Axis(-math.log(reach), math.log(reach), _LEFT, _RIGHT)
-    bottom = _TOP + _ROW * len(ratios)
+    rows = list(_placed(ratios))
+    bottom = rows[-1][1] + _ROW
     own, base = (found[0].variants[i].name for i in (place, 0))
     text = " ".join(f"{title(one.finding)}: {_verdict(one.variant)}." for one in ratios)
     return element(
@@ -50,7 +52,7 @@ def overview(found: Sequence[Finding], place: int, name: str) -> Element | None:
         element("title", f"{own} against {base}", id=f"{name}-title"),
         element("desc", text, id=f"{name}-desc"),
         *_axis_lines(axis, (reach, tick), bottom),
-        *(part for i, one in enumerate(ratios) for part in _row(one, axis, _TOP + _ROW * i)),
+        *(part for one, top in rows for part in _drawn(one, axis, top)),
         viewBox=f"0 0 {_WIDTH} {bottom + _AXIS}",
         role="img",
         aria_labelledby=f"{name}-title {name}-desc",
@@ -91,19 +93,37 @@ def _axis_lines(axis: Axis, ratios: tuple[float, float], bottom: float) -> Itera
             )  # fmt: skip
 
 
-def _row(one: _Ratio, axis: Axis, top: float) -> Iterator[Element]:
-    kind = verdict_class(one.finding, one.variant)
-    text = title(one.finding)
+def _placed(ratios: Sequence[_Ratio]) -> Iterator[tuple[_Ratio | str, float]]:
+    """Yield the ratios, below the headings of their workloads, each with its upper edge."""
+    top, before = float(_TOP), object()
+    for one in ratios:
+        workload = one.finding.figure.workload
+        if workload != before:
+            yield workload or "whole round", top
+            top, before = top + _HEADING, workload
+        yield one, top
+        top += _ROW
+
+
+def _drawn(row: _Ratio | str, axis: Axis, top: float) -> Iterator[Element]:
+    if isinstance(row, str):
+        yield element("text", capitalised(row), x=_LEFT, y=top + 16, class_="heading")
+        return
+    kind = verdict_class(row.finding, row.variant)
+    text = capitalised(row.finding.figure.title)
     text = text if len(text) <= _TITLE_MAX else f"{text[: _TITLE_MAX - 1]}…"
-    y = top + 27
-    yield element("text", text, x=_LEFT, y=top + 15, class_="name")
-    yield element("text", _ratio_text(one), x=_RIGHT, y=top + 15, class_=f"median {kind}")
+    yield element("text", text, x=_LEFT, y=top + 14, class_="name")
+    yield element("text", _ratio_text(row), x=_RIGHT, y=top + 14, class_=f"median {kind}")
+    yield _bar(row, axis, top + 26)
+
+
+def _bar(one: _Ratio, axis: Axis, y: float) -> Element:
     low, middle, high = map(axis.position, (one.low, one.middle, one.high))
-    yield element(
+    return element(
         "g",
         element("line", x1=low, x2=high, y1=y, y2=y, class_="reach"),
         element("circle", cx=middle, cy=y, r=4.5, class_="dot"),
-        class_=kind,
+        class_=verdict_class(one.finding, one.variant),
     )
 
 

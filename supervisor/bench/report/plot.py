@@ -22,9 +22,11 @@ _STRIP: Final = 30  # from the top of a row to the line its points lie on
 _AXIS: Final = 38
 _BAND: Final = 16
 _SCATTER: Final = 12  # the rounds lie below each other over this height, the first on top
+_DIGIT: Final = 7  # the width of one, at most
 _NAME_MAX: Final = 30
-# An interval of three values can be many times as wide as they are; the axis takes this much of it.
-_BEYOND: Final = 1.0
+# An interval of three values can be many times as wide as they are; the axis goes this
+# much of the values' range beyond them.
+_BEYOND: Final = 0.5
 
 
 def plot(finding: Finding, name: str) -> Element:
@@ -92,7 +94,9 @@ def _axis_lines(axis: Axis, bottom: float) -> Iterator[Element]:
     for value, text in axis.ticks():
         x = axis.position(value)
         yield element("line", x1=x, x2=x, y1=_TOP, y2=bottom, class_="grid")
-        yield element("text", text, x=x, y=bottom + 15, class_="tick")
+        half = _DIGIT * len(text) / 2
+        middle = max(half, min(_WIDTH - half, x))
+        yield element("text", text, x=middle, y=bottom + 15, class_="tick")
     yield element("line", x1=_LEFT, x2=_RIGHT, y1=bottom, y2=bottom, class_="axis")
 
 

@@ -31,6 +31,19 @@ def test_a_line_fits_100_columns() -> None:
     assert max(map(len, table(result(1, 1.4, 0.1, names=names)).splitlines())) <= 100
 
 
+def test_a_long_title_goes_on_beside_the_next_variant() -> None:
+    full = result(1, 1.4)
+    long = dataclasses.replace(full.figures[0], title="first token, 95 of 100, 2 clients a slot")
+    text = table(dataclasses.replace(full, figures=(long,)))
+    assert re.search(
+        r"^first token, 95 of 100, 2 +engine .*\nclients a slot +base .* × shorter",
+        text,
+        re.MULTILINE,
+    )
+    alone = table(dataclasses.replace(full, figures=(long,), variants=full.variants[:1]))
+    assert alone.endswith("\nclients a slot")
+
+
 def test_names_cannot_control_the_terminal() -> None:
     assert "\x1b" not in table(result(1, 1, names=("a\x1b[31m", "b\n"), rounds=1))
 
