@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import tiny_gguf
 from corral_cli import PATIENCE_S, CorralCli, until
+from fakes.fleet_harness import LONG
 
 SETTINGS = """
 [models.chat]
@@ -20,10 +21,10 @@ path = "{path}"
 {more}
 [models.chat.slots]
 queued_s = 0.5
-quiet_s = 1
+quiet_s = 2
 max = 8
 """
-TOKENS = 150
+TOKENS = 60
 # The model says the alphabet, from anywhere on: a lost or doubled token shows.
 SAID = string.ascii_lowercase * (TOKENS // 26 + 2)
 
@@ -43,7 +44,7 @@ async def ask(http: aiohttp.ClientSession, client: int) -> dict[str, Any]:
         "model": "chat",
         "max_tokens": TOKENS,
         "temperature": 0,
-        "messages": [{"role": "user", "content": f"client {client}"}],
+        "messages": [{"role": "user", "content": f"client {client} {LONG}"}],
     }
     async with http.post("/v1/chat/completions", json=body) as response:
         assert response.status == 200, await response.text()
@@ -69,6 +70,14 @@ async def clients(url: str, count: int) -> AsyncIterator[list[dict[str, Any]]]:
         is_over.set()
 
 
+async def cached_tokens(url: str) -> list[int]:
+    """Have four more clients ask at the same time; return what was found of each prompt."""
+    async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
+        asking = [group.create_task(ask(http, client)) for client in range(8, 12)]
+    usages = [task.result()["usage"] for task in asking]
+    return [int(one["prompt_tokens_details"]["cached_tokens"]) for one in usages]
+
+
 def adapted(corral: CorralCli) -> list[tuple[object, object]]:
     return [(one["before"], one["after"]) for one in corral.events("model.adapted")]
 
@@ -88,6 +97,7 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
         return answers
 
     answers = asyncio.run(load())
+    assert max(asyncio.run(cached_tokens(corral.url))) < 100
     text = corral.ok("status")
     assert "chat: parallel = 8 now: requests queued for 0.5 s with 4 slots" in text
     assert corral.status()["models"][0]["ctx_size"] == 8 * 2048
@@ -100,3 +110,5 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
     assert "parallel" not in corral.ok("status")
     assert adapted(corral) == [(4, 8), (8, 4)]
     until(lambda: len(corral.engines()) == 1)
+    # As many conversations as there are slots came along, the latest.
+    assert min(asyncio.run(cached_tokens(corral.url))) > 600

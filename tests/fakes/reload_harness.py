@@ -1,0 +1,244 @@
+"""A fleet of fake engines, and what reloads it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from fakes.instance_harness import FAKE
+from samples import engine, machine, model
+
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.router.instances import Activity
+from proxy.upstream.upstream import Upstream
+from supervisor.adaptive.values import AdaptedValues
+from supervisor.engine_client.endpoint import Endpoint
+from supervisor.engines.discover import Engine
+from supervisor.errors import CorralError, SettingsInvalid
+from supervisor.events import EventStream
+from supervisor.flags.plan import Plan
+from supervisor.flags.setting import Settings as FlagSettings
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.host.paths import Directories
+from supervisor.instance.snapshot import InstanceSnapshot
+from supervisor.instance.states import State
+from supervisor.memory.estimate import MemoryInputs
+from supervisor.process.launch import Launch, clean_environment
+from supervisor.reload.reload import Reload, ReloadResult
+from supervisor.reload.replace import Replacement, Replacer
+from supervisor.reload.triggers import ReloadTriggers
+from supervisor.settings.load import Loaded
+from supervisor.settings.schema import ModelSettings, Settings
+
+READY = frozenset({State.READY})
+GOOD = (sys.executable, str(FAKE))
+BETTER = (*GOOD, "--fault", "flood-stderr=1")
+BROKEN = ("/bin/sh", "-c", "exit 3")
+# Fails while its predecessor has its socket, as if that had all the memory.
+GREEDY = (
+    "/bin/sh",
+    "-c",
+    '[ ! -S chat.0.sock ] || { echo std::bad_alloc >&2; exit 1; }; exec "$@"',
+    "sh",
+    *GOOD,
+)
+
+
+class FakePlanner(LaunchPlanner):
+    """Takes a model's `args` for the program to run, or that of its adapted number of slots."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: Path,
+        adapted: Callable[[str], FlagSettings] = lambda _: {},
+        programs: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(settings, Directories(*[runtime] * 5), adapted)
+        self._runtime = runtime
+        self._programs = programs
+
+    def engine(self) -> Engine:
+        return engine()
+
+    def plan(self, model_name: str) -> Plan:
+        if not self.entry(model_name).args:
+            raise SettingsInvalid("it has no program")
+        adapted = self.adapted(model_name)
+        slots = int(adapted["parallel"].value) if adapted else 1
+        chosen = {
+            "ctx-size": 2048 * slots,
+            "parallel": slots,
+            "kv-unified": False,
+            "slot-prompt-similarity": 0,
+        }
+        return Plan(
+            model_name,
+            engine(),
+            model(),
+            (),
+            (),
+            (),
+            slots,
+            2048 * slots,
+            MemoryInputs(model(), chosen, engine()),
+            adapted,
+            frozenset({"parallel", "ctx-size"}),
+        )
+
+    def fingerprint(self, place: ReplicaId, _: Engine) -> LaunchFingerprint:
+        file = FileVersion(Path("/models/chat.gguf"))
+        return LaunchFingerprint(file, (), file, None, {}, self.entry(place.model).args)
+
+    def launch(self, plan: Plan, instance: str) -> Launch:
+        socket = self._runtime / f"{instance}.sock"
+        return Launch(
+            argv=(
+                *self._programs.get(plan.slots, self.entry(plan.model).args),
+                "--host",
+                str(socket),
+            ),
+            env=clean_environment({}, library_dirs=(), api_key="k", marker=instance),
+            cwd=self._runtime,
+            endpoint=Endpoint(socket),
+            api_key="k",
+            log_path=self._runtime / f"{instance}.log",
+        )
+
+
+class FakeTraffic:
+    """Knows who is in service; `may_drain` holds every drain."""
+
+    def __init__(self) -> None:
+        self.admitted: set[str] = set()
+        self.drains = asyncio.Event()
+        self.may_drain = asyncio.Event()
+        self.may_drain.set()
+
+    def admit(self, upstream: Upstream, _: object, /) -> None:
+        self.admitted.add(upstream.name)
+
+    def withdraw(self, name: str, /) -> None:
+        self.admitted.discard(name)
+
+    def activity(self, _: str, /) -> Activity:
+        return Activity()
+
+    @asynccontextmanager
+    async def background_lease(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
+        yield lambda: False
+
+    def ended(self, _: str, /, *, is_crash: bool) -> int:
+        assert not is_crash
+        return 0
+
+    async def wait_idle(self, _: str, /) -> None:
+        self.drains.set()
+        await self.may_drain.wait()
+
+    async def close(self, _: str, /) -> None: ...
+
+    def conversation_fingerprints(
+        self, _: str, __: object, /
+    ) -> dict[int, ConversationFingerprint]:
+        return {}
+
+
+class ReloadHarness:
+    """A fleet of the model `chat`, ready, and what reloads it."""
+
+    def __init__(self, runtime: Path) -> None:
+        self.events: list[tuple[str, Mapping[str, object]]] = []
+        self.stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
+        self.traffic = FakeTraffic()
+        self._runtime = runtime
+        self.available_bytes = 1 << 50
+        self.settings = settings(GOOD)
+        self.nodes: list[list[str]] = []
+        self.adapted = AdaptedValues()
+        self.programs: dict[int, tuple[str, ...]] = {}
+        loaded = self._read()
+        planner = self._planner(loaded)
+        self.fleet = Fleet(planner, self.traffic, self.stream.emit)
+        self.replacer = Replacer(
+            self.fleet, lambda: machine(memory_available_bytes=self.available_bytes)
+        )
+        reload = Reload(
+            self.fleet,
+            loaded,
+            read=self._read,
+            make_planner=self._planner,
+            prepare_nodes=self._prepare_nodes,
+            emit=self.stream.emit,
+            replacer=self.replacer,
+        )
+        self.triggers = ReloadTriggers(reload)
+
+    def _planner(self, loaded: Loaded) -> FakePlanner:
+        return FakePlanner(loaded.settings, self._runtime, self.adapted.of, self.programs)
+
+    def _read(self) -> Loaded:
+        return Loaded(self.settings, Path("corral.toml"), {})
+
+    def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
+        if "wrong" in loaded.settings.nodes:
+            raise SettingsInvalid("the node is wrong")
+        return lambda: self.nodes.append(list(loaded.settings.nodes))
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            lives = group.create_task(self.fleet.serve())
+            self.reloads = group.create_task(self.triggers.serve())
+            self.fleet.command("start")
+            await self.until_ready("chat.0")
+            yield
+            self.reloads.cancel()
+            lives.cancel()
+
+    async def until_ready(self, instance: str) -> InstanceSnapshot:
+        return await self.fleet.replica(instance).instance.wait(READY)
+
+    async def reload(self, *argv: str) -> ReloadResult:
+        self.settings = settings(argv)
+        done = await self.triggers.start(dry_run=False)
+        assert isinstance(done, ReloadResult)
+        return done
+
+    async def replace_beside(self, *argv: str) -> Replacement:
+        planner = FakePlanner(settings(argv), self._runtime)
+        async with self.replacer.lock:
+            return await self.replacer.replace_beside(
+                self.fleet.replica("chat.0"), planner, planner.plan("chat")
+            )
+
+    async def begin_endless_reload(self) -> asyncio.Task[ReloadResult | CorralError]:
+        """Begin a reload whose new instance loads for ever; return once that has begun."""
+        self.settings = settings((*GOOD, "--fault", "silent-load"))
+        with self.stream.listen() as listener:
+            reloading = self.triggers.start(dry_run=False)
+            while (await listener.next()).fields.get("instance") != "chat.0~2":
+                pass
+        return reloading
+
+    def story(self, instance: str) -> list[object]:
+        """Return the states an instance went through."""
+        return [
+            fields["after"]
+            for name, fields in self.events
+            if name == "instance.state_changed" and fields["instance"] == instance
+        ]
+
+    def names(self) -> list[str]:
+        return [replica.name for replica in self.fleet.all_replicas()]
+
+
+def settings(argv: tuple[str, ...], replicas: int = 1) -> Settings:
+    table = ModelSettings(path=Path("chat.gguf"), args=argv, replicas=replicas)
+    return Settings(models={"chat": table})
