@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_TICKS: Final = 4
+_TICKS: Final = 5
 # Zero belongs on the axis where the values reach far enough down for it to cost little.
 _ZERO_BELOW: Final = 0.35
 _MARGIN: Final = 0.06

@@ -79,7 +79,7 @@ def _header(result: BenchResult) -> Iterator[Element]:
     names = " · ".join(one.name for one in result.variants)
     yield element("p", names, class_="variants")
     rounds = f"{result.rounds} rounds" if result.rounds != 1 else "1 round"
-    state = f", interrupted after {rounds}" if result.is_interrupted else f", {rounds}"
+    state = f", interrupted in round {result.rounds}" if result.is_interrupted else f", {rounds}"
     when = f"{result.began_at:%-d %B %Y, %H:%M %Z}".rstrip()
     yield element("p", f"{when}{state}, {output.duration(result.duration_s)}", class_="quiet")
 

@@ -156,7 +156,7 @@ def test_an_interrupted_bench_and_a_failed_variant_say_so() -> None:
             dataclasses.replace(of, is_interrupted=True, variants=(of.variants[0], failed))
         ).text()
     )
-    assert "interrupted after 5 rounds" in texts
+    assert "interrupted in round 5" in texts
     assert "Not measured to the end: it did not start: no memory" in texts
 
 
