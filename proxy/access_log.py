@@ -36,6 +36,7 @@ class AccessRecord:
         kind: Of the endpoint, once known.
         instance: The last one, once known.
         conversation: Its number in this process; None where the prompt identifies none.
+        is_diverted: Whether the side of a trial that it was meant for had no slot free.
         status: The status that the client got, that of the error which broke a response off, or 499
             if the client disconnected; None before that.
         bytes_out: Bytes of the body sent to the client.
@@ -47,6 +48,7 @@ class AccessRecord:
         self.model: str | None = None
         self.kind: EndpointKind | None = None
         self.conversation: int | None = None
+        self.is_diverted = False
         self.instance: str | None = None
         self.status: int | None = None
         self.bytes_out = 0
@@ -124,6 +126,7 @@ class AccessRecord:
                 instance=self.instance,
                 kind=self.kind.name.lower() if self.kind else None,
                 conversation=self.conversation,
+                diverted=self.is_diverted or None,
                 status=self.status,
                 attempts=self._attempts,
                 queued_ms=self._waited_ms,

@@ -114,6 +114,7 @@ class ClientResponse:
         self.record.set_instance(
             lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
         )
+        self.record.is_diverted = lease.is_diverted
         self.extra_headers = _traces(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:

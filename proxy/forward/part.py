@@ -61,6 +61,7 @@ class _Part:
         self.record.set_instance(
             lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
         )
+        self.record.is_diverted = lease.is_diverted
         if self._answer.record.instance is None:
             self._answer.leased(lease)
         self.is_leased.set()

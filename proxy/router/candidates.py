@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -61,6 +62,11 @@ class Candidates:
         tokens = prompt.tokens if prompt else 0
         on_trial = self._is_on_trial(request, hint)
         choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial)
+        if self._trial_share:
+            is_diverted = any(
+                one.name == choice.name and one.is_on_trial != on_trial for one in candidates
+            )
+            choice = replace(choice, is_diverted=is_diverted)
         if choice.name is None and owner is not None:
             self._bound_for[owner] += 1
         if choice.name is None and request.slots > 1:

@@ -84,6 +84,7 @@ class Lease(InFlightRequest):
         id_slot: The slot that the request names, or None: the engine chooses.
         beside: Leases of the further slots of a request for several completions.
         is_ending: The request is over and the engine may still use the slot.
+        is_diverted: Its side of a trial had no slot free.
         is_overdue: Reported as still in use.
         crashed: Whether the instance's process crashed; None while it is not known to have exited.
     """
@@ -107,6 +108,7 @@ class Lease(InFlightRequest):
         self.position = 0
         self.conversation: object | None = None
         self.conversation_number: int | None = None
+        self.is_diverted = False
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
         self.verifies_restore = False

@@ -243,7 +243,8 @@ class ModelQueue:
                 choice = candidates.choice(queued.request, queued.avoid, hint, waited_s)
             if choice.name is not None:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
-                self._grant(queued, chosen, hint, now_s)
+                lease = self._grant(queued, chosen, hint, now_s)
+                lease.is_diverted = choice.is_diverted
                 return queued
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
@@ -256,7 +257,7 @@ class ModelQueue:
 
     def _grant(
         self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
-    ) -> None:
+    ) -> Lease:
         prompt = queued.request.prompt
         lease = Lease(queued.request, instance, self._clock)
         lease.queued_s = now_s - queued.joined_at_s
@@ -276,6 +277,7 @@ class ModelQueue:
         self._granted[lease] = queued
         queued.lease = lease
         queued.wake.set()
+        return lease
 
     def _schedule_recheck(self, in_s: float) -> None:
         if in_s < math.inf:

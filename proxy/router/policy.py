@@ -88,10 +88,12 @@ class Choice:
         name: The instance whose slot it takes, or None: it waits.
         moves_in_s: Seconds after which it would leave the owner for a slot that is free elsewhere;
             None where no slot is free.
+        is_diverted: Whether its side of a trial had no slot for it.
     """
 
     name: str | None
     moves_in_s: float | None = None
+    is_diverted: bool = False
 
 
 def choose(

@@ -68,7 +68,7 @@ def _side(
     return {
         "profile": profile,
         "instances": [one.name for one in replicas],
-        "conversations": len(figures.conversations),
+        "conversations": len(figures.conversations) - figures.excluded,
         "requests": figures.requests,
         "errors": figures.errors,
         "crashes": figures.crashes,

@@ -1,8 +1,9 @@
 """Figures of both sides of a trial, in bounded memory. Does no I/O.
 
 Figures are kept by conversation: requests of one resemble each other. A conversation counts for the
-side that served its first request; what it does on the other side, after that has failed or was
-full, counts for neither.
+side that serves it, from its first request until it changes sides. One that began where it was not
+meant to, as its side was full or not ready, counts for neither: such conversations come from busy
+moments, and would make the side that helps look slower.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class Conversation:
     Attributes:
         rates: Tokens per second while decoding.
         first_tokens_s: Seconds from a request's arrival to its first token.
-        has_moved: It was also served by the other side.
+        is_excluded: Its side was full or not ready at a request: none from then on has values.
     """
 
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
     first_tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
-    has_moved: bool = False
+    is_excluded: bool = False
 
 
 @dataclass(slots=True)
@@ -53,8 +54,8 @@ class Side:
     others: int = 0
 
     @property
-    def moved(self) -> int:
-        return sum(one.has_moved for one in self.conversations.values())
+    def excluded(self) -> int:
+        return sum(one.is_excluded for one in self.conversations.values())
 
     @property
     def rates(self) -> list[Sequence[float]]:
@@ -83,29 +84,33 @@ class TrialFigures:
     def crashed(self, side: SideName) -> None:
         self.sides[side].crashes += 1
 
-    def finished(self, name: SideName, fields: Mapping[str, Any], others: int) -> None:
+    def finished(
+        self, name: SideName, fields: Mapping[str, Any], others: int, *, is_fair: bool = True
+    ) -> None:
         """Count a request.
 
         Args:
             name: The side that answered it.
             fields: Of `request.finished`.
             others: Other requests that its engine has.
+            is_fair: Whether both sides could have answered it.
         """
         side, status = self.sides[name], fields["status"]
         side.requests += 1
         side.others += others
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             side.errors += 1
-        if status == HTTPStatus.OK and (conversation := self._conversation(name, fields)):
+        conversation = self._conversation(name, fields)
+        conversation.is_excluded |= not is_fair or bool(fields["diverted"])
+        if status == HTTPStatus.OK and not conversation.is_excluded:
             _add(conversation, fields)
 
-    def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation | None:
-        """Return the conversation of a request; None where the other side has it."""
+    def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation:
+        """Return the conversation of a request; one that the other side has is excluded."""
         key = str(fields["conversation"] or fields["request"])
-        other = self.sides["base" if name == "trial" else "trial"].conversations.get(key)
-        if other:
-            other.has_moved = True
-            return None
+        if other := self.sides["base" if name == "trial" else "trial"].conversations.get(key):
+            other.is_excluded = True
+            return other
         return self.sides[name].latest(key)
 
 

@@ -77,7 +77,7 @@ def _stored(side: Side) -> dict[str, Any]:
     return {
         **{name: getattr(side, name) for name in _COUNTS},
         "conversations": [
-            [_rounded(one.rates), _rounded(one.first_tokens_s), one.has_moved]
+            [_rounded(one.rates), _rounded(one.first_tokens_s), one.is_excluded]
             for one in side.conversations.values()
         ],
     }
@@ -97,12 +97,12 @@ def _figures(found: Mapping[str, Any]) -> TrialFigures:
 def _fill(side: Side, found: Mapping[str, Any]) -> None:
     for name in _COUNTS:
         setattr(side, name, int(_number(found[name])))
-    for number, (rates, first_tokens_s, has_moved) in enumerate(found["conversations"]):
+    for number, (rates, first_tokens_s, is_excluded) in enumerate(found["conversations"]):
         # No conversation of this daemon has such a name: their numbers begin at 1 again.
         one = side.latest(f"before {number}")
         _extend(one.rates, rates)
         _extend(one.first_tokens_s, first_tokens_s)
-        one.has_moved = bool(has_moved)
+        one.is_excluded = bool(is_excluded)
 
 
 def _extend(values: deque[float], found: Iterable[Any]) -> None:

@@ -12,10 +12,11 @@ from supervisor.events import Event
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
+from supervisor.instance.states import State
 from supervisor.trial.figures import SideName, TrialFigures
 from supervisor.trial.storage import TrialStore, content, key_of
 
-_READY: Final = "ready"
+_READY: Final = State.READY.value
 # What is newer is lost when the daemon is killed.
 _SAVE_EVERY_S: Final = 60.0
 
@@ -53,7 +54,9 @@ class Trials:
         in_flight: Callable[[str], int],
         store: TrialStore,
         clock: Clock = time.monotonic,
+        is_ready: Callable[[Replica], bool] | None = None,
     ) -> None:
+        self._is_ready = is_ready or _is_ready
         self._fleet = fleet
         self._store = store
         self._in_flight = in_flight
@@ -132,7 +135,13 @@ class Trials:
         name = fields["instance"]
         if found := self._side(fields["model"], name):
             trial, side = found
-            trial.figures.finished(side, fields, max(0, self._in_flight(name)))
+            others, is_fair = max(0, self._in_flight(name)), self._are_ready(fields["model"])
+            trial.figures.finished(side, fields, others, is_fair=is_fair)
+
+    def _are_ready(self, model: str) -> bool:
+        """Return whether both sides serve: figures of one while it is alone compare to nothing."""
+        sides = replicas_by_side(self._fleet.models[model]).values()
+        return all(any(map(self._is_ready, replicas)) for replicas in sides)
 
     def _crashed(self, fields: Mapping[str, Any]) -> None:
         if found := self._side(fields["model"], fields["instance"]):
@@ -148,6 +157,10 @@ class Trials:
             if replica.name == instance:
                 return trial, side_of(replica)
         return None
+
+
+def _is_ready(replica: Replica) -> bool:
+    return replica.instance.snapshot().state is State.READY
 
 
 def side_of(replica: Replica) -> SideName:

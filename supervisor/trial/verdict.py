@@ -53,7 +53,7 @@ def verdict(figures: TrialFigures) -> TrialVerdict:
     return TrialVerdict(
         tokens_per_second=_figure(base.rates, trial.rates, RATE),
         first_token_s=_figure(base.first_tokens_s, trial.first_tokens_s, TIME),
-        notes=tuple(filter(None, (_load_note(base, trial), _moved_note(figures)))),
+        notes=tuple(filter(None, (_load_note(base, trial), _excluded_note(figures)))),
     )
 
 
@@ -104,9 +104,9 @@ def _load_note(base: Side, trial: Side) -> str | None:
     )
 
 
-def _moved_note(figures: TrialFigures) -> str | None:
-    moved = sum(side.moved for side in figures.sides.values())
-    if not moved:
+def _excluded_note(figures: TrialFigures) -> str | None:
+    excluded = sum(side.excluded for side in figures.sides.values())
+    if not excluded:
         return None
-    which = f"{moved} conversations were" if moved > 1 else "1 conversation was"
-    return f"{which} continued by the other side, as a side was full or not ready"
+    which = f"{excluded} conversations are" if excluded > 1 else "1 conversation is"
+    return f"{which} left out from where a side was full or not ready"

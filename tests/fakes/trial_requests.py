@@ -12,6 +12,7 @@ def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:
     return {
         "request": "req_1",
         "conversation": conversation,
+        "diverted": None,
         "status": 200,
         "first_token_ms": 500.0,
         "decoded_tokens": 41,

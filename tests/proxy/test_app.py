@@ -272,6 +272,7 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "model": "chat",
         "instance": "chat.1",
         "kind": "chat",
+        "diverted": None,
         "status": 200,
         "attempts": 1,
         "first_token_ms": None,

@@ -81,6 +81,7 @@ async def test_nobody_waits_while_the_other_side_has_a_slot() -> None:
         first = await stack.enter_async_context(router.lease(ask(in_trial(0))))
         second = await stack.enter_async_context(router.lease(ask(in_trial(1))))
         assert (first.upstream.name, second.upstream.name) == ("chat.1", "chat.0")
+        assert (first.is_diverted, second.is_diverted) == (False, True)
 
 
 async def test_a_conversation_that_left_a_trial_out_of_service_does_not_return() -> None:

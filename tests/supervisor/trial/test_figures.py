@@ -41,11 +41,20 @@ def test_an_answer_of_a_few_tokens_has_no_rate(changes: dict[str, Any]) -> None:
     assert (side.rates, side.first_tokens_s) == ([], [[0.5]])
 
 
-def test_a_conversation_counts_for_the_side_where_it_began() -> None:
-    figures = finished(("trial", request(7)), ("base", request(7)), ("base", request(7)))
+def test_a_conversation_counts_until_it_changes_sides() -> None:
+    figures = finished(("trial", request(7)), ("base", request(7)), ("trial", request(7)))
     base, trial = figures.sides["base"], figures.sides["trial"]
-    assert (base.rates, trial.rates, base.requests) == ([], [[100.0]], 2)
-    assert (base.moved, trial.moved) == (0, 1)
+    assert (base.rates, trial.rates, base.requests, trial.requests) == ([], [[100.0]], 1, 2)
+    assert (base.excluded, trial.excluded) == (0, 1)
+
+
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_a_conversation_that_was_diverted_has_no_values(*, is_fair: bool) -> None:
+    figures = TrialFigures()
+    figures.finished("base", request(7, diverted=is_fair or None), 0, is_fair=is_fair)
+    figures.finished("base", request(7), 0)
+    side = figures.sides["base"]
+    assert (side.rates, side.requests, side.excluded) == ([], 2, 1)
 
 
 def test_the_latest_conversations_and_requests_are_kept() -> None:

@@ -37,12 +37,20 @@ def fleet_of(directory: Path, trial: Mapping[str, Any] | None = None, replicas: 
     return Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
 
 
-def observed(fleet: Fleet, directory: Path, in_flight: int = 0) -> Trials:
+def observed(
+    fleet: Fleet, directory: Path, in_flight: int = 0, ready: tuple[str, ...] = ("chat.0", "chat.1")
+) -> Trials:
     """Return what observes a fleet whose instances have started."""
     for replica in fleet.all_replicas():
         is_trial = replica.planner.trial_at(replica.place) is not None
         replica.fingerprint = TRIED if is_trial else BASE
-    return Trials(fleet, lambda _: in_flight, TrialStore(directory / "trials"), lambda: 0.0)
+    return Trials(
+        fleet,
+        lambda _: in_flight,
+        TrialStore(directory / "trials"),
+        lambda: 0.0,
+        lambda replica: replica.name in ready,
+    )
 
 
 def finished(instance: str, conversation: int = 1, **changes: Any) -> Event:
@@ -73,6 +81,15 @@ def test_requests_and_crashes_count_for_the_side_of_their_instance(tmp_path: Pat
     base, tried = trial.figures.sides["base"], trial.figures.sides["trial"]
     assert (base.requests, tried.requests, base.others) == (2, 2, 6)
     assert (base.crashes, tried.crashes) == (0, 1)
+
+
+def test_what_one_side_answers_alone_has_no_values(tmp_path: Path) -> None:
+    trials = observed(fleet_of(tmp_path, SHARED), tmp_path, ready=("chat.0",))
+    trials.observe(finished("chat.0"))
+    trial = trials.of("chat")
+    assert trial
+    base = trial.figures.sides["base"]
+    assert (base.requests, base.rates, base.excluded) == (1, [], 1)
 
 
 def test_a_model_without_a_trial_is_not_observed(tmp_path: Path) -> None:

@@ -71,5 +71,5 @@ def test_an_unequal_load_is_named() -> None:
 def test_conversations_that_changed_sides_are_counted() -> None:
     figures = finished(("trial", request(7)), ("base", request(7)))
     assert verdict(figures).notes == (
-        "1 conversation was continued by the other side, as a side was full or not ready",
+        "1 conversation is left out from where a side was full or not ready",
     )
