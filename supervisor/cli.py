@@ -310,6 +310,38 @@ def trial(
 
 
 @app.command()
+def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
+    model: Annotated[str, typer.Argument(help="From corral.toml, fetched, or a GGUF file.")],
+    goal: Annotated[
+        Literal["latency", "throughput", "memory"],
+        typer.Option(help="What to improve: one answer, all streams together, or peak memory."),
+    ] = "latency",
+    minutes: Annotated[float, typer.Option(min=0.2, max=1440, help="Time to search.")] = 5.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the order of measurements.")] = 0,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take the last tuned profile back; measure nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure although the machine is not free.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Search the flags under which a model runs best on this machine.
+
+    Measures variants of its profile on engines of its own, beside the daemon. The best one is
+    written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
+    """
+    from supervisor.commands import tune as command
+    from supervisor.tune.job import TuneOptions
+
+    if undo:
+        _finish("tune", lambda: command.undo(model), as_json=as_json)
+    options = TuneOptions(goal, minutes, seed)
+    _finish("tune", lambda: command.tune(model, config, options, force=force), as_json=as_json)
+
+
+@app.command()
 def warm(model: str, file: Path, as_json: Json = False) -> None:
     """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
     from supervisor.commands.warm import warm as call

@@ -48,8 +48,8 @@ class Rounds:
         self._measure = measure
         self._progress = progress
         self._clock = clock
-        self._budget_s = budget_s
-        self._began_at_s = clock()
+        self._shares_from_s = clock()
+        self._end_s = clock() + budget_s
         self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
         self._taken_s: list[float] = []
         self._base_s = 0.0
@@ -66,16 +66,17 @@ class Rounds:
                 raise BaseFailed(found.reason)
             self._base_s = self._taken_s[-1]
             del self._taken_s[:-1]
+        self._shares_from_s = self._clock()
 
     async def halve(self, alive: Sequence[Variant], until_s: float, kept: int) -> list[Variant]:
         """Measure variants in passes, of which the better half goes on to the next."""
-        found: list[Variant] = []
+        found: Sequence[Variant] = alive
         for _ in range(_PASSES):
             if not await self._pass(alive, until_s):
                 break
             found = self._trials.ranked(alive)
             alive = found[: max(kept, math.ceil(len(found) / 2))]
-        return found or self._trials.ranked(alive)
+        return self._trials.ranked(found)
 
     async def run(self, variants: Sequence[Variant], until_s: float) -> bool:
         """Measure the base and as many variants as there is time for; False if for none."""
@@ -87,21 +88,24 @@ class Rounds:
         self._random.shuffle(order)
         self.number += 1
         for one in order:
-            self._trials.add(one, self.number, await self._timed(one, self._limit_s()))
+            found = await self._timed(one, self._limit_s())
+            if isinstance(found, Failure) and self.left_s <= 0:
+                return False  # the time is over, which says nothing of the variant
+            self._trials.add(one, self.number, found)
         return True
 
     def affordable(self, until_s: float) -> int:
         """How many variants can go through all passes: half of them do so twice, and so on."""
         measurements = (until_s - self._clock()) / self.cost_s * _GROUP / (_GROUP + 1)
-        return max(1, int(measurements / sum(0.5**number for number in range(_PASSES))))
+        return max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
 
     def at(self, share: float) -> float:
-        """The time on the clock when this share of the budget is used."""
-        return self._began_at_s + self._budget_s * share
+        """The time on the clock when this share of the time since the base is used."""
+        return self._shares_from_s + (self._end_s - self._shares_from_s) * share
 
     @property
     def left_s(self) -> float:
-        return self.at(1) - self._clock()
+        return self._end_s - self._clock()
 
     @property
     def cost_s(self) -> float:

@@ -16,7 +16,7 @@ from typing import Final
 from supervisor.bench.comparison import Comparison, compare
 from supervisor.tune.goal import Goal
 from supervisor.tune.rounds import Measure, Progress, Rounds
-from supervisor.tune.trials import Trials
+from supervisor.tune.trials import PER_PART, Trials
 from supervisor.tune.variant import Variant, combined
 
 # Checks the quality of a variant within so many seconds; returns a clause against it, or None.
@@ -24,10 +24,12 @@ Check = Callable[[Variant, float], Awaitable[str | None]]
 
 # Ends of the stages, as shares of the time. The final needs most: it decides.
 _BASE_UNTIL: Final = 0.4
-_SCREEN_UNTIL: Final = 0.35
-_COMBINE_UNTIL: Final = 0.5
-_CHECK_UNTIL: Final = 0.6
-_KEPT: Final = 4
+_SCREEN_UNTIL: Final = (0.4, 0.5)
+_COMBINE_UNTIL: Final = 0.6
+_CHECK_UNTIL: Final = 0.75
+_KEPT: Final = 6
+# Noise alone makes the best of many look better than the base.
+_PROMISING: Final = 1.03
 _COMBINATIONS: Final = 6
 _FINALISTS: Final = 2
 _FINAL_ROUNDS: Final = 30
@@ -42,11 +44,13 @@ class Outcome:
         winner: None if the base is as good.
         comparison: Of the winner, or of the best that did not win; None without a final.
         untried: What there was no time for.
+        final_rounds: The rounds that decided.
     """
 
     winner: Variant | None
     comparison: Comparison | None
     untried: tuple[Variant, ...]
+    final_rounds: range
 
 
 class Search:
@@ -67,7 +71,7 @@ class Search:
         """Begin a search among the candidates, of which the first promise most."""
         self.trials = Trials(goal)
         self._goal = goal
-        self._candidates = tuple(candidates)
+        self._untried = tuple(candidates)
         self._check = check
         self._clock = clock
         self._rounds = Rounds(
@@ -82,16 +86,32 @@ class Search:
         """
         rounds = self._rounds
         await rounds.measure_base(rounds.at(_BASE_UNTIL))
-        count = rounds.affordable(rounds.at(_SCREEN_UNTIL))
-        rounds.stage = "screening"
-        alive = await rounds.halve(self._candidates[:count], rounds.at(_SCREEN_UNTIL), _KEPT)
+        alive = await self._screen()
         finalists = await self._accepted(await self._combine(alive))
-        winner, comparison = await self._decide(finalists)
-        return Outcome(winner, comparison, self._candidates[count:])
+        final = await self._final(finalists)
+        winner, comparison = self._decide(finalists, final)
+        return Outcome(winner, comparison, self._untried, final)
+
+    async def _screen(self) -> list[Variant]:
+        """Measure as many as there is time for; more while none of them helps."""
+        self._rounds.stage = "screening"
+        alive: list[Variant] = []
+        for share in _SCREEN_UNTIL:
+            until_s = self._rounds.at(share)
+            count = self._rounds.affordable(until_s)
+            tried, self._untried = self._untried[:count], self._untried[count:]
+            alive += await self._rounds.halve(tried, until_s, _KEPT)
+            if any(self.trials.ratio(one) > _PROMISING for one in alive):
+                break
+        return alive
+
+    def _helping(self, alive: Sequence[Variant]) -> list[Variant]:
+        """The best of them that seem better than the base."""
+        return [one for one in self.trials.ranked(alive) if self.trials.ratio(one) > 1][:_KEPT]
 
     async def _combine(self, alive: Sequence[Variant]) -> list[Variant]:
         """Measure what helps together, and the best alone; return all that help."""
-        helping = [one for one in alive if self.trials.ratio(one) > 1][:_KEPT]
+        helping = self._helping(alive)
         if not helping:
             return []
         both = [*self._combinations(helping)[:_COMBINATIONS], *helping[:_FINALISTS]]
@@ -109,7 +129,7 @@ class Search:
         return [one for _, one in sorted(known, key=lambda pair: -pair[0])]
 
     def _promised(self, group: Iterable[Variant]) -> float:
-        return math.prod(self.trials.ratio(one) for one in group)
+        return math.prod(self.trials.ratio(one) * PER_PART for one in group)
 
     async def _accepted(self, alive: Sequence[Variant]) -> list[Variant]:
         """The first of them whose quality is accepted."""
@@ -135,19 +155,21 @@ class Search:
         rounds = self._rounds.left_s / self._rounds.cost_s / (_FINALISTS + 1)
         return _FINALISTS if rounds >= _ENOUGH_ROUNDS else 1
 
-    async def _decide(
-        self, finalists: Sequence[Variant]
-    ) -> tuple[Variant | None, Comparison | None]:
+    async def _final(self, finalists: Sequence[Variant]) -> range:
         self._rounds.stage = "final"
         first = self._rounds.number + 1
         for _ in range(_FINAL_ROUNDS if finalists else 0):
             if not await self._rounds.run(finalists, self._rounds.at(1)):
                 break
-        counted = range(first, self._rounds.number + 1)
-        ranked = self.trials.ranked(finalists, counted)
-        comparisons = [(one, self._compared(one, counted)) for one in ranked]
+        return range(first, self._rounds.number + 1)
+
+    def _decide(
+        self, finalists: Sequence[Variant], final: range
+    ) -> tuple[Variant | None, Comparison | None]:
+        ranked = self.trials.ranked(finalists, final)
+        comparisons = [(one, self._compared(one, final)) for one in ranked]
         for one, comparison in comparisons:
-            if comparison.is_better(self._goal.words) and self._is_free(one, counted):
+            if comparison.is_better(self._goal.words) and self._is_free(one, final):
                 return one, comparison
         return None, comparisons[0][1] if comparisons else None
 

@@ -11,7 +11,8 @@ from typing import Final
 from supervisor.tune.goal import Figures, Goal
 from supervisor.tune.variant import BASE, Variant
 
-_PER_PART: Final = 0.99
+# A combination must be better by 1 % for each further change.
+PER_PART: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ class Trials:
     def __iter__(self) -> Iterator[Trial]:
         return iter(self._trials.values())
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compared."""
+        return all(math.isnan(self.ratio(one)) for one in self._trials if one != BASE)
+
     def is_alive(self, variant: Variant) -> bool:
         trial = self._trials.get(variant)
         return trial is None or trial.failure is None
@@ -72,12 +78,9 @@ class Trials:
         return math.exp(statistics.fmean(logs)) if logs else math.nan
 
     def ranked(self, variants: Iterable[Variant], rounds: range | None = None) -> list[Variant]:
-        """Those that were measured and not given up, the best first.
-
-        A combination must be better by 1 % for each further change.
-        """
+        """Those that were measured and not given up, the best first."""
         known = [
-            (self.ratio(one, rounds) * _PER_PART ** (one.parts - 1), one)
+            (self.ratio(one, rounds) * PER_PART ** (one.parts - 1), one)
             for one in variants
             if self.is_alive(one)
         ]

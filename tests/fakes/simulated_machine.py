@@ -26,6 +26,7 @@ class Machine:
     noise: float = 0.03
     drift_per_min: float = 0.0
     takes_s: float = 3.0
+    takes_noise: float = 0.0
     seed: int = 0
     stuck: frozenset[str] = frozenset()  # names of variants that never finish
     now_s: float = 100.0
@@ -46,7 +47,8 @@ class Machine:
         assert limit_s > 0
         self.measured.append(variant.name)
         speed = self.speed(variant)
-        takes_s = math.inf if variant.name in self.stuck else self.takes_s / min(1, speed)
+        usual_s = self.takes_s * math.exp(self._random.gauss(0, self.takes_noise))
+        takes_s = math.inf if variant.name in self.stuck else usual_s / min(1, speed)
         self.now_s += min(takes_s, limit_s)
         if takes_s > limit_s:
             return Failure(f"it took longer than {limit_s:.0f} s")
