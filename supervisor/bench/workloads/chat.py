@@ -7,10 +7,10 @@ from typing import Final
 
 from supervisor.bench.figures import Figure, median_rate, percentile
 from supervisor.bench.workloads.requests import Message, Reply, chat, present
+from supervisor.bench.workloads.slot_use import last_used_slot, save_idle_slots
 from supervisor.bench.workloads.words import text
 from supervisor.bench.workloads.workload import MeasuredEngine, Outcome, Workload
-from supervisor.engine_client.client import EngineClient, ErrorResponse
-from supervisor.engine_client.slots import get_slots
+from supervisor.engine_client.client import EngineClient
 
 _CONVERSATIONS: Final = 2
 
@@ -41,21 +41,15 @@ async def _conversation(
     sizes, replies = engine.sizes, list[Reply]()
     messages: list[Message] = [{"role": "system", "content": system}]
     id_slot: int | None = None
+    if engine.names_slots:
+        await save_idle_slots(client)
     for turn in range(sizes.turns):
         messages.append({"role": "user", "content": text(rng, sizes.words(sizes.question))})
         replies.append(await chat(client, messages, sizes.answer, id_slot))
         messages.append({"role": "assistant", "content": replies[-1].text})
         if turn == 0 and engine.names_slots:
-            id_slot = await _last_used(client)
+            id_slot = await last_used_slot(client)
     return replies
-
-
-async def _last_used(client: EngineClient) -> int | None:
-    """The slot of the latest request; None if the engine does not tell."""
-    slots = await get_slots(client)
-    if isinstance(slots, ErrorResponse) or not slots:
-        return None
-    return max(slots, key=lambda one: one.task).id_slot
 
 
 CHAT: Final = Workload(

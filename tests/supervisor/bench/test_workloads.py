@@ -71,10 +71,12 @@ async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
 
 
 async def test_a_conversation_computes_only_what_is_new(generating: MeasuredEngine) -> None:
+    generating = replace(generating, sizes=replace(SIZES, system=400))
     named = await WORKLOADS["chat"].run(generating, Random(1))
     unnamed = await WORKLOADS["chat"].run(replace(generating, names_slots=False), Random(2))
     computed, again = (one.values["chat.prompt_tokens"] for one in (named, unnamed))
-    assert computed < again
+    # With the system prompt of the first conversation, and without that of a turn before.
+    assert computed < 0.6 * again
 
 
 async def test_answers_have_the_size_that_was_asked_for(generating: MeasuredEngine) -> None:
