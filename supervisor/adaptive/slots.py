@@ -13,8 +13,11 @@ from typing import Final
 
 from supervisor.adaptive.change import Change, ModelView
 from supervisor.flags.adapted_slots import CONTEXT, SLOTS
+from supervisor.flags.plan import Plan
 from supervisor.flags.setting import Setting
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.settings.adaptive import SlotSettings
+from supervisor.settings.schema import ModelSettings
 
 ORIGIN: Final = "demand"
 # Of the samples in `queued_s`; between two requests of a client the queue may be empty.
@@ -102,13 +105,26 @@ def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
     return [one for one in history if one.at_s >= begin_s]
 
 
-def may_follow_demand(model: ModelView) -> bool:
+def may_change_slots(planned: Plan, settings: ModelSettings) -> bool:
     """Whether the number of slots is ours to choose: left to us, and each has its own cache.
 
     A trial compares equals, so its model keeps what it has.
     """
-    is_ours = {SLOTS, CONTEXT} <= model.base.derived and model.base.has_own_slots
-    return is_ours and model.settings.trial is None
+    is_ours = {SLOTS, CONTEXT} <= planned.derived and planned.has_own_slots
+    return is_ours and settings.trial is None
+
+
+def most_slots(planner: LaunchPlanner, model: str) -> int | None:
+    """Return how many slots a model may get, as memory allows; None if they do not follow demand.
+
+    Raises as `LaunchPlanner.plan`.
+    """
+    settings, planned = planner.model_settings(model), planner.adapting(model, {}).plan(model)
+    is_on = planner.supervisor.adaptive and settings.slots.follow_demand
+    if not is_on or not may_change_slots(planned, settings):
+        return None
+    most = Setting(max(planned.slots, settings.slots.max), ORIGIN)
+    return planner.adapting(model, {SLOTS: most}).plan(model).slots
 
 
 class SlotDecider:
@@ -118,7 +134,7 @@ class SlotDecider:
         self._histories: dict[str, deque[Demand]] = {}
 
     def sample(self, models: Sequence[ModelView]) -> None:
-        mine = [model for model in models if may_follow_demand(model)]
+        mine = [model for model in models if may_change_slots(model.base, model.settings)]
         self._forget_others(model.name for model in mine)
         for model in mine:
             history = self._histories.setdefault(model.name, deque(maxlen=_SAMPLES_MAX))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from supervisor.adaptive.slots import most_slots
 from supervisor.commands.targets import choose
 from supervisor.flags.plan import Plan
 from supervisor.flags.tuned import Tuned
@@ -30,6 +31,7 @@ class _Found:
         misfit: Why the model can never fit, if so.
         tuned: The tuned profile in use.
         not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
+        most_slots: How many slots it may get while requests queue; None if their number is fixed.
     """
 
     plan: Plan
@@ -41,6 +43,7 @@ class _Found:
     would_fit: Sequence[Suggestion]
     tuned: Tuned | None
     not_persisted_reason: str | None
+    most_slots: int | None
 
 
 def plan(word: str, config: Path | None) -> CommandResult:
@@ -61,6 +64,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
         tuned=planner.tuned_profiles.used(planner.entry(name)),
         not_persisted_reason=planner.slot_persistence.reason(made),
+        most_slots=most_slots(planner, name),
     )
     notes = [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
     return CommandResult(_data(found), _render(found), (*made.warnings, *notes))
@@ -74,6 +78,7 @@ def _data(found: _Found) -> dict[str, object]:
         "argv": found.argv,
         "slots": made.slots,
         "ctx_size": made.ctx_size,
+        "most_slots": found.most_slots,
         "lines": [asdict(line) for line in made.lines],
         "omitted": [asdict(line) for line in made.omitted],
         "warnings": made.warnings,
@@ -117,6 +122,7 @@ def _render(found: _Found) -> str:
     ]
     parts = [
         f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
+        *_following(found),
         *([found.tuned.summary] if found.tuned else []),
         *lines,
         *(["", "omitted:", *omitted] if omitted else []),
@@ -127,6 +133,11 @@ def _render(found: _Found) -> str:
         shlex.join(found.argv),
     ]
     return "\n".join(parts)
+
+
+def _following(found: _Found) -> Iterator[str]:
+    if found.most_slots and found.most_slots > found.plan.slots:
+        yield f"up to {found.most_slots} slots while requests queue, each with as much context"
 
 
 def conversations(made: Plan, not_persisted_reason: str | None) -> str:

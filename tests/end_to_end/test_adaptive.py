@@ -86,6 +86,8 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
     corral: CorralCli, alphabet: Path
 ) -> None:
     corral.configure(SETTINGS.format(path=alphabet, more=""))
+    assert corral.data("plan", "chat")["most_slots"] == 8
+    assert "up to 8 slots while requests queue" in corral.ok("plan", "chat")
     corral.ok("start")
     assert slots(corral) == 4
 

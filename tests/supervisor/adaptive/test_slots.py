@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import engine
 
-from supervisor.adaptive.slots import Demand, SlotCounts, WantedSlots, decide_slots
+from supervisor.adaptive.slots import Demand, SlotCounts, WantedSlots, decide_slots, most_slots
+from supervisor.engines.discover import Engine
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.host.paths import Directories
 from supervisor.settings.adaptive import SlotSettings
+from supervisor.settings.schema import Settings
 
 LIMITS = SlotSettings(queued_s=60, quiet_s=600)
 PLANNED = SlotCounts(now=4, planned=4, most=16)
@@ -114,3 +121,41 @@ def test_the_history_that_settings_ask_for_is_bounded() -> None:
         SlotSettings(queued_s=0.1, quiet_s=600)
     shortest = SlotSettings(queued_s=0.1, quiet_s=50)
     assert shortest.quiet_s / shortest.sample_s < 10_000
+
+
+class FixedPlanner(LaunchPlanner):
+    """Plans for an engine that need not run."""
+
+    def engine(self) -> Engine:
+        return engine()
+
+
+@pytest.mark.parametrize(
+    ("model", "supervisor", "expected"),
+    [
+        ({}, {}, 16),
+        ({"slots": {"max": 6}}, {}, 6),
+        ({"slots": {"max": 2}}, {}, 4),
+        ({}, {"memory_budget": "36 MiB"}, 8),
+        ({"slots": {"follow_demand": False}}, {}, None),
+        ({}, {"adaptive": False}, None),
+        ({"flags": {"parallel": 4}}, {}, None),
+        ({"flags": {"parallel": "auto", "ctx-size": "auto"}}, {}, 16),
+        ({"flags": {"ctx-size": 4096}}, {}, None),
+        ({"flags": {"kv-unified": True}}, {}, None),
+        ({"flags": {"embedding": True}}, {}, None),
+        ({"profile": "high-throughput"}, {}, None),
+        ({"trial": {"profile": "base", "share": 0.5}}, {}, None),
+    ],
+    ids=str,
+)
+def test_the_slots_of_some_models_follow_demand(
+    tmp_path: Path,
+    tiny_model: Path,
+    model: dict[str, Any],
+    supervisor: dict[str, Any],
+    expected: int | None,
+) -> None:
+    settings = Settings(models={"chat": {"path": tiny_model, **model}}, supervisor=supervisor)
+    planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
+    assert most_slots(planner, "chat") == expected
