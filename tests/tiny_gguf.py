@@ -64,7 +64,7 @@ def make(
         chat_template: The template to store; None stores none.
     """
     kv_heads = kv_heads or heads
-    tokens, types = _vocabulary(extra_tokens)
+    tokens, types = vocabulary(extra_tokens)
     writer = gguf.GGUFWriter(path, "gemma3" if window else "llama")
     writer.add_name(f"tiny {mode}")
     writer.add_context_length(ctx)
@@ -76,7 +76,7 @@ def make(
     writer.add_rope_dimension_count(embd // heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    _add_tokenizer(writer, tokens, types, chat_template)
+    add_tokenizer(writer, tokens, types, chat_template)
     if window:
         writer.add_sliding_window(window)
         writer.add_key_length(embd // heads)
@@ -100,7 +100,7 @@ def make_slow(path: Path) -> Path:
     return make(path, embd=256, heads=8, kv_heads=2, layers=12, ff=1024, ctx=32_768, mode="cycle")
 
 
-def _vocabulary(extra: int) -> tuple[list[str], list[int]]:
+def vocabulary(extra: int) -> tuple[list[str], list[int]]:
     control = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     letters = [*string.ascii_letters, *string.digits, *".,:;!?'\"()-_/\\@#$%&*+=<>|[]{}~^`", "▁"]
     words = [
@@ -115,7 +115,7 @@ def _vocabulary(extra: int) -> tuple[list[str], list[int]]:
     return tokens, types
 
 
-def _add_tokenizer(writer: Any, tokens: list[str], types: list[int], template: str | None) -> None:
+def add_tokenizer(writer: Any, tokens: list[str], types: list[int], template: str | None) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     # Longer pieces win, as a trained SentencePiece model would have it.

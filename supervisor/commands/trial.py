@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +13,16 @@ from supervisor.control.messages import (
     DaemonStatus,
     FlagDifference,
     ReloadReport,
-    TrialComparison,
     TrialStatus,
 )
 from supervisor.control.running import last_message, resolve_running
-from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, StartFailed
-from supervisor.host.files import write_atomic
+from supervisor.errors import CorralError, DaemonBusy, Interrupted, SettingsInvalid, StartFailed
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table
-from supervisor.trial.settings_file import Edit, without_trial
+from supervisor.trial.settings_file import ChangedFile, change
 
+_BUSY_TRIES: Final = 30
+_BUSY_WAIT_S: Final = 1.0
 _TOML: Final = '[models.NAME.trial] with profile = "…" and share = 0.2'
 
 
@@ -48,31 +47,27 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     found = _named(client.trials(), word, before)
     path = _settings_file(before)
     _check_applied(client)
-    changed = _change(path, found["model"], is_applied=is_applied)
+    changed = change(path, found["model"], is_applied=is_applied)
     try:
-        report = last_message(client.reload(dry_run=False))["reloaded"]
+        report = _reload(client, dry_run=False)
         _check_started(report)
+    except Interrupted:  # the daemon goes on with what the file says now
+        raise
     except CorralError:
-        _restore(changed, client)
+        changed.restore()
+        with suppress(CorralError):
+            _reload(client, dry_run=False)
         raise
     data = {
         "model": found["model"],
         "applied": is_applied,
         "file": str(path),
         "backup": str(changed.backup),
-        "lines": changed.edit.lines,
+        "lines": changed.lines,
         "reloaded": report,
     }
     notes = tuple(_context_notes(found["model"], before, client.status()))
     return CommandResult(data, _finished(found, changed, is_applied=is_applied), notes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    path: Path
-    before: str
-    edit: Edit
-    backup: Path
 
 
 def _named(found: list[TrialStatus], word: str, status: DaemonStatus) -> TrialStatus:
@@ -94,7 +89,7 @@ def _settings_file(status: DaemonStatus) -> Path:
 
 def _check_applied(client: Client) -> None:
     """Raise SettingsInvalid where the file has changes of which the daemon knows nothing yet."""
-    report = last_message(client.reload(dry_run=True))["reloaded"]
+    report = _reload(client, dry_run=True)
     if names := [*report["added"], *report["removed"], *report["changed"]]:
         raise SettingsInvalid(
             f"corral.toml has changes that are not applied yet, of {', '.join(names)}",
@@ -102,20 +97,14 @@ def _check_applied(client: Client) -> None:
         )
 
 
-def _change(path: Path, model: str, *, is_applied: bool) -> _Changed:
-    try:
-        text, mode = path.read_text("utf-8"), path.stat().st_mode
-        edit = without_trial(text, model, is_applied=is_applied)
-        backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
-        write_atomic(backup, text)
-        write_atomic(path, edit.text)
-        path.chmod(mode)
-    except OSError as error:
-        raise AccessDenied(
-            f"{path} cannot be changed: {error.strerror or error}",
-            hint=f"take [models.{model}.trial] out of it yourself, then run corral reload",
-        ) from error
-    return _Changed(path, text, edit, backup)
+def _reload(client: Client, *, dry_run: bool) -> ReloadReport:
+    """Reload, after one that runs already: with `watch_settings` the daemon may be quicker."""
+    for _ in range(_BUSY_TRIES - 1):
+        try:
+            return last_message(client.reload(dry_run=dry_run))["reloaded"]
+        except DaemonBusy:
+            time.sleep(_BUSY_WAIT_S)
+    return last_message(client.reload(dry_run=dry_run))["reloaded"]
 
 
 def _check_started(report: ReloadReport) -> None:
@@ -124,15 +113,6 @@ def _check_started(report: ReloadReport) -> None:
         raise StartFailed(
             f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
         )
-
-
-def _restore(changed: _Changed, client: Client) -> None:
-    mode = changed.path.stat().st_mode
-    write_atomic(changed.path, changed.before)
-    changed.path.chmod(mode)
-    changed.backup.unlink(missing_ok=True)
-    with suppress(CorralError):
-        last_message(client.reload(dry_run=False))
 
 
 def _context_notes(model: str, before: DaemonStatus, after: DaemonStatus) -> Iterator[str]:
@@ -148,10 +128,10 @@ def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
     return None
 
 
-def _finished(found: TrialStatus, changed: _Changed, *, is_applied: bool) -> str:
+def _finished(found: TrialStatus, changed: ChangedFile, *, is_applied: bool) -> str:
     name, own, tried = found["model"], found["base"]["profile"], found["trial"]["profile"]
     first = f"{name} runs {tried} now" if is_applied else f"{name} runs only {own} again"
-    changes = [f"  {line}" for line in changed.edit.lines]
+    changes = [f"  {line}" for line in changed.lines]
     kept = f"{changed.path} was changed; {changed.backup.name} is what it was:"
     return "\n".join([f"{first}; its trial is over", kept, *changes])
 
@@ -160,8 +140,8 @@ def render(found: TrialStatus) -> str:
     base, trial = found["base"], found["trial"]
     rate, first = found["tokens_per_second"], found["first_token_s"]
     rows = [
-        ("tokens/s", *_both(found, "tokens_per_second", "{:.1f}"), _outcome(rate)),
-        ("first token", *_both(found, "first_token_s", "{:.2f} s"), _outcome(first)),
+        ("tokens/s", *_both(found, "tokens_per_second", "{:.1f}"), rate["outcome"]),
+        ("first token", *_both(found, "first_token_s", "{:.2f} s"), first["outcome"]),
         ("memory", size(base["memory_bytes"]), size(trial["memory_bytes"]), ""),
         *(
             (name, str(base[name]), str(trial[name]), "")
@@ -188,10 +168,6 @@ def _both(found: TrialStatus, name: str, style: str) -> tuple[str, str]:
     values = (found["base"][name], found["trial"][name])  # type: ignore[literal-required]
     one, other = ("-" if value is None else style.format(value) for value in values)
     return one, other
-
-
-def _outcome(found: TrialComparison) -> str:
-    return found["outcome"]
 
 
 def _flags(differences: list[FlagDifference]) -> list[str]:

@@ -6,14 +6,18 @@ The result is read again: where it does not say what it should, nothing is chang
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from supervisor.errors import SettingsInvalid
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.host.files import write_atomic
 
 Table = MutableMapping[str, Any]
 
@@ -24,6 +28,55 @@ class Edit:
 
     text: str
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A settings file that was changed, and what it said before; `lines` are for people."""
+
+    path: Path
+    before: str
+    lines: tuple[str, ...]
+    backup: Path
+
+    def restore(self) -> None:
+        """Put the file back; raises AccessDenied."""
+        with _reported(self.path):
+            _write(self.path, self.before)
+            self.backup.unlink(missing_ok=True)
+
+
+def change(path: Path, model: str, *, is_applied: bool) -> ChangedFile:
+    """Change a settings file as `without_trial`, with a backup beside it.
+
+    Raises:
+        SettingsInvalid: As `without_trial`.
+        AccessDenied: It cannot be read or written.
+    """
+    with _reported(path):
+        text = path.read_text("utf-8")
+        edit = without_trial(text, model, is_applied=is_applied)
+        backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
+        write_atomic(backup, text)
+        _write(path, edit.text)
+    return ChangedFile(path, text, edit.lines, backup)
+
+
+def _write(path: Path, text: str) -> None:
+    mode = path.stat().st_mode
+    write_atomic(path, text)
+    path.chmod(mode)
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AccessDenied(
+            f"{path} cannot be changed: {error.strerror or error}",
+            hint="change it as its owner, then run corral reload",
+        ) from error
 
 
 def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:

@@ -80,10 +80,11 @@ def _outcome(comparison: Comparison, to_go: int | None) -> str:
         return comparison.verdict
     if to_go is None:
         return "no difference seen yet, too few conversations"
+    interval = f"{comparison.low:.2f}–{comparison.high:.2f} ×"
     if to_go == 0:
-        return "no difference of 5 % or more"
+        return f"no difference of 5 % or more ({interval})"
     more = "more than " if to_go >= _TO_GO_MAX else "about "
-    return f"no difference seen yet, {more}{_rounded(to_go)} requests to go"
+    return f"no difference seen yet ({interval}), {more}{_rounded(to_go)} requests to go"
 
 
 def _rounded(count: int) -> int:

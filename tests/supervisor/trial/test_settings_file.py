@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from supervisor.errors import SettingsInvalid
-from supervisor.trial.settings_file import without_trial
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.trial.settings_file import change, without_trial
 
 TABLES = """\
 # mine
@@ -95,3 +97,22 @@ def test_what_cannot_be_changed_safely_is_told_line_by_line(
         'write profile = "speculative" and flags.poll = 0 into [models.chat], '
         "remove [models.chat.trial] from it, then run corral reload"
     )
+
+
+def test_the_file_keeps_its_mode_and_can_be_put_back(tmp_path: Path) -> None:
+    path = tmp_path / "corral.toml"
+    path.write_text(TABLES)
+    path.chmod(0o644)
+    changed = change(path, "chat", is_applied=False)
+    assert "trial" not in path.read_text()
+    assert changed.backup.read_text() == TABLES
+    assert stat.S_IMODE(changed.backup.stat().st_mode) == 0o600
+    changed.restore()
+    assert path.read_text() == TABLES
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_changed_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(AccessDenied, match="cannot be changed"):
+        change(tmp_path / "none" / "corral.toml", "chat", is_applied=True)

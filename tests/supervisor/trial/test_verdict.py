@@ -36,17 +36,20 @@ def test_a_difference_is_told_with_its_interval() -> None:
 
 def test_without_a_difference_it_is_told_how_many_requests_are_missing() -> None:
     found = verdict(measured(50.0, 50.0)).tokens_per_second
-    told = int(found.outcome.removeprefix("no difference seen yet, about ").split()[0])
-    assert found.to_go
-    assert found.to_go <= told < 1.1 * found.to_go
-    assert verdict(measured(50.0, 50.0, noise=3.0)).tokens_per_second.outcome.startswith(
-        "no difference seen yet, more than 100000"
+    before, _, told = found.outcome.removesuffix(" requests to go").partition(", about ")
+    assert before == (
+        f"no difference seen yet ({found.comparison.low:.2f}–{found.comparison.high:.2f} ×)"
     )
+    assert found.to_go
+    assert found.to_go <= int(told) < 1.1 * found.to_go
+    loud = verdict(measured(50.0, 50.0, noise=3.0)).tokens_per_second
+    assert loud.outcome.endswith("more than 100000 requests to go")
 
 
 def test_enough_requests_without_a_difference_are_told_as_that() -> None:
     found = verdict(measured(50.0, 50.0, count=300, noise=0.02)).tokens_per_second
-    assert (found.to_go, found.outcome) == (0, "no difference of 5 % or more")
+    assert found.to_go == 0
+    assert found.outcome.startswith("no difference of 5 % or more (0.99–1.0")
 
 
 def test_turns_of_few_conversations_prove_nothing() -> None:
