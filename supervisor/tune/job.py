@@ -61,6 +61,10 @@ class TuneJob:
         self.search: Search | None = None
 
     @property
+    def candidate_count(self) -> int:
+        return len(self._candidates)
+
+    @property
     def sizes(self) -> Sizes:
         """Of the requests; known once the base was measured."""
         if self._measurements.sizes is None:

@@ -24,8 +24,8 @@ Check = Callable[[Variant, float], Awaitable[str | None]]
 
 # Ends of the stages, as shares of the time. The final needs most: it decides.
 _BASE_UNTIL: Final = 0.4
-_SCREEN_UNTIL: Final = (0.4, 0.5)
-_COMBINE_UNTIL: Final = 0.6
+_SCREEN_UNTIL: Final = (0.4, 0.5, 0.6)
+_COMBINE_UNTIL: Final = 0.65
 _CHECK_UNTIL: Final = 0.75
 _KEPT: Final = 6
 # Noise alone makes the best of many look better than the base.

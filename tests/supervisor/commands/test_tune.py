@@ -24,10 +24,17 @@ FASTER = "poll"
 
 
 @pytest.fixture
-def home(tmp_path: Path, runtime: Path, engine_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    runtime: Path,
+    engine_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """A user's directories, with settings that name the engine."""
-    for name in ("CONFIG", "DATA", "CACHE", "LOG"):
+    for name in ("CONFIG", "DATA", "LOG"):
         monkeypatch.setenv(f"CORRAL_{name}_DIR", str(tmp_path / name.lower()))
+    monkeypatch.setenv("CORRAL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("CORRAL_RUNTIME_DIR", str(runtime))
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "corral.toml").write_text(f'engine = "{engine_path}"\n')

@@ -22,9 +22,11 @@ TWO_INSTANCES = Variant(frozenset({"replicas"}), (("parallel", 1), ("threads", 1
 
 
 @pytest.fixture
-def where(tmp_path: Path, runtime: Path) -> Directories:
-    parts = {name: tmp_path / name for name in ("config", "data", "cache", "log")}
-    return Directories(**parts, runtime=runtime)
+def where(tmp_path: Path, runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Directories:
+    parts = {name: tmp_path / name for name in ("config", "data", "log")}
+    # Probing the engine takes a second: all tests share what was found.
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    return Directories(**parts, cache=cache, runtime=runtime)
 
 
 @pytest.fixture

@@ -1,0 +1,105 @@
+"""What `corral tune` shows: what was tried, what won, by how much, and what its answers lost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from supervisor.bench.comparison import Comparison
+from supervisor.host.paths import Directories
+from supervisor.output import CommandResult, table
+from supervisor.tune import result
+from supervisor.tune.job import TuneJob, refused_rows
+from supervisor.tune.search import Outcome
+from supervisor.tune.variant import Variant
+
+_EXIT_INTERRUPTED: Final = 130
+HOW_TO_APPLY: Final = "a running daemon takes it over at: corral reload"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written, and where that which stood there is now."""
+
+    path: Path
+    backup: Path | None
+
+
+def untried_notes(job: TuneJob, outcome: Outcome) -> tuple[str, ...]:
+    count, whole = len(outcome.untried), job.candidate_count
+    if not count:
+        return ()
+    minutes = math.ceil(job.options.minutes * whole / max(1, whole - count))
+    return (f"{count} of {whole} variants were not tried; --minutes {minutes} has time for all",)
+
+
+def improved(
+    job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, written: Written
+) -> CommandResult:
+    text = [
+        f"{job.plans.model} with {winner.name}: {comparison.verdict}",
+        *(f"{name}: {value}" for name, value in figures(job, outcome, winner)),
+        f"quality: {job.checks.found.get(winner, 'not checked')}",
+        f"written to {written.path}",
+    ]
+    notes = [f"what stood there is in {written.backup}"] if written.backup else []
+    data = _data(job, outcome) | {
+        "winner": winner.name,
+        "path": str(written.path),
+        "backup": written.backup and str(written.backup),
+    }
+    return CommandResult(data, _with_table(job, outcome, text), (*notes, HOW_TO_APPLY))
+
+
+def unchanged(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResult:
+    model = job.plans.model
+    reason = f" ({outcome.comparison.verdict})" if outcome.comparison else ""
+    as_good = f"its profile is as good as any variant that was tried{reason}"
+    text = [f"{model}: {as_good}; nothing was written"]
+    path = where.tuned_profiles / f"{model}.toml"
+    notes = (
+        (f"{path} is from an earlier search: corral tune {model} --undo takes it back",)
+        if path.is_file()
+        else ()
+    )
+    data = _data(job, outcome) | {"winner": None, "path": None, "backup": None}
+    return CommandResult(data, _with_table(job, outcome, text), notes)
+
+
+def interrupted(job: TuneJob) -> CommandResult:
+    assert job.search  # noqa: S101 (the caller has checked)
+    trials = job.search.trials
+    best = result.best_so_far(trials)
+    so_far = f"best so far, not certain: {best.name}, {trials.ratio(best):.2f} ×" if best else ""
+    text = [f"{job.plans.model}: stopped; nothing was written", *([so_far] if so_far else [])]
+    data = _data(job, None) | {"winner": None, "path": None, "backup": None}
+    return CommandResult(data, _with_table(job, None, text), exit_code=_EXIT_INTERRUPTED)
+
+
+def _with_table(job: TuneJob, outcome: Outcome | None, text: list[str]) -> str:
+    assert job.search  # noqa: S101 (it has run)
+    untried = outcome.untried if outcome else ()
+    rows = [*result.rows(job.search.trials, job.checks.found, untried), *refused_rows(job)]
+    return "\n".join([table(result.HEAD, rows), "", *text])
+
+
+def _data(job: TuneJob, outcome: Outcome | None) -> dict[str, object]:
+    assert job.search  # noqa: S101 (it has run)
+    return {
+        "model": job.plans.model,
+        "goal": job.goal.name,
+        "minutes": job.options.minutes,
+        "seed": job.options.seed,
+        "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
+        "tried": result.data(job.search.trials, job.checks.found),
+        "refused": {one.name: reason for one, reason in job.refused.items()},
+        "untried": [one.name for one in outcome.untried] if outcome else [],
+    }
+
+
+def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, str]]:
+    assert job.search  # noqa: S101 (it has run)
+    shown = result.shown(job.goal, job.sizes.prompt)
+    return list(result.figure_lines(job.search.trials, winner, outcome.final_rounds, shown))
