@@ -35,6 +35,7 @@ class CorralCli:
     root: Path
     fork_server: ForkServer | None = None
     measure_threads: bool = False
+    adaptive: bool = False
     env: dict[str, str] = field(init=False)
     _daemons: list[Daemon] = field(default_factory=list)
 
@@ -45,6 +46,8 @@ class CorralCli:
         self.env = {**inherited, **paths, "NO_COLOR": "1"}
         if not self.measure_threads:  # it takes seconds for each new model file
             self.env["CORRAL_SUPERVISOR__MEASURE_THREADS"] = "false"
+        if not self.adaptive:  # other tests load the machine, and instances would be replaced
+            self.env["CORRAL_SUPERVISOR__ADAPTIVE"] = "false"
 
     def configure(self, text: str) -> None:
         """Write corral.toml; the proxy listens on any free port unless the text has [proxy]."""

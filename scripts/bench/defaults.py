@@ -83,7 +83,7 @@ def corral(model: Path, profile: str, cache: str, adapted_within_s: float) -> It
     The first start with an empty cache measures thread counts.
     """
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        cli = CorralCli(Path(home), measure_threads=True)
+        cli = CorralCli(Path(home), measure_threads=True, adaptive=True)
         cli.env["XDG_CACHE_HOME"] = cache
         cli.configure(f'[models.m]\npath = "{model}"\nprofile = "{profile}"\n')
         cli.ok("start")

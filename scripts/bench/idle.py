@@ -55,7 +55,7 @@ def main() -> int:
     options = parser.parse_args()
     seconds = options.seconds
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        corral = CorralCli(Path(directory))
+        corral = CorralCli(Path(directory), adaptive=True)
         model = tiny_gguf.make(Path(directory) / "tiny.gguf")
         corral.configure(f'[models.tiny]\npath = "{model}"\nreplicas = {ENGINES}\n')
         corral.ok("start")
