@@ -14,6 +14,11 @@ class HostFiles:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n", "utf-8")
 
+    def replace(self, path: str, text: str) -> None:
+        """Write so that a reader sees the file before or after."""
+        self.write(f"{path}.new", text)
+        (self.root / f"{path}.new").replace(self.root / path)
+
     def cores(self, siblings: Iterable[str], *, name: str = "core_cpus_list") -> None:
         """One physical core for each list of CPUs."""
         for line in siblings:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from supervisor.adaptive.slots import most_slots
+from supervisor.commands.adapted import adapted_values
 from supervisor.commands.targets import choose
 from supervisor.flags.plan import Plan
 from supervisor.flags.tuned import Tuned
@@ -51,6 +52,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
     targets = choose([word], config, where)
     planner = LaunchPlanner(targets.loaded.settings, where)
     (name,) = targets.names
+    planner = planner.adapting(name, adapted_values(where.control_socket, planner.entry(name)))
     made = planner.plan(name)
     room = planner.capacity(made.engine)
     misfit = misfit_reason(made.estimate, room)

@@ -66,6 +66,7 @@ class AdaptedValue(TypedDict):
 
     key: str
     value: str | int | float | bool
+    origin: str
     reason: str
 
 

@@ -57,7 +57,7 @@ def model_status(
 
 def _adapted(plan: Plan | None) -> list[AdaptedValue]:
     return [
-        {"key": key, "value": one.value, "reason": one.reason}
+        {"key": key, "value": one.value, "origin": one.origin, "reason": one.reason}
         for key, one in (plan.adapted.items() if plan else ())
     ]
 

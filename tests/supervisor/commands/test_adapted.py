@@ -1,0 +1,49 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.commands import adapted
+from supervisor.commands.adapted import adapted_values
+from supervisor.errors import DaemonBusy, NotRunning
+from supervisor.flags.plan import ModelEntry
+from supervisor.flags.setting import Setting
+
+ENTRY = ModelEntry("chat", Path("/models/chat.gguf"))
+VALUE = {"key": "threads", "value": 1, "origin": "machine", "reason": "other programs"}
+
+
+@pytest.fixture(autouse=True)
+def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"name": "chat", "path": "/models/chat.gguf", "profile": "base"}
+
+    class Client:
+        def __init__(self, socket: Path) -> None:
+            self.socket = socket
+
+        def status(self) -> dict[str, Any]:
+            if self.socket.name == "none":
+                raise NotRunning("no daemon")
+            if self.socket.name == "busy":
+                raise DaemonBusy("it does not answer")
+            return {"models": [{**named, "adapted": [VALUE]}]}
+
+    monkeypatch.setattr(adapted, "Client", Client)
+
+
+def test_values_of_the_daemon_are_returned() -> None:
+    found = adapted_values(Path("socket"), ENTRY)
+    assert found == {"threads": Setting(1, "machine", "other programs")}
+
+
+@pytest.mark.parametrize("socket", ["none", "busy"])
+def test_without_a_daemon_that_answers_there_are_none(socket: str) -> None:
+    assert adapted_values(Path(socket), ENTRY) == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "other"}, {"path": Path("/other.gguf")}, {"profile": "low-latency"}]
+)
+def test_values_of_another_model_are_not_taken(changes: dict[str, Any]) -> None:
+    assert adapted_values(Path("socket"), replace(ENTRY, **changes)) == {}
