@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
+from supervisor.trial.equal_load import Value
+
 SideName = Literal["base", "trial"]
 SIDES: Final[tuple[SideName, SideName]] = ("base", "trial")
 
@@ -21,11 +23,12 @@ _CONVERSATIONS_MAX: Final = 1000
 _REQUESTS_MAX: Final = 32
 # The rate of a shorter answer is mostly noise.
 _TOKENS_MIN: Final = 4
+_OTHERS_MAX: Final = 7
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The latest values of a conversation's requests, at most 32 of each.
+    """The latest values of a conversation's requests, at most 32 of each, with their load.
 
     Attributes:
         rates: Tokens per second while decoding.
@@ -33,8 +36,8 @@ class Conversation:
         is_excluded: Its side was full or not ready at a request: none from then on has values.
     """
 
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
-    first_tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    rates: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    first_tokens_s: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
     is_excluded: bool = False
 
 
@@ -44,7 +47,7 @@ class Side:
 
     Attributes:
         conversations: The latest 1000.
-        others: Other requests that its engine had when a request ended, summed over requests.
+        others: Other requests that its engine had during each request, summed over requests.
     """
 
     conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
@@ -58,11 +61,11 @@ class Side:
         return sum(one.is_excluded for one in self.conversations.values())
 
     @property
-    def rates(self) -> list[Sequence[float]]:
+    def rates(self) -> list[Sequence[Value]]:
         return [list(one.rates) for one in self.conversations.values() if one.rates]
 
     @property
-    def first_tokens_s(self) -> list[Sequence[float]]:
+    def first_tokens_s(self) -> list[Sequence[Value]]:
         found = self.conversations.values()
         return [list(one.first_tokens_s) for one in found if one.first_tokens_s]
 
@@ -92,7 +95,7 @@ class TrialFigures:
         Args:
             name: The side that answered it.
             fields: Of `request.finished`.
-            others: Other requests that its engine has.
+            others: Other requests that its engine had meanwhile.
             is_fair: Whether both sides could have answered it.
         """
         side, status = self.sides[name], fields["status"]
@@ -103,7 +106,7 @@ class TrialFigures:
         conversation = self._conversation(name, fields)
         conversation.is_excluded |= not is_fair or bool(fields["diverted"])
         if status == HTTPStatus.OK and not conversation.is_excluded:
-            _add(conversation, fields)
+            _add(conversation, fields, min(others, _OTHERS_MAX))
 
     def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation:
         """Return the conversation of a request; one that the other side has is excluded."""
@@ -114,9 +117,9 @@ class TrialFigures:
         return self.sides[name].latest(key)
 
 
-def _add(conversation: Conversation, fields: Mapping[str, Any]) -> None:
+def _add(conversation: Conversation, fields: Mapping[str, Any], others: int) -> None:
     if (first_token_ms := fields["first_token_ms"]) is not None:
-        conversation.first_tokens_s.append(first_token_ms / 1000)
+        conversation.first_tokens_s.append((first_token_ms / 1000, others))
     tokens, decode_ms = fields["decoded_tokens"] or 0, fields["decode_ms"] or 0
     if tokens >= _TOKENS_MIN and decode_ms > 0:
-        conversation.rates.append((tokens - 1) * 1000 / decode_ms)
+        conversation.rates.append(((tokens - 1) * 1000 / decode_ms, others))

@@ -17,6 +17,7 @@ from typing import Any, Final
 from supervisor.fleet.launch_id import LaunchFingerprint
 from supervisor.host import json_cache
 from supervisor.host.paths import is_ours
+from supervisor.trial.equal_load import Value
 from supervisor.trial.figures import SIDES, Side, TrialFigures
 
 _FILES_MAX: Final = 64
@@ -83,8 +84,8 @@ def _stored(side: Side) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [float(f"{value:.{_DIGITS}g}") for value in values]
+def _rounded(values: Iterable[Value]) -> list[Value]:
+    return [(float(f"{value:.{_DIGITS}g}"), others) for value, others in values]
 
 
 def _figures(found: Mapping[str, Any]) -> TrialFigures:
@@ -105,8 +106,8 @@ def _fill(side: Side, found: Mapping[str, Any]) -> None:
         one.is_excluded = bool(is_excluded)
 
 
-def _extend(values: deque[float], found: Iterable[Any]) -> None:
-    values.extend(map(_number, found))
+def _extend(values: deque[Value], found: Iterable[Any]) -> None:
+    values.extend((_number(value), int(_number(others))) for value, others in found)
 
 
 def _number(value: Any) -> float:

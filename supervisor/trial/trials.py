@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,6 +20,7 @@ from supervisor.trial.storage import TrialStore, content, key_of
 _READY: Final = State.READY.value
 # What is newer is lost when the daemon is killed.
 _SAVE_EVERY_S: Final = 60.0
+_RECENT_MAX: Final = 32
 
 Clock = Callable[[], float]
 Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
@@ -62,6 +64,7 @@ class Trials:
         self._in_flight = in_flight
         self._clock = clock
         self._trials: dict[str, Trial] = {}
+        self._ends_at_s: dict[str, deque[float]] = {}  # of the latest requests by instance
 
     def observe(self, event: Event) -> None:
         """Count what concerns a trial."""
@@ -135,8 +138,17 @@ class Trials:
         name = fields["instance"]
         if found := self._side(fields["model"], name):
             trial, side = found
-            others, is_fair = max(0, self._in_flight(name)), self._are_ready(fields["model"])
+            others, is_fair = self._others(name, fields), self._are_ready(fields["model"])
             trial.figures.finished(side, fields, others, is_fair=is_fair)
+
+    def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
+        """Return how many other requests an instance had during one that ends now."""
+        now_s, ends_at_s = self._clock(), self._ends_at_s
+        held_s: float = (fields["duration_ms"] - (fields["queued_ms"] or 0)) / 1000
+        recent = ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))
+        ended: int = sum(end_at_s > now_s - held_s for end_at_s in recent)
+        recent.append(now_s)
+        return ended + max(0, self._in_flight(instance))
 
     def _are_ready(self, model: str) -> bool:
         """Return whether both sides serve: figures of one while it is alone compare to nothing."""

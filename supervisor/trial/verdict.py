@@ -16,6 +16,7 @@ from supervisor.bench.comparison import (
     requests_to_go,
     spread,
 )
+from supervisor.trial.equal_load import Conversations, Picked, count, under_equal_load
 from supervisor.trial.figures import SIDES, Side, TrialFigures
 
 # Where the engines of one side have this many more requests at once, the figures tell that too.
@@ -32,6 +33,7 @@ class FigureVerdict:
         trial: Likewise.
         outcome: The difference with its interval, or what it takes to see one.
         to_go: Requests of both sides that would show a difference of 5 %; None if not known.
+        compared: Requests of both sides that ran under equal load.
     """
 
     base: float | None
@@ -39,6 +41,7 @@ class FigureVerdict:
     comparison: Comparison
     outcome: str
     to_go: int | None
+    compared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +53,33 @@ class TrialVerdict:
 
 def verdict(figures: TrialFigures) -> TrialVerdict:
     base, trial = (figures.sides[name] for name in SIDES)
+    first_token_s = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
+    notes = (_load_note(base, trial, first_token_s.compared), _excluded_note(figures))
     return TrialVerdict(
         tokens_per_second=_figure(base.rates, trial.rates, RATE),
-        first_token_s=_figure(base.first_tokens_s, trial.first_tokens_s, TIME),
-        notes=tuple(filter(None, (_load_note(base, trial), _excluded_note(figures)))),
+        first_token_s=first_token_s,
+        notes=tuple(filter(None, notes)),
     )
 
 
-def _figure(
-    base: Sequence[Sequence[float]], trial: Sequence[Sequence[float]], words: Words
-) -> FigureVerdict:
+def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> FigureVerdict:
+    base, trial = under_equal_load(all_base, all_trial)
     comparison, to_go = compare_unpaired(base, trial, words=words), requests_to_go(base, trial)
+    compared, known = count(base) + count(trial), count(all_base) + count(all_trial)
+    if to_go is not None:
+        to_go = to_go * known // compared
     return FigureVerdict(
-        base=_median(base),
-        trial=_median(trial),
+        base=_median(base or _values(all_base)),
+        trial=_median(trial or _values(all_trial)),
         comparison=comparison,
         outcome=_outcome(comparison, to_go),
         to_go=to_go,
+        compared=compared,
     )
+
+
+def _values(conversations: Conversations) -> Picked:
+    return [[value for value, _ in one] for one in conversations]
 
 
 def _median(conversations: Sequence[Sequence[float]]) -> float | None:
@@ -79,7 +91,7 @@ def _outcome(comparison: Comparison, to_go: int | None) -> str:
     if comparison.is_different:
         return comparison.verdict
     if to_go is None:
-        return "no difference seen yet, too few conversations"
+        return "no difference seen yet, too few conversations under equal load"
     interval = f"{comparison.low:.2f}–{comparison.high:.2f} ×"
     if to_go == 0:
         return f"no difference of 5 % or more ({interval})"
@@ -93,15 +105,15 @@ def _rounded(count: int) -> int:
     return math.ceil(count / unit) * unit
 
 
-def _load_note(base: Side, trial: Side) -> str | None:
+def _load_note(base: Side, trial: Side, compared: int) -> str | None:
     if not (base.requests and trial.requests):
         return None
     own, tried = base.others / base.requests, trial.others / trial.requests
     if abs(own - tried) < _UNEQUAL_LOAD:
         return None
     return (
-        f"a request had {own:.1f} others beside it on its engine, one of the trial {tried:.1f}: "
-        "part of a difference may come from that"
+        f"a request had {own:.1f} others beside it on its engine, one of the trial {tried:.1f}; "
+        f"compared are {compared} requests under equal load"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from supervisor.trial.equal_load import Conversations
 from supervisor.trial.figures import SideName, TrialFigures
 
 
@@ -14,6 +15,8 @@ def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:
         "conversation": conversation,
         "diverted": None,
         "status": 200,
+        "queued_ms": 0.0,
+        "duration_ms": 900.0,
         "first_token_ms": 500.0,
         "decoded_tokens": 41,
         "decode_ms": 400.0,
@@ -28,3 +31,7 @@ def finished(
     for side, fields in requests:
         figures.finished(side, fields, others)
     return figures
+
+
+def values(conversations: Conversations) -> list[list[float]]:
+    return [[value for value, _ in one] for one in conversations]

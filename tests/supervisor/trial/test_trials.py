@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fakes.instance_harness import RecordingTraffic
-from fakes.trial_requests import request
+from fakes.trial_requests import request, values
 
 from supervisor.events import Event
 from supervisor.fleet.fleet import Fleet
@@ -92,6 +92,21 @@ def test_what_one_side_answers_alone_has_no_values(tmp_path: Path) -> None:
     assert (base.requests, base.rates, base.excluded) == (1, [], 1)
 
 
+def test_requests_that_overlapped_are_counted(tmp_path: Path) -> None:
+    now_s = 0.0
+    fleet = fleet_of(tmp_path, SHARED)
+    observed(fleet, tmp_path)
+    store = TrialStore(tmp_path / "trials")
+    trials = Trials(fleet, lambda _: 0, store, lambda: now_s, lambda _: True)
+    for number, at_s in enumerate((10.0, 10.5, 12.0, 12.1), 1):  # each takes 0.9 s
+        now_s = at_s
+        trials.observe(finished("chat.1", number))
+    trial = trials.of("chat")
+    assert trial
+    found = trial.figures.sides["trial"].first_tokens_s
+    assert [others for one in found for _, others in one] == [0, 1, 0, 1]
+
+
 def test_a_model_without_a_trial_is_not_observed(tmp_path: Path) -> None:
     trials = observed(fleet_of(tmp_path), tmp_path)
     trials.observe(finished("chat.0"))
@@ -124,7 +139,7 @@ async def test_figures_outlast_the_daemon_and_hold_no_text(tmp_path: Path) -> No
     again = observed(fleet_of(tmp_path, SHARED), tmp_path)
     trial = again.of("chat")
     assert trial
-    assert trial.figures.sides["trial"].rates == [[100.0], [100.0]]
+    assert values(trial.figures.sides["trial"].rates) == [[100.0], [100.0]]
     assert trial.figures.sides["base"].errors == 1
     again.observe(finished("chat.1", 1))  # another conversation than that of the first daemon
     assert len(trial.figures.sides["trial"].rates) == 3

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
+import pytest
 from fakes.trial_requests import finished, request
 
-from supervisor.trial.figures import TrialFigures
+from supervisor.trial.figures import SideName, TrialFigures
 from supervisor.trial.verdict import verdict
 
 
@@ -60,8 +62,32 @@ def test_turns_of_few_conversations_prove_nothing() -> None:
             figures.finished("trial" if number == 2 else "base", fields, 0)
     found = verdict(figures).tokens_per_second
     assert not found.comparison.is_different
-    assert found.outcome == "no difference seen yet, too few conversations"
+    assert found.outcome == "no difference seen yet, too few conversations under equal load"
     assert verdict(TrialFigures()).first_token_s.base is None
+
+
+def under_load(speeds: Mapping[SideName, float], trial_others: tuple[int, ...]) -> TrialFigures:
+    """Return requests that share the speed of their engine with the others on it."""
+    chance, figures = random.Random(1), TrialFigures()  # noqa: S311 (values of a test)
+    for number in range(1, 201):
+        side: SideName = "trial" if number % 5 == 0 else "base"
+        others = chance.choice(trial_others if side == "trial" else (0, 1, 2, 3))
+        rate = speeds[side] / (1 + others) * chance.lognormvariate(0, 0.02)
+        figures.finished(side, request(number, decode_ms=40_000 / rate), others)
+    return figures
+
+
+def test_a_busier_side_is_not_taken_for_a_slower_one() -> None:
+    found = verdict(under_load({"base": 100.0, "trial": 100.0}, (0, 0, 0, 1))).tokens_per_second
+    assert not found.comparison.is_different, found.outcome
+    assert 60 < found.compared < 140
+    assert found.comparison.ratio == pytest.approx(1, abs=0.1)
+
+
+def test_a_difference_under_load_is_seen() -> None:
+    found = verdict(under_load({"base": 100.0, "trial": 150.0}, (0, 1, 1, 2))).tokens_per_second
+    assert found.comparison.is_different
+    assert found.comparison.ratio == pytest.approx(1.5, abs=0.2)
 
 
 def test_an_unequal_load_is_named() -> None:
