@@ -67,10 +67,10 @@ def main() -> int:
         for number in range(options.repeats):
             order = random.Random(number).sample([*variants], len(variants))  # noqa: S311 (an order)
             rounds.append({name: measured(variants[name]()) for name in order})
+            result(rounds, goals).write(options.json)  # in case the next round is cut short
             print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
     show(rounds, goals)
     found = result(rounds, goals)
-    found.write(options.json)
     for goal in found.missed:
         print(f"missed: {goal}")
     return 1 if found.missed else 0

@@ -60,9 +60,9 @@ def main() -> int:
         for number in range(options.repeats):
             rng = random.Random(number)  # noqa: S311 (an order)
             rounds.append({count: _both(model, cache, count, rng) for count in options.clients})
+            result(rounds).write(options.json)  # in case the next round is cut short
             print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
     found = result(rounds)
-    found.write(options.json)
     for goal, is_met in found.goals.items():
         print(f"{'ok' if is_met else 'missed'}: {goal}")
     return 1 if found.missed else 0

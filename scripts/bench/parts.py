@@ -36,8 +36,8 @@ PARTS: Final = (
         "Each profile against `llama-server --model FILE` of the same build, with nothing set.",
         ("--repeats", "3"),
         ("--repeats", "1"),
-        full_s=540,
-        quick_s=180,
+        full_s=600,
+        quick_s=240,
     ),
     Part(
         "Slots that follow demand",

@@ -60,9 +60,9 @@ def main() -> int:
         for number in range(options.repeats):
             order = random.Random(number).sample([*variants], len(variants))  # noqa: S311 (an order)
             rounds.append({name: measured(variants[name](), number, options) for name in order})
+            result(rounds).write(options.json)  # in case the next round is cut short
             print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
     found = result(rounds)
-    found.write(options.json)
     for figure in found.figures:
         shown = {name: spread(values) for name, values in figure.values.items()}
         print(f"{figure.name}: {shown} {figure.unit}".rstrip())

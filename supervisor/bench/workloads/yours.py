@@ -110,7 +110,9 @@ class _Replay:
         self._answered = [asyncio.Event() for _ in requests]
         # Of each conversation: its last prompt with the answer to it.
         self._histories: dict[int, list[int]] = {}
-        self._slots: dict[int, int | None] = {}
+        # By slot, the conversation that it was last used for.
+        self._holds: dict[int, int] = {}
+        self._unnamed = 0
 
     async def run(self) -> list[Reply]:
         return await together([self._send(place) for place in range(len(self._requests))])
@@ -122,13 +124,24 @@ class _Replay:
         await asyncio.sleep(request.pause_s)
         prompt = self._prompt(place)
         client = self._clients[request.conversation]
-        slot = self._slots.get(request.conversation)
-        reply = await complete_tokens(client, prompt, request.answer, slot)
-        if self._names_slots:
-            self._slots[request.conversation] = reply.id_slot
+        slot = self._slot(request.conversation)
+        self._unnamed += slot is None
+        try:
+            reply = await complete_tokens(client, prompt, request.answer, slot)
+        finally:
+            self._unnamed -= slot is None
+        if reply.id_slot is not None:
+            self._holds[reply.id_slot] = request.conversation
         self._histories[request.conversation] = [*prompt, *reply.token_ids]
         self._answered[place].set()
         return reply
+
+    def _slot(self, conversation: int) -> int | None:
+        """Return the slot that holds a conversation, unless the engine may just have taken it."""
+        if not self._names_slots or self._unnamed:
+            return None
+        held = [slot for slot, one in self._holds.items() if one == conversation]
+        return held[0] if held else None
 
     def _prompt(self, place: int) -> list[int]:
         request = self._requests[place]

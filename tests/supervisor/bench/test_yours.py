@@ -1,6 +1,7 @@
 """Recorded requests are replayed on the real engine."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -55,6 +56,16 @@ async def test_sizes_are_exact_and_turns_go_on_in_the_cache(engine: MeasuredEngi
     new = 40 + 30 + 15 + 15 + 15
     assert new <= computed <= new + 2 * 3
     assert outcome.tokens == computed + 5 * 5
+
+
+async def test_more_conversations_than_slots_are_found_in_the_cache(
+    engine: MeasuredEngine,
+) -> None:
+    """A slot is named only while it holds the conversation: else the engine would not look."""
+    record(engine, [turn(number, prompt) for prompt in (40, 60, 80) for number in (1, 2, 3)])
+    outcome = await YOURS.run(replace(engine, names_slots=True), Random(1))
+    new = 3 * (40 + 15 + 15)
+    assert new <= outcome.values["yours.prompt_tokens"] <= new + 3 * 3
 
 
 async def test_without_a_record_nothing_is_replayed(engine: MeasuredEngine) -> None:
