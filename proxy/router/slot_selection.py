@@ -20,6 +20,9 @@ from proxy.upstream.slots import get_slots, refresh_slots
 
 # Fewer tokens than this are computed as quickly as they are saved.
 _WORTH_TOKENS: Final = 128
+# The engine begins no request before the batch is over that its list of slots waits for, so this
+# wait costs a request nothing; without the list its prompt may be computed again.
+_LISTED_TIMEOUT_S: Final = 20.0
 _NAMES_SLOTS: Final = frozenset(
     {
         EndpointKind.CHAT,
@@ -119,7 +122,7 @@ async def _sync(
     lease: Lease, slot_map: SlotMap, slot: TrackedSlot, settings: ProxySettings
 ) -> None:
     with suppress(UpstreamTimeout):
-        found = await get_slots(lease.upstream, settings) or ()
+        found = await get_slots(lease.upstream, settings, _LISTED_TIMEOUT_S) or ()
         slot_map.sync(found, slot, lease.clock())
 
 

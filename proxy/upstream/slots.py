@@ -44,14 +44,18 @@ class SlotState:
     n_ctx: int = 0
 
 
-async def get_slots(upstream: Upstream, settings: ProxySettings) -> list[SlotState] | None:
+async def get_slots(
+    upstream: Upstream, settings: ProxySettings, timeout_s: float = _TIMEOUT_S
+) -> list[SlotState] | None:
     """Every slot of an instance; None if it does not report them.
+
+    An engine answers between two batches, which may take seconds.
 
     Raises:
         UpstreamTimeout: It is reachable but busy.
     """
     try:
-        page = await fetch(upstream, get_request("/slots"), settings, _TIMEOUT_S, _MAX_BYTES)
+        page = await fetch(upstream, get_request("/slots"), settings, timeout_s, _MAX_BYTES)
     except UpstreamTimeout:
         raise
     except ProxyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from proxy.request import ProxyRequest
 from proxy.router.lease import Completion
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
-from proxy.upstream.slots import SlotState
+from proxy.upstream.slots import SlotState, get_slots
 from proxy.upstream.timings import Timings
 
 STORY = "a long story of a river and a stone " * 10
@@ -39,12 +40,14 @@ class Engine(Fake):
     """Has one slot, and tells of it what the test says."""
 
     page = HELD
+    batch_s = 0.0  # it answers between two batches
 
     def __init__(self, socket: Path) -> None:
         super().__init__("chat.0", socket, self._play)
         self.says_slots = False
 
     async def _play(self, call: Call) -> None:
+        await asyncio.sleep(self.batch_s)
         said = json.dumps(self.page).encode()
         await call.head("Content-Type: application/json", f"Content-Length: {len(said)}")
         await call.send(said)
@@ -86,6 +89,15 @@ async def test_the_first_turn_in_the_slot_that_it_names_does(engine: Engine) -> 
     assert verified.slots == [("chat.0", 0, 20)]
     await answered(router, ask(STORY, "verse", "and then?", "verse", "and then?"))
     assert len(verified.slots) == 1
+
+
+async def test_a_long_batch_does_not_lose_the_conversation(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await begun(engine, Verified())
+    monkeypatch.setattr(get_slots, "__defaults__", (0.01,))
+    engine.batch_s = 0.05
+    assert await answered(router, NEXT) == 0
 
 
 async def test_one_that_cannot_name_it_does_not(engine: Engine) -> None:
