@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from supervisor.errors import CorralError
 SCHEMA: Final = 1
 _ONE_BYTE: Final = 0x100
 _TWO_BYTES: Final = 0x10000
+_BAR_CELLS: Final = 12
 _EXIT_INTERRUPTED: Final = 130
 _EXIT_PIPE_CLOSED: Final = 141
 _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
@@ -241,13 +243,21 @@ class ProgressMeter:
         if self._shown.get(label) == step:
             return
         self._shown[label] = step
-        line = f"{label} · {percent} %" + (f" · {detail}" if detail else "")
+        after = f"{percent} %" + (f" · {detail}" if detail else "")
         if self._live:
-            write(f"\r\x1b[2K{printable(line)}", self._stream, end="", raw=True)
+            line = printable(f"{label} {_bar(fraction)} {after}")
+            # A line that wraps would not be redrawn but repeated.
+            line = line[: shutil.get_terminal_size().columns - 1]
+            write(f"\r\x1b[2K{line}", self._stream, end="", raw=True)
         else:
-            write(line, self._stream)
+            write(f"{label} · {after}", self._stream)
 
     def clear(self) -> None:
         if self._live and self._shown:
             write("\r\x1b[2K", self._stream, end="", raw=True)
         self._shown.clear()
+
+
+def _bar(fraction: float) -> str:
+    done = min(_BAR_CELLS, max(0, int(fraction * _BAR_CELLS)))
+    return f"[{'#' * done}{'-' * (_BAR_CELLS - done)}]"

@@ -112,9 +112,9 @@ class Progress:
         whole_s = self.elapsed_s + left_s
         planned = self._limits.planned
         number = f"round {self._round}" + (f" of {planned}" if planned else "")
-        left = f" · {duration(left_s)} left" if left_s else ""
+        left = f"{duration(left_s)} left · " if left_s else ""
         self._meter.show(
-            self._label, self.elapsed_s / whole_s if whole_s else 0.0, f"{number} · {what}{left}"
+            self._label, self.elapsed_s / whole_s if whole_s else 0.0, f"{left}{number} · {what}"
         )
 
 

@@ -146,12 +146,16 @@ def _shown(result: BenchResult, report: str, is_report_missing: bool) -> Command
     )
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
 def _text(result: BenchResult) -> str:
     lines = [
         f"{result.model} ({result.model_file}) on {result.engine}",
         (
             f"{result.machine.processor}, {result.machine.physical_cores} cores; "
-            f"{result.rounds} rounds, seed {result.seed}"
+            f"{_counted(result.rounds, 'round')}, seed {result.seed}"
         ),
         "",
         table(result),

@@ -69,6 +69,12 @@ def test_an_embedding_model_is_measured_by_embedding(corral: CorralCli, tmp_path
     assert "many texts" in corral.ok("bench", str(model), *ONCE)
 
 
+def test_a_model_that_ranks_texts_is_refused(corral: CorralCli, tmp_path: Path) -> None:
+    done = corral("bench", str(tiny_bert.make(tmp_path / "rank.gguf", "rank")), *ONCE)
+    assert done.returncode == 78
+    assert "no workload suits rank" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

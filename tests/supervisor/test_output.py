@@ -176,8 +176,21 @@ def test_a_meter_redraws_one_line_on_a_terminal_and_clears_it() -> None:
     meter.show("loading chat", 0.2)
     meter.clear()
     assert stream.getvalue() == (
-        "\r\x1b[2Kloading chat · 10 %\r\x1b[2Kloading chat · 20 %\r\x1b[2K"
+        "\r\x1b[2Kloading chat [#-----------] 10 %"
+        "\r\x1b[2Kloading chat [##----------] 20 %\r\x1b[2K"
     )
+
+
+def test_a_meter_redraws_a_new_detail_and_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    meter = ProgressMeter(stream)
+    meter.show("bench", 1.0, "9s left")
+    meter.show("bench", 1.0, "8s left, " + 50 * "x")
+    first, second = stream.getvalue().split("\r\x1b[2K")[1:]
+    assert first == "bench [############] 100 % · 9s left"
+    assert "8s left" in second
+    assert len(second) == 39
 
 
 def test_a_meter_writes_a_line_each_quarter_elsewhere() -> None:

@@ -17,12 +17,20 @@ def choose(
 ) -> tuple[Workload, ...]:
     """The named workloads, or all that suit the model; raises SettingsInvalid."""
     if not names:
-        return tuple(one for one in WORKLOADS.values() if not _unsuited(one, model, plan, where))
+        return _all(model, plan, where)
     found = tuple(_workload(name) for name in dict.fromkeys(names))
     for one in found:
         if reason := _unsuited(one, model, plan, where):
             raise SettingsInvalid(f"the workload {one.name} cannot be measured: {reason}")
     return found
+
+
+def _all(model: str, plan: Plan, where: Directories) -> tuple[Workload, ...]:
+    reasons = {one: _unsuited(one, model, plan, where) for one in WORKLOADS.values()}
+    if found := tuple(one for one, reason in reasons.items() if reason is None):
+        return found
+    every = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+    raise SettingsInvalid(f"no workload suits {model}: {every}")
 
 
 def _workload(name: str) -> Workload:
