@@ -182,7 +182,7 @@ def _wanted(inputs: ThreadsInputs) -> int:
 
 def _reason(inputs: ThreadsInputs, count: int, claims: _Claims | None) -> str:
     machine, found = inputs.machine, [*_texts(claims)]
-    kind = "performance core" if machine.performance_cores else "efficiency core"
+    kind = machine.decode_core_kind
     if count < machine.decode_cores:
         if inputs.speeds and count == _wanted(inputs):
             found = ["measured fastest"]

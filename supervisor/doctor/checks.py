@@ -20,6 +20,7 @@ from supervisor.doctor.host import (
     check_memlock,
 )
 from supervisor.doctor.models import MemoryNeed, check_memory, check_models
+from supervisor.doctor.processor import check_processor
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
 from supervisor.fleet.planner import LaunchPlanner
@@ -56,6 +57,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     else:
         yield from check_engine(engine)
         yield from _models(planner, engine, status, here)
+    yield check_processor(_own_pids(status))
     yield check_files(max(1, planner.instances))
     yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
     yield check_clients(loaded.settings.proxy)
@@ -100,6 +102,13 @@ def _daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
     states = [f"{one['name']} {one['state']}" for m in status["models"] for one in m["instances"]]
     text = f"running, version {status['version']}: {', '.join(states) or 'no models'}"
     return status, Finding("daemon", "ok", text)
+
+
+def _own_pids(status: DaemonStatus | None) -> list[int]:
+    if status is None:
+        return []
+    engines = (one["pid"] for model in status["models"] for one in model["instances"])
+    return [status["pid"], *filter(None, engines)]
 
 
 def _models(

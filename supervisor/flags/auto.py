@@ -60,7 +60,7 @@ class PlanInputs:
     @property
     def cores(self) -> int:
         """The cores of one instance."""
-        return max(1, self.machine.physical_cores // self.instances)
+        return max(1, self.machine.decode_cores // self.instances)
 
     @property
     def untried_threads(self) -> int | None:
@@ -139,7 +139,7 @@ def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Setting:
     cores, untried = inputs.cores, inputs.untried_threads
-    shared = _counted(inputs.machine.physical_cores, "physical core")
+    shared = _counted(inputs.machine.decode_cores, inputs.machine.decode_core_kind)
     shared += f" for {_counted(inputs.instances, 'instance')}"
     if untried:
         return Setting(untried, "machine", f"{shared}; speeds are measured at the first start")
@@ -166,7 +166,7 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
 def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
     """Prompt tokens per second on the CPU, as measured, or by two operations per weight."""
     threads = chosen.get("threads-batch")
-    cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.physical_cores
+    cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.decode_cores
     measured = inputs.measured.prefill() if inputs.measured else {}
     if cores in measured:
         return measured[cores]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,13 @@ class Machine:
     def decode_cores(self) -> int:
         """Cores to decode on: threads wait for the slowest, so slow cores only if all are slow."""
         return self.performance_cores or self.physical_cores
+
+    @property
+    def decode_core_kind(self) -> str:
+        """What those cores are called."""
+        if not self.efficiency_cores:
+            return "physical core"
+        return "performance core" if self.performance_cores else "efficiency core"
 
 
 _last: list[Machine] = []
@@ -106,6 +114,7 @@ def _topology(root: Path, allowed: frozenset[int]) -> Topology:
     return Topology(psutil.cpu_count(logical=False) or len(allowed), 0, 1)
 
 
+@cache
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's features, such as `avx2`; empty if unknown."""
     for line in _text(_CPUINFO).splitlines():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,8 @@ class Topology:
     numa_nodes: int  # nodes with CPUs; 1 unless the affinity has all CPUs of all of them
 
 
+# On a large machine these are hundreds of files. A CPU that goes offline changes the affinity.
+@lru_cache(maxsize=8)
 def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
     """Read the cores of these CPUs. A CPU of which nothing can be read is a performance core.
 

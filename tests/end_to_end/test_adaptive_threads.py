@@ -91,7 +91,7 @@ def test_threads_fall_and_come_back_and_a_running_stream_is_not_cut(
     until(lambda: any(one["retiring"] for one in corral.instances().values()))
     assert "[DONE]" in stream.read().decode()
     until(lambda: threads(corral) == ["1"])
-    reason = "1 of 2 performance cores: other programs take "
+    reason = "1 of 2 physical cores: other programs take "
     assert f"tiny: threads = 1 now: {reason}" in corral.ok("status")
     assert f"machine: {reason}" in corral.ok("plan", "tiny")
 

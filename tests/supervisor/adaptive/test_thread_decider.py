@@ -78,7 +78,7 @@ def test_a_busy_program_takes_a_thread() -> None:
     (change,) = Simulation().run(20, 1)
     assert (change.key, change.is_urgent) == ("threads", False)
     assert change.to == Setting(1, "machine", change.reason)
-    assert change.reason == "1 of 2 performance cores: other programs take 1.0 cores"
+    assert change.reason == "1 of 2 physical cores: other programs take 1.0 cores"
 
 
 def test_a_model_that_always_has_requests_is_changed_after_a_while() -> None:
@@ -93,7 +93,7 @@ def test_the_planned_number_comes_back_without_an_adapted_one() -> None:
     found.plan = planned(1)
     (change,) = found.run(300, 0)
     assert change.to is None
-    assert change.reason == "2 performance cores, the machine is idle otherwise"
+    assert change.reason == "2 physical cores, the machine is idle otherwise"
 
 
 def test_a_change_that_was_made_is_not_wanted_again() -> None:

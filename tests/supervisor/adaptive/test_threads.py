@@ -82,7 +82,7 @@ def test_one_busy_program_takes_a_core_within_20_s(cores: float) -> None:
     daemon = Daemon().run(300, steady(0)).run(120, steady(cores))
     assert daemon.current == 1
     assert daemon.changes in ([315], [320])
-    assert daemon.setting.reason.startswith("1 of 2 performance cores: other programs take ")
+    assert daemon.setting.reason.startswith("1 of 2 physical cores: other programs take ")
 
 
 def test_threads_come_back_within_minutes() -> None:
@@ -150,7 +150,7 @@ def test_the_fastest_measured_number_is_used_where_there_is_room() -> None:
     daemon = Daemon(machine(physical_cores=8), 8)
     daemon.speeds = {4: 30.0, 6: 34.0, 8: 31.0}
     assert daemon.run(180, steady(0)).current == 6
-    assert daemon.setting.reason == "6 of 8 performance cores: measured fastest"
+    assert daemon.setting.reason == "6 of 8 physical cores: measured fastest"
     assert daemon.run(60, steady(2)).current == 6
     assert daemon.run(60, steady(5)).current == 3
 
@@ -174,7 +174,7 @@ BOTH: Mapping[str, float] = {"a": 1.0, "b": 1.0}
 def test_instances_that_compute_at_the_same_time_share_the_cores() -> None:
     daemon = Daemon(machine(physical_cores=8), 8).run(60, steady(0), BOTH)
     assert daemon.current == 4
-    text = "4 of 8 performance cores: 2 instances compute at the same time"
+    text = "4 of 8 physical cores: 2 instances compute at the same time"
     assert daemon.setting.reason == text
     assert daemon.run(3600, steady(0), BOTH).current == 4
 

@@ -146,6 +146,12 @@ def test_physical_cores_are_divided(instances: int, threads: str, reading: str) 
     assert value(plan, "--threads-batch") == reading
 
 
+def test_efficiency_cores_do_not_decode_beside_faster_ones() -> None:
+    plan = planned(at=machine(physical_cores=12, efficiency_cores=8))
+    assert value(plan, "--threads") == "4"
+    assert line(plan, "--threads").reason == "4 performance cores for 1 instance"
+
+
 def test_every_slot_gets_the_training_context() -> None:
     plan = planned(of=model(ctx_train=2048))
     assert (plan.slots, plan.ctx_size, value(plan, "--ctx-size")) == (4, 8192, "8192")

@@ -63,6 +63,7 @@ def test_efficiency_cores_decode_where_the_cpuset_has_no_others(host: HostFiles)
     hybrid(host)
     found = machine(host, "4-7")
     assert (found.performance_cores, found.efficiency_cores, found.decode_cores) == (0, 4, 4)
+    assert found.decode_core_kind == "efficiency core"
 
 
 def test_little_cores_of_arm_are_no_performance_cores(host: HostFiles) -> None:
