@@ -90,6 +90,7 @@ def plain(plan: Plan) -> VariantSpec:
             ),
             omitted=(),
             warnings=(),
+            untried_threads=None,
             memory_inputs=replace(plan.memory_inputs, chosen=purpose, draft=None),
         ),
     )

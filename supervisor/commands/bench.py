@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.bench import preconditions, variants
+from supervisor.bench.calibration import measure_threads
 from supervisor.bench.job_result import data, result_of
 from supervisor.bench.limits import RoundLimits
 from supervisor.bench.measurements import Measurements
@@ -24,6 +25,7 @@ from supervisor.bench.workloads import choice
 from supervisor.commands.machine_facts import machine_facts
 from supervisor.commands.targets import choose
 from supervisor.errors import AccessDenied, Interrupted
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, ProgressMeter
 
@@ -57,18 +59,21 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
     targets = choose([word], config, where)
     settings, (model,) = targets.loaded.settings, targets.names
     specs = variants.choose(settings, where, model, options.profiles)
-    job = BenchJob(
-        model=model,
-        specs=specs,
-        workloads=choice.choose(options.workloads, model, specs[0].plan, where),
-        limits=RoundLimits.of(options.repeats, options.minutes),
-        seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
-        directories=where,
-    )
+    workloads = choice.choose(options.workloads, model, specs[0].plan, where)
     _check_report(options.report)
     facts = machine_facts(settings, specs[0].plan, where)
     if not options.force:
         preconditions.check(facts, specs)
+    measure_threads(LaunchPlanner(settings, where), model, where)
+    specs = variants.choose(settings, where, model, options.profiles)  # with what was measured
+    job = BenchJob(
+        model=model,
+        specs=specs,
+        workloads=workloads,
+        limits=RoundLimits.of(options.repeats, options.minutes),
+        seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
+        directories=where,
+    )
     result = _measure(job, facts)
     repeat = _repeat(result, word, config, options)
     return _shown(result, *_write_report(result, repeat, options.report))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from supervisor.bench import preconditions
+from supervisor.bench.calibration import measure_threads
 from supervisor.bench.variants import VariantSpec
 from supervisor.commands.machine_facts import machine_facts
 from supervisor.commands.targets import choose, name_of
@@ -20,10 +21,12 @@ from supervisor.commands.tune_result import (
 )
 from supervisor.commands.tuned_evidence import profile_text
 from supervisor.errors import Interrupted
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories, directories
 from supervisor.output import CommandResult, ProgressMeter, duration
 from supervisor.tune import profile_file
 from supervisor.tune.job import TuneJob, TuneOptions
+from supervisor.tune.plans import VariantPlans
 from supervisor.tune.search import Outcome
 
 
@@ -34,8 +37,8 @@ def tune(
     targets = choose([word], config, where)
     (model,) = targets.names
     settings = targets.loaded.settings
-    job = TuneJob(settings, where, model, options)
-    base = VariantSpec("base", job.plans.profile, job.plans.base.plan)
+    plans = VariantPlans(settings, where, model)
+    base = VariantSpec("base", plans.profile, plans.base.plan)
     facts = machine_facts(settings, base.plan, where)
     if not force:
         preconditions.check(facts, [base])
@@ -43,7 +46,8 @@ def tune(
         *(f"measured although {one}" for one in preconditions.obstacles(facts, [base])),
         *preconditions.notes(facts),
     )
-    found = _measure(job, where, word)
+    measure_threads(LaunchPlanner(settings, where), model, where)
+    found = _measure(TuneJob(settings, where, model, options), where, word)
     return replace(found, notes=(*found.notes, *notes))
 
 
