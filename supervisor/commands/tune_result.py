@@ -13,6 +13,7 @@ from supervisor.output import CommandResult, table
 from supervisor.tune import result
 from supervisor.tune.job import TuneJob, refused_rows
 from supervisor.tune.search import Outcome
+from supervisor.tune.trials import Trial, Trials
 from supervisor.tune.variant import Variant
 
 _EXIT_INTERRUPTED: Final = 130
@@ -55,9 +56,7 @@ def improved(
 
 def unchanged(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResult:
     model = job.plans.model
-    reason = f" ({outcome.comparison.verdict})" if outcome.comparison else ""
-    as_good = f"its profile is as good as any variant that was tried{reason}"
-    text = [f"{model}: {as_good}; nothing was written"]
+    text = [f"{model}: {_why_unchanged(job, outcome)}; nothing was written"]
     path = where.tuned_profiles / f"{model}.toml"
     notes = (
         (f"{path} is from an earlier search: corral tune {model} --undo takes it back",)
@@ -68,38 +67,52 @@ def unchanged(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResu
     return CommandResult(data, _with_table(job, outcome, text), notes)
 
 
+def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
+    as_good = "its profile is as good as any variant that was tried"
+    best = result.best_so_far(_trials(job))
+    if best and best.failure:
+        return f"{_words(job, best)} was not taken: {best.failure}"
+    if outcome.comparison:
+        return f"{as_good} ({outcome.comparison.verdict})"
+    return f"there was no time to be certain of {_words(job, best)}" if best else as_good
+
+
+def _words(job: TuneJob, trial: Trial) -> str:
+    return f"{trial.variant.name} ({_trials(job).ratio(trial.variant):.2f} ×)"
+
+
+def _trials(job: TuneJob) -> Trials:
+    assert job.search  # noqa: S101 (it has run)
+    return job.search.trials
+
+
 def interrupted(job: TuneJob) -> CommandResult:
-    assert job.search  # noqa: S101 (the caller has checked)
-    trials = job.search.trials
-    best = result.best_so_far(trials)
-    so_far = f"best so far, not certain: {best.name}, {trials.ratio(best):.2f} ×" if best else ""
-    text = [f"{job.plans.model}: stopped; nothing was written", *([so_far] if so_far else [])]
+    best = result.best_so_far(_trials(job))
+    so_far = [f"best so far, not certain: {_words(job, best)}"] if best else []
+    text = [f"{job.plans.model}: stopped; nothing was written", *so_far]
     data = _data(job, None) | {"winner": None, "path": None, "backup": None}
     return CommandResult(data, _with_table(job, None, text), exit_code=_EXIT_INTERRUPTED)
 
 
 def _with_table(job: TuneJob, outcome: Outcome | None, text: list[str]) -> str:
-    assert job.search  # noqa: S101 (it has run)
     untried = outcome.untried if outcome else ()
-    rows = [*result.rows(job.search.trials, job.checks.found, untried), *refused_rows(job)]
+    rows = [*result.rows(_trials(job), job.checks.found, untried), *refused_rows(job)]
     return "\n".join([table(result.HEAD, rows), "", *text])
 
 
 def _data(job: TuneJob, outcome: Outcome | None) -> dict[str, object]:
-    assert job.search  # noqa: S101 (it has run)
     return {
         "model": job.plans.model,
         "goal": job.goal.name,
         "minutes": job.options.minutes,
         "seed": job.options.seed,
         "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
-        "tried": result.data(job.search.trials, job.checks.found),
+        "tried": result.data(_trials(job), job.checks.found),
         "refused": {one.name: reason for one, reason in job.refused.items()},
         "untried": [one.name for one in outcome.untried] if outcome else [],
     }
 
 
 def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, str]]:
-    assert job.search  # noqa: S101 (it has run)
     shown = result.shown(job.goal, job.sizes.prompt)
-    return list(result.figure_lines(job.search.trials, winner, outcome.final_rounds, shown))
+    return list(result.figure_lines(_trials(job), winner, outcome.final_rounds, shown))

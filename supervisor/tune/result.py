@@ -11,10 +11,12 @@ from supervisor.bench.comparison import spread
 from supervisor.output import size
 from supervisor.tune.goal import Figures, Goal
 from supervisor.tune.quality import Quality
-from supervisor.tune.trials import Trials
+from supervisor.tune.trials import Trial, Trials
 from supervisor.tune.variant import BASE, Variant
 
 HEAD: Final = ("VARIANT", "ROUNDS", "AGAINST BASE", "NOTE")
+# Below this, the best of many is as good as the base but for noise.
+_BETTER: Final = 1.03
 _Read = Callable[[Figures], float]
 
 
@@ -80,10 +82,11 @@ def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str,
     ]
 
 
-def best_so_far(trials: Trials) -> Variant | None:
-    """The best of what was measured, if it was better than the base."""
-    ranked = trials.ranked(one.variant for one in trials if one.variant != BASE)
-    return ranked[0] if ranked and trials.ratio(ranked[0]) > 1 else None
+def best_so_far(trials: Trials) -> Trial | None:
+    """The best of what was measured, if it seemed better than the base; rejected ones too."""
+    known = [(trials.ratio(one.variant), one) for one in trials if one.variant != BASE]
+    better = [(ratio, one) for ratio, one in known if ratio > _BETTER]
+    return max(better, key=lambda pair: pair[0])[1] if better else None
 
 
 def _range(one: Shown, values: Sequence[float]) -> str:

@@ -136,6 +136,19 @@ def test_nothing_is_written_where_the_profile_is_as_good(
     assert not written(home).exists()
 
 
+def test_a_better_variant_that_there_was_no_time_to_check_is_named(
+    home: Path, speeds: Speeds, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(*_: object) -> str:
+        return "there was no time to check its quality"
+
+    speeds.by_flag = {FASTER: 1.3}
+    monkeypatch.setattr(QualityChecks, "check", late)
+    found = run(tiny_model)
+    assert "×) was not taken: there was no time to check its quality" in found.text
+    assert not written(home).exists()
+
+
 def test_an_interrupt_shows_what_was_measured_and_writes_nothing(
     home: Path, speeds: Speeds, tiny_model: Path
 ) -> None:
