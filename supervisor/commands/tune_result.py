@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.bench.comparison import Comparison
+from supervisor.bench.comparison import TOO_FEW, Comparison
 from supervisor.host.paths import Directories
 from supervisor.output import CommandResult, table
 from supervisor.tune import result
@@ -45,13 +46,25 @@ def improved(
         f"quality: {job.checks.found.get(winner, 'not checked')}",
         f"written to {written.path}",
     ]
-    notes = [f"what stood there is in {written.backup}"] if written.backup else []
+    notes = [*_capacity_notes(job, winner)]
+    notes += [f"what stood there is in {written.backup}"] if written.backup else []
     data = _data(job, outcome) | {
         "winner": winner.name,
         "path": str(written.path),
         "backup": written.backup and str(written.backup),
     }
     return CommandResult(data, _with_table(job, outcome, text), (*notes, HOW_TO_APPLY))
+
+
+def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
+    """What the model can do less of than before."""
+    before, after = job.plans.base, job.plans.plan(winner)
+    slots = [one.plan.slots * one.replicas for one in (before, after)]
+    if slots[1] < slots[0]:
+        yield f"{slots[1]} instead of {slots[0]} requests at once; further ones wait"
+    tokens = [one.plan.ctx_size // one.plan.slots for one in (before, after)]
+    if tokens[1] < tokens[0]:
+        yield f"{tokens[1]} instead of {tokens[0]} tokens of context for each"
 
 
 def unchanged(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResult:
@@ -72,7 +85,7 @@ def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
     best = result.best_so_far(_trials(job))
     if best and best.failure:
         return f"{_words(job, best)} was not taken: {best.failure}"
-    if outcome.comparison:
+    if outcome.comparison and outcome.comparison.verdict != TOO_FEW:
         return f"{as_good} ({outcome.comparison.verdict})"
     return f"there was no time to be certain of {_words(job, best)}" if best else as_good
 

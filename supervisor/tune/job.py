@@ -23,7 +23,7 @@ from supervisor.tune.space import GoalName, Situation, candidates
 from supervisor.tune.variant import BASE, Variant
 
 # An engine that is ended in the middle of a request takes this long on a busy machine.
-_ENDING_S: Final = 1.0
+_ENDING_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class Search:
         self._rounds.stage = "quality"
         accepted: list[Variant] = []
         for one in alive:
-            if len(accepted) == self._finalist_count():
+            if len(accepted) >= self._finalist_count():
                 break
             if reason := await self._reason_against(one):
                 self.trials.reject(one, reason)
