@@ -65,20 +65,23 @@ def _section(outcome: PartOutcome) -> str:
 
 def _figures(figures: Iterable[Figure]) -> list[str]:
     """Return a table for each set of variants."""
-    groups: dict[tuple[str, ...], list[Figure]] = {}
+    groups: dict[frozenset[str], list[Figure]] = {}
     for figure in figures:
-        groups.setdefault(tuple(figure.values), []).append(figure)
-    return [
-        _table(["", *map(_escaped, names)], [_row(figure) for figure in group])
-        for names, group in groups.items()
-    ]
+        groups.setdefault(frozenset(figure.values), []).append(figure)
+    return [_figure_table(group) for group in groups.values()]
 
 
-def _row(figure: Figure) -> list[str]:
+def _figure_table(figures: Sequence[Figure]) -> str:
+    names = [*figures[0].values]
+    rows = [_row(figure, names) for figure in figures]
+    return _table(["", *map(_escaped, names)], rows)
+
+
+def _row(figure: Figure, names: Iterable[str]) -> list[str]:
     unit = f", {figure.unit}" if figure.unit else ""
     base = f" (× of {figure.base})" if figure.base else ""
     title = _escaped(f"{figure.name}{unit}{base}")
-    return [title, *(_cell(figure, name, values) for name, values in figure.values.items())]
+    return [title, *(_cell(figure, name, figure.values[name]) for name in names)]
 
 
 def _cell(figure: Figure, name: str, values: Sequence[float]) -> str:
