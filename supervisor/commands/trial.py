@@ -46,7 +46,7 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     before = client.status()
     found = _named(client.trials(), word, before)
     path = _settings_file(before)
-    _check_applied(client)
+    _check_applied(client, may_be_invalid=not is_applied)
     changed = change(path, found["model"], is_applied=is_applied)
     try:
         report = _reload(client, dry_run=False)
@@ -87,9 +87,17 @@ def _settings_file(status: DaemonStatus) -> Path:
     return Path(status["config"]).resolve()
 
 
-def _check_applied(client: Client) -> None:
-    """Raise SettingsInvalid where the file has changes of which the daemon knows nothing yet."""
-    report = _reload(client, dry_run=True)
+def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
+    """Raise SettingsInvalid where the file has changes of which the daemon knows nothing yet.
+
+    Even a trial that is invalid can be ended; what else is invalid fails the reload.
+    """
+    try:
+        report = _reload(client, dry_run=True)
+    except SettingsInvalid:
+        if may_be_invalid:
+            return
+        raise
     if names := [*report["added"], *report["removed"], *report["changed"]]:
         raise SettingsInvalid(
             f"corral.toml has changes that are not applied yet, of {', '.join(names)}",

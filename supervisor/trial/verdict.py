@@ -112,7 +112,7 @@ def _load_note(base: Side, trial: Side, compared: int) -> str | None:
     if abs(own - tried) < _UNEQUAL_LOAD:
         return None
     return (
-        f"a request had {own:.1f} others beside it on its engine, one of the trial {tried:.1f}; "
+        f"a request met {own:.1f} others on its engine, one of the trial {tried:.1f}; "
         f"compared are {compared} requests under equal load"
     )
 

@@ -116,3 +116,6 @@ def test_a_trial_that_does_not_start_harms_nobody(corral: CorralCli, configure: 
     assert corral("trial", "tiny", "--apply").returncode == 1
     assert (corral.root / "config" / "corral.toml").read_text() == kept
     assert all(converse(corral, f"another {number}", 1) for number in range(6))
+    configure(TRIAL.replace("low-memory", "nothing"))
+    corral.ok("trial", "tiny", "--end")
+    assert corral.data("trial") == []
