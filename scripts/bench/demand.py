@@ -91,7 +91,7 @@ async def _total(url: str, clients: int) -> float:
 def _settled(model: Path, cache: str, clients: int) -> Iterator[str]:
     """Serve, and return once there are as many slots as clients."""
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        corral = CorralCli(Path(home), measure_threads=True)
+        corral = CorralCli(Path(home), measure_threads=True, adaptive=True)
         corral.env["XDG_CACHE_HOME"] = cache
         corral.configure(SETTINGS.format(model=model))
         try:
