@@ -16,11 +16,10 @@ from typing import Final, Protocol
 from proxy.failures import FAILURES
 from proxy.router.router import ModelDemand
 from supervisor.adaptive.apply import ChangeApplier
+from supervisor.adaptive.base_plans import BasePlans
 from supervisor.adaptive.change import Change, Decider, ModelView
 from supervisor.adaptive.values import AdaptedValues
-from supervisor.errors import CorralError
 from supervisor.events import Emit
-from supervisor.flags.plan import Plan
 from supervisor.flags.setting import values
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model, Replica
@@ -75,7 +74,7 @@ class AdaptiveController:
         self._is_memory_wanted = is_memory_wanted
         self._clock = clock
         self._planner: LaunchPlanner | None = None
-        self._bases: dict[str, tuple[Plan, Plan | None]] = {}  # with the plan that runs
+        self._bases = BasePlans()
         self._retries: dict[str, _Retry] = {}
         self._applying: asyncio.Task[None] | None = None
 
@@ -147,7 +146,7 @@ class AdaptiveController:
     def _forget(self) -> None:
         """Plan a model afresh that is not loaded any more, or whose instance failed."""
         if self._planner is not self._fleet.planner:
-            self._planner, self._bases, self._retries = self._fleet.planner, {}, {}
+            self._planner, self._bases, self._retries = self._fleet.planner, BasePlans(), {}
         for name in self._adapted.models():
             model = self._fleet.models.get(name)
             if model is None or any(_has_ended(replica) for replica in model.replicas):
@@ -156,7 +155,7 @@ class AdaptiveController:
     def _view(self, model: Model) -> ModelView | None:
         name, replicas = model.entry.name, model.replicas
         plan = replicas[0].plan if replicas and all(map(_serves, replicas)) else None
-        base = self._base(name, plan) if plan else None
+        base = self._bases.of(self._fleet.planner, name, plan) if plan else None
         if plan is None or base is None:
             return None
         demand = self._router.demand(name)
@@ -170,21 +169,6 @@ class AdaptiveController:
             base=base,
             settings=self._fleet.planner.model_settings(name),
         )
-
-    def _base(self, name: str, runs: Plan) -> Plan | None:
-        """Return what would run without adapted values; None where that cannot be planned.
-
-        Planned once per run: what was measured at its start counts.
-        """
-        if name not in self._bases or self._bases[name][0] is not runs:
-            self._bases[name] = runs, self._planned(name)
-        return self._bases[name][1]
-
-    def _planned(self, name: str) -> Plan | None:
-        try:
-            return self._fleet.planner.adapting(name, {}).plan(name)
-        except CorralError:  # its next start reports why
-            return None
 
     def _may_change(self, view: ModelView) -> bool:
         model, retry = self._fleet.models[view.name], self._retries.get(view.name)
