@@ -10,7 +10,8 @@ from typing import Final
 
 from supervisor.adaptive.change import Change, ModelView
 from supervisor.adaptive.engine_processes import THREADS, EngineProcess, threads_of
-from supervisor.adaptive.threads import HISTORY_S, LoadSample, ThreadsInputs, decide_threads
+from supervisor.adaptive.load_samples import LoadSample
+from supervisor.adaptive.threads import HISTORY_S, ThreadsInputs, decide_threads
 from supervisor.flags.plan import Plan
 from supervisor.flags.setting import Setting
 from supervisor.fleet.launch_id import ReplicaId

@@ -15,10 +15,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from supervisor.adaptive.load_samples import (
+    LoadSample,
+    last_samples,
+    mean_others_cores,
+    mean_sharing,
+    while_computing,
+)
 from supervisor.flags.setting import Setting
 from supervisor.flags.thread_speeds import fastest
 from supervisor.host.machine import Machine
-from supervisor.host.processor_load import ProcessorLoad
 
 ORIGIN: Final = "machine"
 # The threads give way to a load that lasts so long, and come back after so long without it. Within
@@ -34,31 +40,8 @@ _LEAVES_CORES: Final = 0.2
 # Likewise, the share of the time in which another instance computes beside one.
 _TAKES_TIME: Final = 0.6
 _LEAVES_TIME: Final = 0.4
-# Timers are not exact, and neither are the ends of spans.
-_TOLERANCE: Final = 0.9
-# From here on, instances that compute are taken to wait for each other's threads, not to alternate.
-_PRESSURE: Final = 0.5
-_BUSY: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSample:
-    """The load of a few seconds.
-
-    Attributes:
-        load: What the machine did.
-        busy: Share of the time in which the decode threads of each instance of ours computed, by
-            its name.
-    """
-
-    load: ProcessorLoad
-    busy: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def others_cores(self) -> float | None:
-        """Cores of other programs; estimated by the time that tasks waited where unknown."""
-        load = self.load
-        return load.pressure if load.others_cores is None else load.others_cores
+# Less of an instance's computing says too little about what the others do meanwhile.
+_EVIDENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +91,23 @@ def decide_threads(inputs: ThreadsInputs) -> Setting:
 
 def _claims_now(inputs: ThreadsInputs) -> _Claims | None:
     """Claims that all of the last samples agree on."""
-    samples = _last(inputs.samples, _QUICK_S)
+    samples = last_samples(inputs.samples, _QUICK_S)
     if not samples:
         return None
     lasts = min(one.others_cores or 0.0 for one in samples) >= _LEAVES_CORES
-    sharing = min(_sharing([one], inputs.instances) for one in samples)
-    others = _mean(samples) if lasts else 0.0
+    sharing = min(max(mean_sharing([one], name) for name in inputs.instances) for one in samples)
+    others = mean_others_cores(samples) if lasts else 0.0
     return _Claims(others, _whole(others, _TAKES_CORES), _whole(sharing, _TAKES_TIME))
 
 
 def _claims_lately(inputs: ThreadsInputs) -> _Claims | None:
     """Claims of the last minutes, as large as over any of the spans."""
-    if not _last(inputs.samples, _SLOW_S):
+    if not last_samples(inputs.samples, _SLOW_S):
         return None
-    spans = [_last(inputs.samples, span_s) for span_s in (_QUICK_S, _SLOW_S, _LONGEST_S)]
+    spans = [last_samples(inputs.samples, span_s) for span_s in (_QUICK_S, _SLOW_S, _LONGEST_S)]
     # Until there are samples of the longest span, those that there are count.
-    others = max(_mean(span or inputs.samples) for span in spans)
-    sharing = _sharing(inputs.samples, inputs.instances)
+    others = max(mean_others_cores(span or inputs.samples) for span in spans)
+    sharing = _sharing_lately(inputs)
     return _Claims(others, _whole(others, _LEAVES_CORES), _whole(sharing, _LEAVES_TIME))
 
 
@@ -133,46 +116,14 @@ def _whole(amount: float, least: float) -> int:
     return math.floor(amount + 1 - least)
 
 
-def _last(samples: Sequence[LoadSample], span_s: float) -> list[LoadSample]:
-    """The last samples with known load that cover a span; none if there are too few."""
-    if not samples:
-        return []
-    since_s = samples[-1].load.at_s - span_s / _TOLERANCE
-    found = [one for one in samples if one.load.at_s > since_s and one.others_cores is not None]
-    covered_s, count = 0.0, 0
-    for one in reversed(found):
-        if covered_s >= span_s * _TOLERANCE:
-            break
-        covered_s, count = covered_s + one.load.span_s, count + 1
-    return found[len(found) - count :] if covered_s >= span_s * _TOLERANCE else []
-
-
-def _mean(samples: Iterable[LoadSample]) -> float:
-    known = [(one.others_cores, one.load.span_s) for one in samples]
-    taken = [(cores * span_s, span_s) for cores, span_s in known if cores is not None]
-    return sum(cores_s for cores_s, _ in taken) / (sum(span_s for _, span_s in taken) or 1)
-
-
-def _sharing(samples: Sequence[LoadSample], instances: Collection[str]) -> float:
-    """The mean number of instances that compute while one of these does, at least 1."""
-    found = [_computing(samples, name) for name in instances]
-    return max(found, default=1.0)
-
-
-def _computing(samples: Sequence[LoadSample], name: str) -> float:
-    own = [one for one in samples if one.busy.get(name, 0) >= _BUSY]
-    return 1 + sum(sum(_overlaps(one, name)) for one in own) / max(1, len(own))
-
-
-def _overlaps(sample: LoadSample, name: str) -> Iterable[float]:
-    """For each other instance, the share of the time in which it wants to compute as well.
-
-    Threads that wait for a core do not compute, so what they took is too little to go by then.
-    """
-    waits = (sample.load.pressure or 0) >= _PRESSURE
-    for other, busy in sample.busy.items():
-        if other != name and busy >= _BUSY:
-            yield 1.0 if waits else min(1.0, busy)
+def _sharing_lately(inputs: ThreadsInputs) -> float:
+    """As `mean_sharing`; all instances that run count while these were hardly used."""
+    found = [
+        mean_sharing(inputs.samples, name)
+        for name in inputs.instances
+        if sum(one.load.span_s for one in while_computing(inputs.samples, name)) >= _EVIDENCE_S
+    ]
+    return max(found, default=float(max(1, len(inputs.samples[-1].busy))))
 
 
 def _wanted(inputs: ThreadsInputs) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 from samples import machine
 
-from supervisor.adaptive.threads import HISTORY_S, LoadSample, ThreadsInputs, decide_threads
+from supervisor.adaptive.load_samples import LoadSample
+from supervisor.adaptive.threads import HISTORY_S, ThreadsInputs, decide_threads
 from supervisor.flags.setting import Setting
 from supervisor.host.machine import Machine
 from supervisor.host.processor_load import ProcessorLoad
@@ -196,6 +197,22 @@ def test_shared_cores_come_back_when_the_other_instance_has_been_quiet() -> None
     daemon = Daemon().run(60, steady(0), BOTH).run(240, steady(0), {"a": 1.0})
     assert daemon.current == 2
     assert len(daemon.changes) == 2
+
+
+IDLE: Mapping[str, float] = {"a": 0.0, "b": 0.0}
+
+
+def test_instances_that_are_not_used_keep_their_part_of_the_cores() -> None:
+    daemon = Daemon(machine(physical_cores=8), 8).run(60, steady(0), BOTH)
+    daemon.run(3600, steady(0), IDLE)
+    assert daemon.current == 4
+    assert daemon.run(90, steady(0), {"a": 1.0, "b": 0.0}).current == 8
+
+
+def test_a_part_of_the_cores_comes_back_without_use() -> None:
+    daemon = Daemon(machine(physical_cores=8), 4).run(60, steady(6), IDLE)
+    assert daemon.current == 2
+    assert daemon.run(600, steady(0), IDLE).current == 4
 
 
 def test_replicas_of_one_model_share_only_while_both_compute() -> None:
