@@ -63,10 +63,13 @@ class Target:
         median = statistics.median(self.values)
         return median >= self.limit if self.is_minimum else median <= self.limit
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
         bound = "at least" if self.is_minimum else "at most"
-        verdict = "ok" if self.is_met else "MISSED"
-        return f"{self.what}: {spread(self.values)}, {bound} {self.limit:g}: {verdict}"
+        return f"{self.what}: {spread(self.values)}, {bound} {self.limit:g}"
+
+    def __str__(self) -> str:
+        return f"{self.text}: {'ok' if self.is_met else 'MISSED'}"
 
 
 def targets_of(runs: Sequence[Run]) -> list[Target]:
@@ -132,12 +135,17 @@ def result_of(runs: Sequence[Run], targets: Sequence[Target]) -> Result:
         Figure(
             title.replace(" ms", ""),
             "ms" if " ms" in title else "",
-            {name: [figure(run, name) for run in runs] for name in names},
+            {name: _known([figure(run, name) for run in runs]) for name in names},
         )
         for title, figure in _COLUMNS.items()
     ]
     missing = {name: "not installed" for name in _OTHERS if name not in names}
-    return Result(figures, {str(one): one.is_met for one in targets}, missing)
+    return Result(figures, {one.text: one.is_met for one in targets}, missing)
+
+
+def _known(values: list[float]) -> list[float]:
+    """Leave out what the engine itself does not have, such as processor time of a front."""
+    return values if any(values) else []
 
 
 def table(names: Sequence[str], runs: Sequence[Run]) -> list[str]:

@@ -73,7 +73,7 @@ PARTS: Final = (
         (),
         ("--reloads", "4"),
         full_s=180,
-        quick_s=90,
+        quick_s=120,
     ),
     Part(
         "Return of a conversation",
@@ -82,7 +82,7 @@ PARTS: Final = (
         (),
         ("--words", "700"),
         full_s=180,
-        quick_s=90,
+        quick_s=150,
     ),
     Part(
         "Change of models under load",
@@ -91,7 +91,7 @@ PARTS: Final = (
         ("--requests", "120"),
         ("--requests", "40", "--calls", "1"),
         full_s=180,
-        quick_s=90,
+        quick_s=120,
     ),
     Part(
         "Cache affinity",

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-_SECONDS_MAX: Final = 10 * 365 * 86_400
+_SECONDS_MAX: Final = 100 * 365 * 86_400
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Seconds = Annotated[float, Field(ge=0, le=_SECONDS_MAX)]
 _SignedSeconds = Annotated[float, Field(ge=-_SECONDS_MAX, le=_SECONDS_MAX)]

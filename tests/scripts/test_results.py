@@ -1,0 +1,45 @@
+"""What the comparisons make of measured values."""
+
+from scripts.bench import demand, device, router
+from scripts.bench.overhead_report import Figures, Target, result_of
+
+
+def test_a_total_is_judged_by_the_median_of_its_rounds() -> None:
+    rounds = [
+        {1: {"plain": 100.0, "corral": corral}, 8: {"plain": 100.0, "corral": 120.0}}
+        for corral in (96.0, 90.0, 94.0)
+    ]
+    found = demand.result(rounds)
+    assert found.missed == ["1 clients: 0.94 (0.90 to 0.96) of plain, at least 0.95"]
+    assert [figure.base for figure in found.figures] == ["plain", "plain"]
+
+
+def test_a_build_without_router_mode_is_named() -> None:
+    values = {("mixed requests: failed or cut", ""): 1.0, ("mixed requests: all of them", "s"): 2.0}
+    alone = router.result([{"corral": values}])
+    assert [*alone.not_measured] == ["router mode"]
+    assert alone.missed == ["no request of ours fails or is cut (1)"]
+    both = router.result([{"corral": values, "router mode": values}])
+    assert both.not_measured == {}
+    assert {figure.name: figure.base for figure in both.figures} == {
+        "mixed requests: failed or cut": "",
+        "mixed requests: all of them": "router mode",
+    }
+
+
+def test_fronts_that_are_not_installed_are_named() -> None:
+    corral = Figures(*[2.0] * 10)
+    direct = Figures(1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+    runs = [{"direct": direct, "corral": corral, "nginx": corral}]
+    found = result_of(runs, [Target("added", 2.5, [3.0])])
+    assert [*found.not_measured] == ["haproxy", "litellm"]
+    assert found.missed == ["added: 3, at most 2.5"]
+    of_core = next(one for one in found.figures if one.name == "req/core-s at 32")
+    assert of_core.values == {"direct": [], "corral": [2.0], "nginx": [2.0]}
+
+
+def test_an_answer_is_the_alphabet_or_wrong() -> None:
+    text = "xyzabcdefghijklmnopqrstuvwxyzabc"[: device.CHECKED_TOKENS]
+    assert device.is_alphabet(text)
+    assert not device.is_alphabet(text[:-1])
+    assert not device.is_alphabet(text.replace("m", "n"))
