@@ -23,8 +23,8 @@ def configured(corral: CorralCli, tiny_model: Path) -> CorralCli:
 
 
 @contextmanager
-def running(corral: CorralCli, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a bench without end, and yield it in its second round."""
+def running(corral: CorralCli, starts: int, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a bench without end, and yield it when it has started so many engines."""
     argv = corral.argv("bench", "tiny", "--profiles", "base", "--workload", "generation", *words)
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -33,11 +33,11 @@ def running(corral: CorralCli, *words: str) -> Iterator[subprocess.Popen[str]]:
     ) as process:  # fmt: skip
         started = set[int]()
 
-        def is_in_second_round() -> bool:
+        def has_started() -> bool:
             started.update(pids(corral))
-            return len(started) > 2  # the first start, and one a round
+            return len(started) >= starts
 
-        until(is_in_second_round)
+        until(has_started)
         yield process
         process.kill()
 
@@ -105,7 +105,8 @@ def test_a_daemon_is_not_disturbed(configured: CorralCli) -> None:
 
 
 def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:
-    with running(configured, "--json") as process:
+    # The first start, and one for each round.
+    with running(configured, 3, "--json") as process:
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=30)
     envelope = json.loads(stdout)
@@ -116,7 +117,7 @@ def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:
 
 
 def test_killed_it_leaves_no_engine(configured: CorralCli) -> None:
-    with running(configured) as process:
+    with running(configured, 1) as process:
         process.kill()
         process.wait()
         until(lambda: not pids(configured))
