@@ -47,6 +47,7 @@ from supervisor.fleet.stats import StatsReader
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.host.paths import Directories
 from supervisor.process.orphans import kill_orphans
+from supervisor.process.private_runtime import is_in_use
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
@@ -108,7 +109,9 @@ class Daemon:
             [
                 SlotDecider(),
                 ThreadDecider(
-                    functools.partial(engine_processes, self._fleet), measured_speeds(self._fleet)
+                    functools.partial(engine_processes, self._fleet),
+                    measured_speeds(self._fleet),
+                    is_measuring=functools.partial(is_in_use, directories),
                 ),
             ],
             is_memory_wanted=lambda: bool(self._admission.waiting()),

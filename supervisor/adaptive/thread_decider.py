@@ -40,6 +40,8 @@ class ThreadDecider:
     Args:
         processes: Returns all engines that run.
         speeds: Returns the measured speeds of a plan's model by number of threads.
+        is_measuring: Whether a command measures engines of its own: what they take does not last,
+            and a replacement beside them would disturb the measurement.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class ThreadDecider:
         processes: Callable[[], Iterable[EngineProcess]],
         speeds: Callable[[Plan], Mapping[int, float]],
         *,
+        is_measuring: Callable[[], bool] = lambda: False,
         read: Callable[[Collection[int]], ProcessorReading] = read_this_processor,
         read_machine: Callable[[], Machine] = machine.read,
     ) -> None:
         self._processes = processes
         self._read_speeds = speeds
+        self._is_measuring = is_measuring
         self._read = read
         self._read_machine = read_machine
         self._before: ProcessorReading | None = None
@@ -62,7 +66,7 @@ class ThreadDecider:
     def sample(self, models: Sequence[ModelView]) -> None:
         """Read the counters; without a loaded model there is nothing to read them for."""
         self._forget_others({model.name for model in models})
-        if not models:
+        if not models or self._is_measuring():
             self._before = None
         elif self._before is None or models[0].at_s - self._before.at_s >= _SAMPLE_MIN_S:
             self._note([*self._processes()])

@@ -38,13 +38,32 @@ def private_runtime(directories: Directories) -> Iterator[Path]:
         for old in sorted(parent.iterdir()):
             _remove_stale(old)
         own = make_private(parent / secrets.token_hex(4))
-        lock = _lock(own)
+        # Whoever looks whether it is in use holds it for a moment.
+        lock = _lock(own, _TIMEOUT_S)
         lock.acquire()
     try:
         yield own
     finally:
         shutil.rmtree(own, ignore_errors=True)
         lock.release()
+
+
+def is_in_use(directories: Directories) -> bool:
+    """Whether a process has such a directory now."""
+    parent = directories.runtime / _PARENT
+    if not parent.is_dir():
+        return False
+    return any(_is_held(one) for one in parent.iterdir() if one.is_dir())
+
+
+def _is_held(directory: Path) -> bool:
+    try:
+        with _lock(directory):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:  # removed meanwhile
+        return False
 
 
 @contextmanager

@@ -49,9 +49,11 @@ class Simulation:
         self.processes = [EngineProcess(7, "chat.0", 2)]
         self.asked: list[Collection[int]] = []
         self.changes: Sequence[Change] = ()
+        self.is_measuring = False
         self.decider = ThreadDecider(
             lambda: self.processes,
             lambda _: self.speeds,
+            is_measuring=lambda: self.is_measuring,
             read=self._read,
             read_machine=lambda: TWO,
         )
@@ -79,6 +81,15 @@ def test_a_busy_program_takes_a_thread() -> None:
     assert (change.key, change.is_urgent) == ("threads", False)
     assert change.to == Setting(1, "machine", change.reason)
     assert change.reason == "1 of 2 physical cores: other programs take 1.0 cores"
+
+
+def test_what_a_bench_takes_changes_nothing() -> None:
+    found = Simulation()
+    found.run(20, 0)
+    found.is_measuring = True
+    assert found.run(120, 2) == ()
+    found.is_measuring = False
+    assert found.run(20, 0) == ()
 
 
 def test_a_model_that_always_has_requests_is_changed_after_a_while() -> None:

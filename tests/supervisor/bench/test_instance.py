@@ -21,7 +21,7 @@ from supervisor.errors import EngineFailed, StartFailed
 from supervisor.flags.plan import Plan, PlanLine
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
-from supervisor.process.private_runtime import private_runtime
+from supervisor.process.private_runtime import is_in_use, private_runtime
 from supervisor.settings.schema import Settings
 
 # Starts an instance as a command does, tells its engine's number, and waits.
@@ -128,8 +128,12 @@ def test_a_killed_command_leaves_no_engine_and_the_next_removes_its_directory(
         assert command.stdout
         engine = psutil.Process(int(command.stdout.readline()))
         (left,) = own_directories(where)
+        assert is_in_use(where)
         command.kill()
         command.wait()
         until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    assert not is_in_use(where)
     with private_runtime(where) as own:
         assert own_directories(where) == [own] != [left]
+        assert is_in_use(where)
+    assert not is_in_use(where)
