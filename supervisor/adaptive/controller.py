@@ -40,7 +40,7 @@ class DemandSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Retry:
-    """When a model that could not be changed is tried again."""
+    """When a model is changed again, at the earliest."""
 
     failures: int
     at_s: float
@@ -94,7 +94,9 @@ class AdaptiveController:
             FAILURES.note("adaptive", error)
             problem = repr(error)
         if problem is None:
-            self._retries.pop(view.name, None)
+            # Each replacement loses prompts of busy slots, so two do not follow each other at once.
+            calm_s = view.settings.slots.queued_s
+            self._retries[view.name] = _Retry(0, self._clock() + calm_s)
         else:
             self._failed(view, changes, problem)
 

@@ -107,6 +107,16 @@ async def test_a_change_is_made_beside_and_stays_for_later_starts(adaptive: Adap
     assert not await adaptive.adapt(slots(8))
 
 
+async def test_two_changes_are_a_minute_apart(adaptive: Adaptive) -> None:
+    await adaptive.adapt(slots(8))
+    await until_settled(adaptive)
+    adaptive.now_s = 59
+    assert not await adaptive.adapt(slots(2))
+    adaptive.now_s = 61
+    assert await adaptive.adapt(slots(2))
+    assert adaptive.running == [2]
+
+
 async def test_adapted_values_outlive_a_reload(adaptive: Adaptive) -> None:
     await adaptive.adapt(slots(8))
     done = await adaptive.harness.reload(*GOOD, "--fault", "flood-stderr=1")
@@ -181,6 +191,7 @@ async def test_nothing_is_changed_meanwhile(adaptive: Adaptive, state: str) -> N
     elif state == "retiring":
         harness.traffic.may_drain.clear()
         await adaptive.adapt(slots(2))
+        adaptive.now_s = 61
     before = adaptive.running
     if state == "reload":
         async with harness.replacer.lock:
