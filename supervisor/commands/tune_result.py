@@ -30,7 +30,7 @@ class Written:
 
 
 def untried_notes(job: TuneJob, outcome: Outcome) -> tuple[str, ...]:
-    count, whole = len(outcome.untried), job.candidate_count
+    count, whole = len(outcome.untried), len(job.candidates)
     if not count:
         return ()
     minutes = math.ceil(job.options.minutes * whole / max(1, whole - count))

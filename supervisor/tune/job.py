@@ -39,9 +39,15 @@ class TuneJob:
     """What one command measures; its parts can be read after an interrupt."""
 
     def __init__(
-        self, settings: Settings, directories: Directories, model: str, options: TuneOptions
+        self,
+        settings: Settings,
+        directories: Directories,
+        model: str,
+        options: TuneOptions,
+        *,
+        first: tuple[Variant, ...] = (),
     ) -> None:
-        """Plan the profile and its variants.
+        """Plan the profile and its variants; those of `first` are tried before all others.
 
         Raises:
             CorralError: The model cannot run, or generates no text.
@@ -51,7 +57,8 @@ class TuneJob:
         self.goal = GOALS[options.goal]
         self.plans = VariantPlans(settings, directories, model)
         _check_generates(self.plans)
-        usable = self.plans.usable(candidates(options.goal, _situation(self.plans)))
+        wanted = (*first, *candidates(options.goal, _situation(self.plans)))
+        usable = self.plans.usable(wanted)
         self.refused: Mapping[Variant, str] = {
             one: found.reason for one, found in usable.items() if found
         }
@@ -61,8 +68,9 @@ class TuneJob:
         self.search: Search | None = None
 
     @property
-    def candidate_count(self) -> int:
-        return len(self._candidates)
+    def candidates(self) -> tuple[Variant, ...]:
+        """What it tries, if there is time."""
+        return self._candidates
 
     @property
     def sizes(self) -> Sizes:
