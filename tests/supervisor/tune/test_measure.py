@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from samples import machine
 
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings
@@ -96,6 +97,14 @@ def test_what_does_not_fit_is_not_measured(
     many = Variant(frozenset({"slots"}), (("parallel", 64), ("ctx-size", 64 * 2048)))
     assert not reason(plans, ONE_SLOT)
     assert "it needs" in reason(plans, many)
+
+
+def test_what_does_not_fit_into_free_memory_is_not_measured(
+    plans: VariantPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = machine(memory_available_bytes=1024**2)
+    monkeypatch.setattr("supervisor.tune.plans.machine.read", lambda: short)
+    assert "1.0 MiB are free" in reason(plans, ONE_SLOT)
 
 
 def test_what_changes_nothing_is_not_measured(plans: VariantPlans) -> None:
