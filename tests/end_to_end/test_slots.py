@@ -96,7 +96,7 @@ def test_saved_slots_are_listed_and_deleted_without_a_daemon(
     assert corral.data("slots", "forget", "other") == []
     assert [one["name"] for one in corral.data("slots", "forget", "chat")] == [kept["name"]]
     assert "no saved conversations" in corral.ok("slots", "list")
-    assert not [path for path in (corral.root / "data").rglob("*") if path.is_file()]
+    assert not [path for path in (corral.root / "data" / "slots").rglob("*") if path.is_file()]
 
 
 def test_a_command_prefills_a_prompt(corral: CorralCli, tiny_model: Path) -> None:
