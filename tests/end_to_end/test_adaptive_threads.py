@@ -88,7 +88,7 @@ def test_threads_fall_and_come_back_and_a_running_stream_is_not_cut(
 
     stream = begin_stream(corral, 2000)
     load.cores = 1
-    until(lambda: any(one["retiring"] for one in corral.instances().values()))
+    until(lambda: "1" in threads(corral))
     assert "[DONE]" in stream.read().decode()
     until(lambda: threads(corral) == ["1"])
     reason = "1 of 2 physical cores: other programs take "

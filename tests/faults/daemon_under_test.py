@@ -16,6 +16,7 @@ from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
 from supervisor.control.client import Client
 from supervisor.control.messages import InstanceStatus
+from supervisor.errors import CorralError
 
 FAKE: Final = Path(__file__).parent.parent / "fakes" / "llama_server.py"
 STREAM_TOKENS: Final = 30_000
@@ -99,7 +100,7 @@ class DaemonUnderTest:
         """Request a short response; return `answered`, or how it failed."""
         try:
             begin_stream(self.corral, 4, model).read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, CorralError) as error:
             return f"{type(error).__name__}: {error}"
         return "answered"
 
