@@ -118,7 +118,7 @@ async def figures(url: str) -> Mapping[str, float]:
         await answer(http, "Hello.", 8)  # the first request of a process is slower
         alone = [await answer(http, "Tell me a story.", TOKENS) for _ in range(2)]
         long = [
-            await answer(http, " ".join(rng.choices(WORDS, k=PROMPT_WORDS)), 1) for _ in range(2)
+            await answer(http, " ".join(rng.choices(WORDS, k=PROMPT_WORDS)), 1) for _ in range(4)
         ]
         return {
             "decode": max(one["predicted_per_second"] for one in alone),

@@ -10,6 +10,7 @@ from supervisor.bench.instance import PrivateInstance, private_instance
 from supervisor.calibration.calibrator import ThreadCalibrator
 from supervisor.errors import EngineFailed, StartFailed
 from supervisor.flags.plan import Plan
+from supervisor.flags.thread_speeds import COUNTS_MAX
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.host.processor_load import ProcessorReading, read_this_processor
@@ -34,11 +35,12 @@ def measure_threads(planner: LaunchPlanner, model: str, directories: Directories
 
 
 async def _measure(planner: LaunchPlanner, plan: Plan, directories: Directories) -> None:
-    needs_another = True
-    while needs_another and plan.untried_threads is not None:
+    for _ in range(COUNTS_MAX):
+        if plan.untried_threads is None:
+            return
         async with private_instance(plan, directories) as instance, instance.client() as client:
-            calibrator = _calibrator(planner, plan, instance)
-            needs_another = await calibrator.needs_restart(client, 1)
+            if not await _calibrator(planner, plan, instance).needs_restart(client, 1):
+                return
         plan = planner.plan(plan.model)
 
 

@@ -48,11 +48,12 @@ class ThreadCalibrator:
         self._is_alone = is_alone
         self._read = read
         self._emit = emit
+        self._is_given_up = False
 
     async def needs_restart(self, client: EngineClient, run: int) -> bool:
         """Measure this run if its thread count is new; return whether the next run would differ."""
         plan = self._plan()
-        if plan is None or plan.untried_threads is None:
+        if plan is None or plan.untried_threads is None or self._is_given_up:
             return False
         store = self._store(plan)
         if speeds := await self._measure_alone(client, plan.slots):
@@ -65,10 +66,10 @@ class ThreadCalibrator:
                 prefill_tps=speeds.prefill and round(speeds.prefill, 1),
                 together_tps=speeds.together and round(speeds.together, 1),
             )
-        elif store.read().speeds:
-            store.complete()  # the counts measured so far decide
         else:
-            return False  # the next start tries again
+            # The next start of the daemon tries again; this one goes on with all cores.
+            self._is_given_up = True
+            store.forget()
         return self._plan_again().lines != plan.lines
 
     async def _measure_alone(self, client: EngineClient, slots: int) -> ThreadSpeeds | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,15 @@ class MeasurementStore:
 
     def add(self, threads: int, speeds: ThreadSpeeds) -> None:
         """Store the speeds of one count."""
-        before = self.read()
-        self._write(replace(before, speeds={**before.speeds, threads: speeds}))
+        self._write(ThreadMeasurement({**self.read().speeds, threads: speeds}))
 
-    def complete(self) -> None:
-        """Measure no further counts."""
-        self._write(replace(self.read(), is_complete=True))
+    def forget(self) -> None:
+        """Measure afresh."""
+        self._write(ThreadMeasurement())
 
     def _write(self, measured: ThreadMeasurement) -> None:
         speeds = {str(count): asdict(one) for count, one in measured.speeds.items()}
-        value = {"speeds": speeds, "is_complete": measured.is_complete}
-        json_cache.put(self._directory, self._key(), value)
+        json_cache.put(self._directory, self._key(), {"speeds": speeds})
 
     def _key(self) -> str:
         return json_cache.key_of(self._files, self._machine)
@@ -47,6 +45,6 @@ class MeasurementStore:
 def _parsed(found: dict[str, Any]) -> ThreadMeasurement:
     try:
         speeds = {int(count): ThreadSpeeds(**one) for count, one in found["speeds"].items()}
-        return ThreadMeasurement(speeds, bool(found["is_complete"]))
+        return ThreadMeasurement(speeds)
     except (KeyError, TypeError, ValueError, AttributeError):
         return ThreadMeasurement()  # nothing yet, or of another version

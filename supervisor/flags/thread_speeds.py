@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 # The usual count is kept unless another one is faster by this.
-_GAIN_MIN = 1.05
+_GAIN_MIN: Final = 1.05
+COUNTS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,10 @@ class ThreadMeasurement:
     """What is known of one model on this machine, by number of threads."""
 
     speeds: Mapping[int, ThreadSpeeds] = field(default_factory=dict)
-    is_complete: bool = False
 
     def untried(self, cores: int) -> int | None:
         """The next count to measure on so many cores, or None."""
-        left = [] if self.is_complete else [n for n in counts(cores) if n not in self.speeds]
-        return left[0] if left else None
+        return next((count for count in counts(cores) if count not in self.speeds), None)
 
     def decode(self) -> Mapping[int, float]:
         return {count: one.decode for count, one in self.speeds.items()}
@@ -48,7 +48,7 @@ class ThreadMeasurement:
 
 
 def counts(cores: int) -> tuple[int, ...]:
-    """The counts to compare: all cores, all but one, and half of them."""
+    """The counts to compare, at most COUNTS_MAX: all cores, all but one, and half of them."""
     return tuple(dict.fromkeys(max(1, count) for count in (cores, cores - 1, cores // 2)))
 
 

@@ -25,13 +25,13 @@ def store(files: tuple[Path, Path], cores: int = 2) -> MeasurementStore:
     return MeasurementStore(model.parent / "cache", model, engine, machine(physical_cores=cores))
 
 
-def test_speeds_add_up_until_they_are_complete(files: tuple[Path, Path]) -> None:
+def test_speeds_add_up_until_they_are_forgotten(files: tuple[Path, Path]) -> None:
     assert store(files).read() == ThreadMeasurement()
     store(files).add(2, SLOW)
     store(files).add(1, FAST)
     assert store(files).read() == ThreadMeasurement({2: SLOW, 1: FAST})
-    store(files).complete()
-    assert store(files).read() == ThreadMeasurement({2: SLOW, 1: FAST}, is_complete=True)
+    store(files).forget()
+    assert store(files).read() == ThreadMeasurement()
 
 
 def test_another_machine_or_a_changed_file_has_none(files: tuple[Path, Path]) -> None:

@@ -36,14 +36,13 @@ def test_the_fastest_count_is_taken_if_it_is_clearly_faster(
     assert fastest(speeds, cores) == expected
 
 
-def test_each_count_is_tried_once_until_the_measurement_is_complete() -> None:
+def test_each_count_is_tried_once() -> None:
     tried: dict[int, ThreadSpeeds] = {}
     order = []
     while count := ThreadMeasurement(tried).untried(8):
         order.append(count)
         tried[count] = ThreadSpeeds(decode=10.0)
     assert order == [8, 7, 4]
-    assert ThreadMeasurement({8: ThreadSpeeds(10.0)}, is_complete=True).untried(8) is None
 
 
 def test_figures_that_were_not_measured_are_left_out() -> None:
