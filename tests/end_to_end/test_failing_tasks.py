@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from proxy.failures import FAILURES
 from proxy.nodes.monitor import NodeMonitor
 from proxy.router.slot_release import SlotReleaser
+from proxy.throttle import Throttle
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.daemon import Daemon
@@ -28,6 +30,9 @@ from supervisor.settings.load import Loaded, load
 CONFIG = """
 [proxy]
 listen = "127.0.0.1:0"
+[supervisor]
+measure_threads = false
+adaptive = false
 [nodes.other]
 url = "http://127.0.0.1:9"
 [models.tiny]
@@ -93,6 +98,8 @@ async def test_failures_end_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(FAILURES, "counts", Counter())
+    monkeypatch.setattr(FAILURES, "_throttle", Throttle(1, FAILURES._rest))
     for kind in ("config", "log", "runtime", "data"):
         monkeypatch.setenv(f"CORRAL_{kind.upper()}_DIR", str(tmp_path / kind))
     (tmp_path / "corral.toml").write_text(CONFIG.format(path=tiny_model))

@@ -194,7 +194,7 @@ def _(target: DaemonUnderTest) -> Seen:
         "at once": lambda: True,
         "listening": socket.exists,
         "loading": target.corral.engines,
-        "ready": lambda: socket.exists() and target.instance("m.0")["state"] == "ready",
+        "ready": lambda: target.corral.is_running() and target.instance("m.0")["state"] == "ready",
     }
     for name, is_reached in phases.items():
         daemon = target.corral.serve(until_ready=False)

@@ -10,6 +10,7 @@ from typing import TextIO
 import pytest
 
 from proxy.failures import FAILURES, FailureHandler
+from proxy.throttle import Throttle
 from supervisor.events import Event, EventStream
 from supervisor.log import Sink, console_sink, is_journal, journal_sink, json_sink, stream_sink
 
@@ -132,6 +133,7 @@ def test_a_field_named_like_a_key_of_the_log_does_not_replace_it() -> None:
 def test_a_record_of_a_library_is_logged_as_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(FAILURES, "_emit", EventStream(json_sink(lines.append)).emit)
+    monkeypatch.setattr(FAILURES, "_throttle", Throttle(1, FAILURES._rest))
     record = logging.makeLogRecord(
         {"name": "aiohttp.server", "levelno": logging.WARNING, "msg": "odd %s", "args": ("peer",)}
     )
