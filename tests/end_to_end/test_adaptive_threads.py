@@ -81,7 +81,8 @@ def test_threads_fall_and_come_back_and_a_running_stream_is_not_cut(
     corral: CorralCli, load: Load, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     model = tiny_gguf.make(tmp_path / "tiny.gguf", mode="cycle")
-    corral.configure(f'[models.tiny]\npath = "{model}"')
+    # After a change, the next one waits for queued_s.
+    corral.configure(f'[models.tiny]\npath = "{model}"\nslots = {{ queued_s = 2 }}')
     request.getfixturevalue("daemon")  # reads the settings
     corral.ok("start")
     assert threads(corral) == ["2"]

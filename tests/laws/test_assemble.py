@@ -206,7 +206,7 @@ async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
 async def direct(socket: Path) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
         "http://engine",
-        connector=aiohttp.UnixConnector(str(socket)),
+        connector=aiohttp.UnixConnector(str(socket), force_close=True),
         headers={"Authorization": f"Bearer {engines.KEY}"},
     ) as session:
         yield session

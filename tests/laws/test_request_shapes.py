@@ -65,7 +65,7 @@ class Pair:
         proxy.router.admit(engines.upstream(self._socket, 2))
         direct = aiohttp.ClientSession(
             "http://engine",
-            connector=aiohttp.UnixConnector(str(self._socket)),
+            connector=aiohttp.UnixConnector(str(self._socket), force_close=True),
             headers={"Authorization": f"Bearer {engines.KEY}"},
         )
         self._clients = (await self._stack.enter_async_context(direct), proxy.http)
