@@ -270,7 +270,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     """Measure a model under several profiles, side by side, on engines of its own.
 
     Without --profiles: llama-server's own defaults against the model's profile. Each round starts
-    every variant anew, in another order. A running daemon is not disturbed. Ctrl-C keeps what was
+    every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps what was
     measured (exit code 130).
     """
     from supervisor.commands.bench import BenchOptions

@@ -2,7 +2,7 @@
 
 Threads of one operation wait for each other after each, so one that waits for its core delays all:
 on 2 cores with one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone
-they made 139 and 91 (build 10434). So threads take all performance cores that nobody else uses.
+they made 139 and 91 (build 10434). So threads take all performance cores that are free.
 
 Every change replaces an instance. Therefore a load must last before the threads give way to it, and
 its absence must last far longer before they come back.

@@ -20,7 +20,7 @@ from supervisor.output import ProgressMeter
 def measure_threads(planner: LaunchPlanner, model: str, directories: Directories) -> None:
     """Measure until the next plan of a model has what a daemon would give it.
 
-    A model that does not run is left as it is; whoever starts it next reports why.
+    A model that does not run is left as it is; its next start reports why.
     """
     plan = planner.plan(model)
     if plan.untried_threads is None:

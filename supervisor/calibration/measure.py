@@ -54,11 +54,21 @@ async def _together(client: EngineClient, sequences: int) -> float | None:
     began_at_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_complete(client, f"Story {number}", _TOGETHER_TOKENS))
-            for number in range(sequences)
+            group.create_task(_answered(client, f"Story {number}")) for number in range(sequences)
         ]
-    tokens = sum(found.decoded_tokens for task in tasks if (found := task.result()))
-    return tokens / (time.monotonic() - began_at_s)
+    took_s = time.monotonic() - began_at_s
+    found = [timings for task in tasks if (timings := task.result())]
+    if len(found) < sequences:
+        raise EngineUnreachable(f"{sequences - len(found)} of {sequences} sequences failed")
+    return sum(timings.decoded_tokens for timings in found) / took_s
+
+
+async def _answered(client: EngineClient, prompt: str) -> Timings | None:
+    """As `_complete`, without an error: the group of all would wrap it."""
+    try:
+        return await _complete(client, prompt, _TOGETHER_TOKENS)
+    except EngineUnreachable:
+        return None
 
 
 async def _complete(

@@ -121,5 +121,5 @@ def _device_joules(
     if before is None or after is None or before.keys() != after.keys():
         return None
     passed = [value - before[name] for name, value in after.items()]
-    # The driver was loaded anew in between.
+    # The driver was reloaded in between.
     return None if min(passed) < 0 else sum(passed)

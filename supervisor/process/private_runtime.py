@@ -1,7 +1,7 @@
 """Runtime directories of engines that belong to a command and not to the daemon.
 
 Each has a lock, which a killed process loses. The next process that makes a directory removes those
-that nobody holds, with their engines.
+without a lock, with their engines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def private_runtime(directories: Directories) -> Iterator[Path]:
         for old in sorted(parent.iterdir()):
             _remove_stale(old)
         own = make_private(parent / secrets.token_hex(4))
-        # Whoever looks whether it is in use holds it for a moment.
+        # A process that looks whether it is in use holds it for a moment.
         lock = _lock(own, _TIMEOUT_S)
         lock.acquire()
     try:

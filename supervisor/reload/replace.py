@@ -1,4 +1,4 @@
-"""Replaces a running instance by one that is planned anew.
+"""Replaces a running instance by one of a new plan.
 
 A successor starts beside it where it serves and memory allows. Once that serves, it takes over, and
 the other answers what it has and ends. Elsewhere the instance drains and starts again, if the
@@ -59,7 +59,7 @@ class Replacement:
 
 
 class Replacer:
-    """Replaces instances of a fleet; `lock` is held by whoever changes what runs."""
+    """Replaces instances of a fleet; the caller of each method holds `lock`."""
 
     def __init__(self, fleet: Fleet, read_machine: Callable[[], Machine] = machine.read) -> None:
         self.lock = asyncio.Lock()

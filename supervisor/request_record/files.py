@@ -1,7 +1,7 @@
 """The record of each model: two files of JSON lines, the newer and the older. For this user alone.
 
-A file is opened for each batch, so that one that was deleted begins anew. Names of models have been
-checked by the settings.
+A file is opened for each batch, so that one that was deleted is created again. Names of models
+have been checked by the settings.
 """
 
 from __future__ import annotations

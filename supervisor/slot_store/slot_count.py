@@ -5,7 +5,7 @@ Where each slot has a cache of its own, the state of a slot file has a part for 
     u32 caches   u32 x before: 0   u32 cells   data of the cells   u32 x after: 0
 
 One part holds the sequence, the others have no cells. An engine refuses a file of another number of
-caches ("n_stream mismatch"), though the sequence would fit, so the empty parts are written anew.
+caches ("n_stream mismatch"), though the sequence would fit, so the empty parts are rewritten.
 
 Source: llama.cpp, llama_kv_cache::state_write and state_read; files of build 10434.
 """

@@ -1,4 +1,4 @@
-"""Figures of trials on disk, so that a restart of the daemon does not begin them anew.
+"""Figures of trials on disk, so that they outlast a restart of the daemon.
 
 Numbers only, one file for each pair of sides, for this user alone. A file that was altered or
 cannot be used counts as missing.

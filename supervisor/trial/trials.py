@@ -77,7 +77,7 @@ class Trials:
                 self.of(str(event.fields["model"]))
 
     def of(self, model: str) -> Trial | None:
-        """Return the trial of a model, begun anew where its settings have changed."""
+        """Return the trial of a model, a new one where its settings have changed."""
         found = self._fleet.models.get(model)
         sides = _sides(found) if found and self._has_trial(model) else None
         trial = self._trials.get(model)

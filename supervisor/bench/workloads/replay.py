@@ -92,7 +92,7 @@ def plan_replay(
 
 
 def _with_times(recorded: Iterable[RecordedRequest]) -> list[_Timed]:
-    """Add up the pauses; a daemon that started anew begins after all before it."""
+    """Add up the pauses; the requests after a restart of the daemon follow all before it."""
     timed: list[_Timed] = []
     began_s = last_end_s = 0.0
     for request in recorded:

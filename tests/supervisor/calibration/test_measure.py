@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from supervisor.calibration.measure import measure
-from supervisor.engine_client.client import EngineClient
+from supervisor.engine_client.client import EngineClient, EngineResponse, EngineUnreachable
 from supervisor.instance.states import State
 from supervisor.process.launch import Launch
 
@@ -47,3 +48,31 @@ async def test_the_engine_is_measured(
 async def test_an_engine_that_generates_no_text_is_not_measured(runtime: Path) -> None:
     async with ready(fake_launch(runtime, "no-completion")) as client:
         assert await measure(client, 4) is None
+
+
+class Dying:
+    """A client of an engine that dies after so many requests."""
+
+    def __init__(self, client: EngineClient, requests: int) -> None:
+        self._client = client
+        self._left = requests
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
+        self._left -= 1
+        if self._left < 0:
+            raise EngineUnreachable("POST: the connection broke")
+        return await self._client.post(path, body)
+
+
+@pytest.mark.parametrize("requests", [0, 1, 2, 5])
+async def test_an_engine_that_dies_meanwhile_is_not_measured(
+    runtime: Path,
+    engine_path: Path,
+    engine_library_dirs: tuple[Path, ...],
+    tiny_model: Path,
+    requests: int,
+) -> None:
+    words = [engine_path, "--model", tiny_model, "--ctx-size", 4096, "--parallel", 4]
+    launch = launch_of(*map(str, words), runtime=runtime, library_dirs=engine_library_dirs)
+    async with ready(launch) as client:
+        assert await measure(cast("EngineClient", Dying(client, requests)), 4) is None

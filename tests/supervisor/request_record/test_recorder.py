@@ -61,6 +61,11 @@ class Recording:
     def warnings(self) -> list[str]:
         return [one.name for one in self.emitted if one.name == "requests.record_failed"]
 
+    async def received(self) -> None:
+        """Let the recorder take all events so far, which needs a turn of the loop for each."""
+        for _ in self.emitted:
+            await asyncio.sleep(0)
+
     async def written(self) -> None:
         """Wait until one more batch is written or lost."""
         async with asyncio.timeout(10):
@@ -91,7 +96,7 @@ async def test_a_batch_is_written_after_a_while(
 async def test_what_was_observed_is_written_at_the_end(recording: Recording) -> None:
     async with recording.running():
         recording.finish()
-        await asyncio.sleep(0.01)
+        await recording.received()
     assert recording.files.counts() == {"chat": 1}
 
 
@@ -102,7 +107,7 @@ async def test_only_chosen_models_and_finished_requests_are_recorded(
         recording.finish(model="../../escape")
         recording.finish(status=499)
         recording.events.emit("events.dropped", count=1)
-        await asyncio.sleep(0.01)
+        await recording.received()
     assert not root.exists()
 
 
