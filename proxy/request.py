@@ -95,7 +95,9 @@ def client_of(request: web.BaseRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
+class Content:
+    """What a body holds, as it is forwarded."""
+
     model: str
     body: bytes = b""
     members: Mapping[str, Any] = field(default_factory=dict)
@@ -146,39 +148,50 @@ async def _content(
     kind: EndpointKind,
     names: ModelNames,
     share: Share,
-) -> _Content:
+) -> Content:
     named = request.query.get("model")
     if request.method != "POST":
-        return _Content(names.resolve(named).model_info.id)
+        return Content(names.resolve(named).model_info.id)
     body = await read_body(request, share)
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)
         return await share.run(len(body), lambda: _of_form(form, named, names, share.settings))
     await check_complexity(body, share)
-    return await share.run(len(body), lambda: _of_json(body, kind, named, names, share.settings))
+    return await share.run(
+        len(body), lambda: json_content(body, kind, named, names, share.settings)
+    )
 
 
-def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> _Content:
+def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
     members = form.texts()
     check(EndpointKind.TRANSCRIPTION, members, settings.limits)
     model = names.resolve(members.get("model") or named).model_info.id
-    return _Content(model, form.written(), members, form=form)
+    return Content(model, form.written(), members, form=form)
 
 
-def _of_json(
+def json_content(
     body: bytes,
     kind: EndpointKind,
     named: str | None,
     names: ModelNames,
     settings: ProxySettings,
-) -> _Content:
+) -> Content:
+    """Read a JSON body that `check_complexity` passed; raises as `read_request` does.
+
+    Args:
+        body: The body.
+        kind: Of the endpoint.
+        named: The model, where the body names none.
+        names: The models that the client may use.
+        settings: With the limits.
+    """
     members = members_of(body)
     pick = names.resolve(_named(members) or named)
     members, body = _as_forwarded(kind, members, body, pick.variant)
     check(kind, members, settings.limits)
     model = pick.model_info.id
-    return _Content(model, body, members, read_prompt(kind, model, members))
+    return Content(model, body, members, read_prompt(kind, model, members))
 
 
 def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:

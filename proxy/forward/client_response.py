@@ -75,6 +75,16 @@ class ResponseWriter(Protocol):
         """Take an instance's own error."""
 
 
+class RequestWriter(ResponseWriter, Protocol):
+    """Takes the response to a whole request."""
+
+    def keep_alive(self, kind: EndpointKind, /) -> None:
+        """Keep the client waiting until the response begins, or `end_wait`."""
+
+    async def end_wait(self) -> None:
+        """The wait is over."""
+
+
 class _Response(web.StreamResponse):
     """A response whose header is sent with the first bytes behind it, in one packet."""
 
@@ -83,7 +93,7 @@ class _Response(web.StreamResponse):
 
 
 class ClientResponse:
-    """The response to one request (`ResponseWriter`).
+    """The response to one request (`RequestWriter`).
 
     Attributes:
         extra_headers: Header fields that every response of an instance gets besides its own.

@@ -24,7 +24,7 @@ from proxy.errors import (
     UpstreamTimeout,
 )
 from proxy.forward.array import PromptArray, array_of
-from proxy.forward.client_response import ClientResponse, ResponseWriter
+from proxy.forward.client_response import RequestWriter, ResponseWriter
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.relay import ResponseRelay
@@ -52,7 +52,7 @@ class Forward:
         self._settings = settings
         self._emit = emit
 
-    async def handle(self, request: ProxyRequest, client_response: ClientResponse) -> None:
+    async def handle(self, request: ProxyRequest, client_response: RequestWriter) -> None:
         """Answer a request.
 
         Raises:
@@ -80,7 +80,7 @@ class Forward:
                 raise
             await self._request(request, plan, client_response, avoid=(error.instance,))
 
-    async def _forward_parts(self, array: PromptArray, client_response: ClientResponse) -> None:
+    async def _forward_parts(self, array: PromptArray, client_response: RequestWriter) -> None:
         """Answer the prompts of an array, as many at once as slots are leased for them.
 
         One of them at a time waits for a slot, so the request has one place in the queue.

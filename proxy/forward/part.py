@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from proxy.errors import UpstreamFailed
 from proxy.forward.array import PromptArray
-from proxy.forward.client_response import ClientResponse, ResponseWriter
+from proxy.forward.client_response import ResponseWriter
 from proxy.forward.gather import GATHERED_MAX_BYTES, Gather, Renumber
 from proxy.headers import JSON
 from proxy.router.lease import Lease
@@ -50,7 +50,7 @@ class Parts(Protocol):
 
 
 class _Part:
-    def __init__(self, answer: ClientResponse, at: int) -> None:
+    def __init__(self, answer: ResponseWriter, at: int) -> None:
         self.record = answer.record.part()
         self.is_leased = asyncio.Event()
         self._answer = answer
@@ -83,7 +83,7 @@ class _WholePart(_Part):
     has_begun = False
     is_committed = False
 
-    def __init__(self, answer: ClientResponse, gather: Gather, at: int) -> None:
+    def __init__(self, answer: ResponseWriter, gather: Gather, at: int) -> None:
         super().__init__(answer, at)
         self._gather = gather
         self._body = bytearray()
@@ -104,7 +104,7 @@ class _WholePart(_Part):
 
 
 class WholeParts:
-    def __init__(self, answer: ClientResponse, array: PromptArray) -> None:
+    def __init__(self, answer: ResponseWriter, array: PromptArray) -> None:
         self._answer = answer
         self._gather = Gather(array)
 
@@ -122,7 +122,7 @@ class WholeParts:
 
 
 class _StreamPart(_Part):
-    def __init__(self, streams: StreamParts, answer: ClientResponse, at: int) -> None:
+    def __init__(self, streams: StreamParts, answer: ResponseWriter, at: int) -> None:
         super().__init__(answer, at)
         self._streams = streams
         self._splitter = Splitter()
@@ -147,7 +147,7 @@ class _StreamPart(_Part):
 class StreamParts:
     """Streams passed on as one: event by event, with one end."""
 
-    def __init__(self, answer: ClientResponse, array: PromptArray) -> None:
+    def __init__(self, answer: ResponseWriter, array: PromptArray) -> None:
         self._answer = answer
         self._renumber = Renumber(array)
         self._turn = asyncio.Lock()
@@ -171,7 +171,7 @@ class StreamParts:
         await self._answer.finish(_LAST_EVENT if self._renumber.is_done else b"")
 
 
-def parts_of(array: PromptArray, answer: ClientResponse) -> Parts:
+def parts_of(array: PromptArray, answer: ResponseWriter) -> Parts:
     kind = array.request.kind
     is_stream = array.request.is_stream and kind.generates
     return StreamParts(answer, array) if is_stream else WholeParts(answer, array)

@@ -1,0 +1,1 @@
+"""Requests that no client waits for one by one: batches of prompts."""

@@ -1,0 +1,170 @@
+"""Requests of our own: a client's in all but the connection.
+
+Each waits in the queue of its model, holds a lease, is retried where that is safe, and is counted
+and written to the access log. Its answer is whole: a stream is assembled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+from multidict import CIMultiDict
+
+from proxy.access_log import CLIENT_GONE, AccessRecord
+from proxy.batch.held_response import HeldResponse
+from proxy.body.bodies import Bodies, Share
+from proxy.body.read import check_complexity
+from proxy.endpoints import ENDPOINTS, choices_of
+from proxy.errors import (
+    BadRequest,
+    BodyTooLarge,
+    InternalError,
+    NotFound,
+    ProxyError,
+    quoted,
+)
+from proxy.forward.client_response import error_body
+from proxy.forward.forward import Forward
+from proxy.metrics.prometheus import Metrics
+from proxy.models import ModelNames
+from proxy.request import Priority, ProxyRequest, json_content
+from proxy.router.in_flight import InFlightRequest, ServerState
+
+# What makes a response a stream.
+_STREAM_MEMBERS: Final = frozenset({"stream", "stream_options"})
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswer:
+    """An answer; `body` is JSON, from a status of 400 on an error in the API's shape.
+
+    Attributes:
+        retry_after_s: Whole seconds after which a retry can succeed; None: no hint.
+    """
+
+    status: int
+    body: bytes
+    retry_after_s: int | None = None
+
+
+class OwnRequests:
+    """Sends requests of our own through the router."""
+
+    def __init__(
+        self, forward: Forward, bodies: Bodies, metrics: Metrics, server_state: ServerState
+    ) -> None:
+        self._forward = forward
+        self._bodies = bodies
+        self._metrics = metrics
+        self._server_state = server_state
+
+    async def answer(  # noqa: PLR0913 (what a client's request says, and who asks)
+        self,
+        path: str,
+        members: Mapping[str, Any],
+        *,
+        client: str,
+        names: ModelNames,
+        request_id: str,
+        priority: Priority = "batch",
+        queue_timeout_s: float | None = None,
+        is_from_proxy: bool = False,
+        on_lease: Callable[[], None] = lambda: None,
+    ) -> OwnAnswer:
+        """POST to one of llama-server's endpoints; an error is an answer as well.
+
+        A drain of the server aborts it as it aborts a client's; whether it may begin during one is
+        the caller's to decide.
+
+        Args:
+            path: The endpoint.
+            members: The body; `stream` and `stream_options` are left out.
+            client: The name of an API key, or an address.
+            names: The models that the client may use.
+            request_id: For the log, and for the engine.
+            priority: In the queue.
+            queue_timeout_s: How long it may wait for a slot; None as set.
+            is_from_proxy: Whether another llama-corral asks for it: no node gets it.
+            on_lease: Called whenever it gets a slot.
+        """
+        record = AccessRecord(request_id)
+        held = HeldResponse(record, on_lease)
+        failure: ProxyError | None = None
+        try:
+            in_flight = InFlightRequest(self._server_state.in_flight)
+            with in_flight, self._metrics.counting(record), self._bodies.share(client) as share:
+                found = await _request(path, members, names, share)
+                default_s = found.queue_timeout_s
+                request = replace(
+                    found,
+                    request_id=request_id,
+                    client=client,
+                    priority=priority,
+                    queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
+                    is_from_proxy=is_from_proxy,
+                )
+                record.model, record.kind = request.model, request.kind
+                await self._forward.handle(request, held)
+        except ProxyError as error:
+            failure = error
+        except asyncio.CancelledError:
+            record.status = CLIENT_GONE
+            raise
+        except Exception:  # noqa: BLE001 (as a client's: one failure is one answer)
+            _log.exception("internal error in request %s", request_id)
+            failure = InternalError()
+        finally:
+            record.status = failure.status if failure else record.status
+            record.emit(self._metrics.emit, failure)
+        return _refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
+
+
+def _refusal(path: str, error: ProxyError) -> OwnAnswer:
+    body = orjson.dumps(error_body(path, error))
+    return OwnAnswer(error.status, body, error.retry_after_s)
+
+
+async def _request(
+    path: str, members: Mapping[str, Any], names: ModelNames, share: Share
+) -> ProxyRequest:
+    """Read a request as `read_request` reads a client's; raises as that does."""
+    kind = ENDPOINTS["POST"].get(path)
+    if kind is None:
+        raise NotFound(f"no instance has an endpoint {quoted(path)}")
+    body = _written({name: one for name, one in members.items() if name not in _STREAM_MEMBERS})
+    if len(body) > share.settings.max_body_bytes:
+        raise BodyTooLarge(share.settings.max_body_bytes)
+    share.add_bytes(len(body))
+    await check_complexity(body, share)
+    content = await share.run(
+        len(body), lambda: json_content(body, kind, None, names, share.settings)
+    )
+    return ProxyRequest(
+        request_id="",
+        method="POST",
+        path=path,
+        query="",
+        headers=CIMultiDict({"Content-Type": "application/json"}),
+        body=content.body,
+        json=content.members,
+        kind=kind,
+        model=content.model,
+        client="",
+        priority="batch",
+        queue_timeout_s=share.settings.queue_timeout_s,
+        prompt=content.prompt,
+        slots=choices_of(kind, content.members),
+    )
+
+
+def _written(members: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(members)
+    except TypeError as error:  # parsing allows more levels than serialising
+        raise BadRequest(f"the body cannot be serialised: {error}") from error
