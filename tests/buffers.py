@@ -84,7 +84,11 @@ def _logged(engine: Engine, model: Path, flags: Mapping[str, FlagValue]) -> dict
     words = [word for one in rendered.lines for word in (one.flag, one.value) if word]
     argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]
     environment = clean_environment(
-        os.environ, library_dirs=engine.library_dirs, api_key="k", marker="memory"
+        os.environ,
+        program=engine.path,
+        library_dirs=engine.library_dirs,
+        api_key="k",
+        marker="memory",
     )
     with subprocess.Popen(
         [*argv, *words],

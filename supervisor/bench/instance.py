@@ -112,6 +112,7 @@ def _launch(plan: Plan, directories: Directories) -> Launch:
         argv=argv,
         env=clean_environment(
             os.environ,
+            program=plan.engine.path,
             library_dirs=plan.engine.library_dirs,
             api_key=api_key,
             marker=ProcessTag(directories.runtime, _NAME, Path(argv[0])).text,

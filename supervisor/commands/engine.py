@@ -8,6 +8,7 @@ from pathlib import Path
 from supervisor.engines import discover as engines
 from supervisor.engines.discover import Engine, FoundEngine
 from supervisor.engines.help import Flag
+from supervisor.engines.runtime import runtime_metadata
 from supervisor.errors import SettingsInvalid
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, size, table
@@ -76,7 +77,7 @@ def _data(one: FoundEngine) -> dict[str, object]:
     return {
         "path": str(one.candidate.path),
         "source": one.candidate.source,
-        "version": found and found.version,
+        **asdict(runtime_metadata(found)),
         "build": found and found.build,
         "devices": [asdict(device) for device in found.devices] if found else [],
         "library_dirs": [str(directory) for directory in found.library_dirs] if found else [],

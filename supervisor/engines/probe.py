@@ -12,6 +12,7 @@ from typing import Final
 
 from supervisor.errors import EngineBroken
 from supervisor.host import json_cache
+from supervisor.host.spawn_options import creation_flags, library_path
 
 # Each command has a time limit, and an environment without the variables that change the engine's
 # behaviour. The output is cached by the file's path, size and modification time, until the machine
@@ -43,7 +44,7 @@ def probe(
     cached = json_cache.get(cache_dir / "engines", key)
     if cached and cached.keys() == {"version", "help", "devices"}:
         return ProbeOutput(**cached)
-    env = environment(os.environ, library_dirs)
+    env = environment(os.environ, path, library_dirs)
     version, text, devices = (
         _run([str(path), option], env, limit_s)
         for option in ("--version", "--help", "--list-devices")
@@ -59,11 +60,12 @@ def probe(
     return ProbeOutput(version, text, devices)
 
 
-def environment(environ: Mapping[str, str], library_dirs: Sequence[Path]) -> dict[str, str]:
+def environment(
+    environ: Mapping[str, str], program: Path, library_dirs: Sequence[Path]
+) -> dict[str, str]:
     """The environment without llama.cpp's own variables, with these library directories first."""
     env = {name: value for name, value in environ.items() if not name.startswith("LLAMA_")}
-    libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]
-    return env | ({"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {})
+    return env | library_path(env, program, library_dirs)
 
 
 def _boot_id() -> str:
@@ -80,6 +82,7 @@ def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
             capture_output=True,
             check=False,
             timeout=limit_s,
+            creationflags=creation_flags(),
         )
     except OSError as error:
         raise _did_not_start(argv[0], error) from error

@@ -268,6 +268,7 @@ class LaunchPlanner:
             argv=argv,
             env=clean_environment(
                 os.environ,
+                program=plan.engine.path,
                 library_dirs=plan.engine.library_dirs,
                 api_key=api_key,
                 marker=ProcessTag(self._directories.runtime, instance, Path(argv[0])).text,

@@ -26,6 +26,7 @@ from typing import IO, Final
 
 import psutil
 
+from supervisor.host.spawn_options import creation_flags
 from supervisor.process.launch import Launch
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -98,6 +99,7 @@ class Child:
             env=dict(launch.env),
             cwd=launch.cwd,
             start_new_session=True,
+            creationflags=creation_flags(),
             preexec_fn=lambda: _prepare(ours, core),  # noqa: PLW1509 (see _die_with)
         )
         try:

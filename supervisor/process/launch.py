@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.engine_client.endpoint import Endpoint
+from supervisor.host.spawn_options import LIBRARY_PATHS, library_path
 from supervisor.process.load_progress import ROUTER_ENV
 from supervisor.warmup.prompts import WarmPrompt
 
@@ -17,7 +18,7 @@ KEY_ENV: Final = "LLAMA_API_KEY"
 # Every option of llama-server is also an LLAMA_ARG_* variable, and others change its behaviour too:
 # only these names are passed on. The prefixes configure drivers, GPU runtimes and thread libraries.
 _NAMES: Final = frozenset(
-    {"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"}
+    {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", *LIBRARY_PATHS}
 )
 _PREFIXES: Final = (
     "AMD_", "CUDA_", "GGML_", "GOMP_", "GPU_", "HIP_", "HSA_", "KMP_", "LC_", "MESA_", "NVIDIA_",
@@ -69,17 +70,20 @@ class Launch:
 
 
 def clean_environment(
-    environ: Mapping[str, str], *, library_dirs: Iterable[Path], api_key: str, marker: str
+    environ: Mapping[str, str],
+    *,
+    program: Path,
+    library_dirs: Iterable[Path],
+    api_key: str,
+    marker: str,
 ) -> dict[str, str]:
     """Return the environment of an engine; `marker` is a `ProcessTag.text`.
 
     The key is passed here because other users can read a command line, but not an environment.
     """
     env = {name: value for name, value in environ.items() if _is_harmless(name)}
-    libraries = [*map(str, library_dirs), *filter(None, [env.get("LD_LIBRARY_PATH")])]
-    if libraries:
-        env["LD_LIBRARY_PATH"] = ":".join(libraries)
     return env | {
+        **library_path(env, program, library_dirs),
         KEY_ENV: api_key,
         PROCESS_TAG_ENV: marker,
         ROUTER_ENV: "1",

@@ -168,7 +168,11 @@ def launch_of(
     return Launch(
         argv=(*argv, *where),
         env=clean_environment(
-            {"PATH": "/usr/bin:/bin"}, library_dirs=library_dirs, api_key="k", marker="test"
+            {"PATH": "/usr/bin:/bin"},
+            program=Path(argv[0]),
+            library_dirs=library_dirs,
+            api_key="k",
+            marker="test",
         ),
         cwd=Path(argv[0]).parent,
         endpoint=endpoint,

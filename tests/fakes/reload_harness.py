@@ -104,7 +104,9 @@ class FakePlanner(LaunchPlanner):
                 "--host",
                 str(socket),
             ),
-            env=clean_environment({}, library_dirs=(), api_key="k", marker=instance),
+            env=clean_environment(
+                {}, program=self._runtime, library_dirs=(), api_key="k", marker=instance
+            ),
             cwd=self._runtime,
             endpoint=Endpoint(socket),
             api_key="k",

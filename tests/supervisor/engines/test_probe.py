@@ -7,17 +7,19 @@ import pytest
 from supervisor.engines.probe import environment, probe
 from supervisor.errors import EngineBroken
 
+ENGINE = Path("/bin/llama-server")
+
 
 def test_libraries_go_before_those_of_the_environment() -> None:
     environ = {"LD_LIBRARY_PATH": "/cuda", "HOME": "/h", "LLAMA_ARG_PORT": "1"}
-    assert environment(environ, [Path("/a"), Path("/b")]) == {
+    assert environment(environ, ENGINE, [Path("/a"), Path("/b")]) == {
         "LD_LIBRARY_PATH": "/a:/b:/cuda",
         "HOME": "/h",
     }
 
 
 def test_without_libraries_the_path_is_unchanged() -> None:
-    assert environment({"HOME": "/h"}, []) == {"HOME": "/h"}
+    assert environment({"HOME": "/h"}, ENGINE, []) == {"HOME": "/h"}
 
 
 def test_a_probe_has_a_time_limit(tmp_path: Path) -> None:

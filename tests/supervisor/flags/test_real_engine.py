@@ -71,7 +71,7 @@ def listens(plan: Plan) -> bool:
     """Whether the engine accepts the command line, loads the model and listens."""
     process = subprocess.Popen(
         plan.argv(host="127.0.0.1", port=0),
-        env=environment({}, plan.engine.library_dirs),
+        env=environment({}, plan.engine.path, plan.engine.library_dirs),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

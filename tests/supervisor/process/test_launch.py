@@ -3,9 +3,13 @@ from pathlib import Path
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.process.launch import Launch, clean_environment
 
+ENGINE = Path("/bin/llama-server")
+
 
 def clean(**environ: str) -> dict[str, str]:
-    return clean_environment(environ, library_dirs=(), api_key="secret", marker="corral chat.0")
+    return clean_environment(
+        environ, program=ENGINE, library_dirs=(), api_key="secret", marker="corral chat.0"
+    )
 
 
 def test_an_engines_environment_has_none_of_its_options() -> None:
@@ -28,7 +32,11 @@ def test_an_engine_can_be_recognised_and_is_run_in_child_mode() -> None:
 
 def test_library_directories_come_first() -> None:
     env = clean_environment(
-        {"LD_LIBRARY_PATH": "/own"}, library_dirs=(Path("/a"), Path("/b")), api_key="", marker=""
+        {"LD_LIBRARY_PATH": "/own"},
+        program=ENGINE,
+        library_dirs=(Path("/a"), Path("/b")),
+        api_key="",
+        marker="",
     )
     assert env["LD_LIBRARY_PATH"] == "/a:/b:/own"
     assert "LD_LIBRARY_PATH" not in clean()
