@@ -21,6 +21,8 @@ EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json; charset=utf-8"
 # Whatever says it comes from another proxy of this kind, which must not pass it on once more.
 HOP: Final = "X-Corral-Hop"
+# `batch` queues a request behind all interactive ones.
+PRIORITY: Final = "X-Corral-Priority"
 
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 

@@ -23,7 +23,7 @@ from proxy.body.form import Form, is_form, read_form
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind, choices_of, endpoint_kind
 from proxy.errors import BadRequest
-from proxy.headers import HOP, for_upstream
+from proxy.headers import HOP, PRIORITY, for_upstream
 from proxy.models import ModelNames
 from proxy.prompt_cache.prompt import Prompt, read_prompt
 from proxy.prompt_cache.session_id import session_id
@@ -204,7 +204,7 @@ def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
 
 def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
     """By our header or by OpenAI's `service_tier`."""
-    header = request.headers.get("X-Corral-Priority", "").strip().lower()
+    header = request.headers.get(PRIORITY, "").strip().lower()
     return "batch" if header == "batch" or members.get("service_tier") == "flex" else "interactive"
 
 

@@ -121,6 +121,11 @@ class ProxySettings(SettingsTable):
         description="which engine gets a request: affinity (the one that caches the conversation), "
         "least-busy or round-robin",
     )
+    route_by_speed: bool = Field(
+        default=True,
+        description="whether an engine that decodes more than twice as fast as another one of its "
+        "model gets more of the requests",
+    )
     prefix_index_max_blocks: int = Field(
         200_000, ge=1, le=100_000_000, description="blocks of prompts in the prefix index"
     )

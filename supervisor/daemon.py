@@ -35,7 +35,12 @@ from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.admission.model_state import Waiting
 from supervisor.control import server as server_module
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, TrialStatus
-from supervisor.control.status import instance_status, model_status, node_status
+from supervisor.control.status import (
+    instance_status,
+    model_status,
+    node_status,
+    weight_statuses,
+)
 from supervisor.control.trial_status import trial_status
 from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
@@ -315,6 +320,7 @@ class Daemon:
                 for model in self._fleet.models.values()
             ],
             "nodes": [node_status(stats) for stats in self._nodes.stats()],
+            "weights": weight_statuses(self._router.instances()),
         }
 
     def trials(self) -> list[TrialStatus]:

@@ -165,8 +165,8 @@ async def _readdressed(
 ) -> UpstreamRequest:
     """Rewrite a request for a node; a large body in a thread."""
     if len(upstream_request.body) <= _LARGE_BYTES:
-        return for_node(upstream_request, node, request.form)
-    return await asyncio.to_thread(for_node, upstream_request, node, request.form)
+        return for_node(upstream_request, node, request.form, request.priority)
+    return await asyncio.to_thread(for_node, upstream_request, node, request.form, request.priority)
 
 
 def _upstream_request(request: ProxyRequest, body: bytes) -> UpstreamRequest:

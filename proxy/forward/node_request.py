@@ -12,21 +12,29 @@ import orjson
 
 from proxy.body.form import Form
 from proxy.errors import BadRequest
-from proxy.headers import HOP
+from proxy.headers import HOP, PRIORITY
+from proxy.request import Priority
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
 
 
 def for_node(
-    upstream_request: UpstreamRequest, node: Node, form: Form | None = None
+    upstream_request: UpstreamRequest,
+    node: Node,
+    form: Form | None = None,
+    priority: Priority = "interactive",
 ) -> UpstreamRequest:
     """Rewrite a request, whose body is empty, a JSON object or `form`, for a node.
+
+    The node's own interactive requests go before a batch request from here.
 
     Raises:
         BadRequest: The body is nested too deeply to be serialised again.
     """
     headers = upstream_request.headers.copy()
     headers[HOP] = "1"
+    if priority == "batch":
+        headers[PRIORITY] = priority
     body = (
         form.with_model(node.model).written() if form else _json(upstream_request.body, node.model)
     )

@@ -51,6 +51,10 @@ _OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals]
         "Tokens generated per second and request, running average.",
         lambda instance, _: instance.decode_tps,
     ),
+    "routing_weight": (
+        "Share of the model's requests, as a multiple of an average instance's.",
+        lambda instance, _: instance.weight.value,
+    ),
 }
 
 

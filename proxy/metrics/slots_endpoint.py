@@ -188,6 +188,8 @@ def _instance_json(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, 
         "conversations": instance.conversations,
         "prefill_tokens_per_second": round(instance.prefill_tps, 2),
         "decode_tokens_per_second": round(instance.decode_tps, 2),
+        "weight": round(instance.weight.value, 3),
+        "weight_reason": instance.weight.reason,
         "draft_acceptance": None if instance.acceptance is None else round(instance.acceptance, 3),
         **_members(totals_of([slot for slot in slots if slot.instance == name])),
     }

@@ -56,6 +56,13 @@ class NodeSettings(SettingsTable):
         description="whether it gets new conversations only when no local slot is free; "
         "a conversation that began there stays there",
     )
+    weight: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="its share of requests as a multiple of an average instance's; "
+        "unset: by its measured speed",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,12 @@ class ConfiguredNode:
             api_key=self.api_key,
             aliases=aliases,
             node=Node(
-                self.name, model, parts.path, parts.scheme == "https", self.settings.local_first
+                self.name,
+                model,
+                parts.path,
+                parts.scheme == "https",
+                self.settings.local_first,
+                self.settings.weight,
             ),
         )
 

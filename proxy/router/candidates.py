@@ -14,6 +14,7 @@ from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.instances import Instance
 from proxy.router.policy import Candidate, Choice, choose
+from proxy.router.weights import Weight
 from proxy.settings import Policy
 
 _HASHES: Final = 2**64
@@ -26,7 +27,9 @@ class Candidates:
         instances: Those in service.
         conversations: How many of the latest conversations each instance owns, by name.
         policy: The rule.
+        weights: Of the instances, by name.
         held_s: How long a request holds a slot, on average.
+        decode_s: Of this, from the first to the last token.
     """
 
     def __init__(
@@ -34,12 +37,16 @@ class Candidates:
         instances: Sequence[Instance],
         conversations: Mapping[str, int],
         policy: Policy,
+        weights: Mapping[str, Weight],
         held_s: float,
+        decode_s: float,
     ) -> None:
         self._instances = instances
         self._conversations = conversations
         self._policy = policy
+        self._weights = weights
         self._held_s = held_s
+        self._decode_s = decode_s
         self._trial_share = max((one.upstream.trial_share for one in instances), default=0.0)
         self._bound_for: Counter[str] = Counter()
         self._kept: set[Instance] = set()
@@ -73,6 +80,9 @@ class Candidates:
             self._keep(instances, request, owner)
         return choice
 
+    def weight(self, name: str) -> float:
+        return self._weights[name].value
+
     def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
         """Return whether a conversation is part of the trial: where it is, or by its beginning."""
         if not self._trial_share:
@@ -99,20 +109,23 @@ class Candidates:
 
     def _candidate(self, instance: Instance, request: ProxyRequest, hint: CacheHint) -> Candidate:
         upstream, needed = instance.upstream, instance.needed(request)
+        weight = self.weight(upstream.name)
         turns = 0 if instance.free >= needed else 1 + self._bound_for[upstream.name]
         return Candidate(
             name=upstream.name,
             slots=upstream.slots,
             slots_in_use=len(instance.leases),
-            last_used=instance.last_used,
+            turn=instance.turn,
             conversations=self._conversations.get(upstream.name, 0),
             cached_tokens=hint.cached_tokens.get(upstream.name, 0),
             backlog_tokens=instance.backlog_tokens,
             prefill_tps=instance.rates.prefill_tps,
-            free_in_s=turns * self._held_s / upstream.slots,
+            decode_s=self._decode_s / weight,
+            free_in_s=turns * self._held_s / (upstream.slots * weight),
             is_spare=upstream.node is not None and upstream.node.is_spare,
             needed=needed,
             is_on_trial=upstream.is_on_trial,
+            weight=weight,
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
 from proxy.router.in_flight import InFlight
+from proxy.router.weights import EQUAL, Speed, Weight, weights_of
 from proxy.upstream.timings import Rates
 from proxy.upstream.upstream import Upstream
 
@@ -50,6 +50,7 @@ class InstanceStats:
     decode_tps: float
     leases: tuple[LeaseStats, ...]
     acceptance: float | None = None
+    weight: Weight = EQUAL
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +62,7 @@ class Instance:
 
     Attributes:
         is_silent: It does not respond and gets no request that another can take.
-        last_used: In the count of `Instances`.
+        turn: Its place in the order of use; what has a larger weight comes more often.
         bytes_received: Of responses to requests that are over.
     """
 
@@ -69,7 +70,7 @@ class Instance:
     rates: Rates
     in_service: bool = True
     is_silent: bool = False
-    last_used: int = 0
+    turn: float = 0.0
     bytes_received: int = 0
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
@@ -115,7 +116,12 @@ class Instance:
         """Prompt tokens that it still has to compute."""
         return sum(lease.backlog_tokens for lease in self.leases)
 
-    def stats(self, conversations: int) -> InstanceStats:
+    def speed(self, *, is_measured: bool) -> Speed:
+        node = self.upstream.node
+        weight = node.weight if node else None
+        return Speed(self.rates.latency, weight) if is_measured else Speed(weight=weight)
+
+    def stats(self, conversations: int, weight: Weight) -> InstanceStats:
         known = bool(self.rates.answers)
         return InstanceStats(
             self.upstream,
@@ -125,16 +131,17 @@ class Instance:
             self.rates.decode_tps if known else 0.0,
             tuple(lease.stats() for lease in self.leases),
             self.rates.acceptance,
+            weight,
         )
 
 
 class Instances:
     """All instances by name: those in service, and those that still hold something."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, route_by_speed: bool) -> None:
+        self._route_by_speed = route_by_speed
         self._instances: dict[str, Instance] = {}
         self._rates: dict[str, Rates] = {}  # of those that are out of service
-        self._turn = count(1)
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._instances.values())
@@ -154,6 +161,13 @@ class Instances:
         admitted = self.in_service(model)
         return [instance for instance in admitted if not instance.is_silent] or admitted
 
+    def weights(self, model: str) -> Mapping[str, Weight]:
+        """Return the weights of those in service, by name."""
+        instances = self.in_service(model)
+        weights = weights_of([one.speed(is_measured=self._route_by_speed) for one in instances])
+        names = (instance.upstream.name for instance in instances)
+        return dict(zip(names, weights, strict=True))
+
     def admit(self, upstream: Upstream) -> Instance:
         """Take an instance into service; facts of an earlier admission are replaced."""
         rates = self._rates.get(upstream.name, Rates())
@@ -161,9 +175,6 @@ class Instances:
         instance.upstream = upstream
         instance.in_service = True
         return instance
-
-    def mark_used(self, instance: Instance) -> None:
-        instance.last_used = next(self._turn)
 
     def discard_if_unused(self, instance: Instance) -> None:
         """Forget an instance that is withdrawn and holds nothing; else do nothing."""

@@ -78,6 +78,7 @@ class Lease(InFlightRequest):
 
     Attributes:
         progress: Of the response; the relay counts in it.
+        sequences: Slots of the instance in use when it began, its own among them.
         expected_cached: Prompt tokens that the instance's cache is believed to hold.
         position: In the queue when it joined, from 1; 0 if it did not wait.
         slot: The slot that it uses, where the slots of the instance are tracked.
@@ -103,6 +104,7 @@ class Lease(InFlightRequest):
         self.clock = clock
         self.began_at_s = clock()
         self.progress = ResponseProgress(clock)
+        self.sequences = 1
         self.expected_cached = 0
         self.queued_s = 0.0
         self.position = 0

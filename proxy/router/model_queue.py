@@ -24,7 +24,7 @@ from proxy.router.lease import Lease
 from proxy.router.policy import Choice
 from proxy.router.response_progress import Clock
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import average
+from proxy.upstream.timings import Timings, average
 
 # How long a request holds a slot, before any has finished.
 _HELD_S: Final = 2.0
@@ -105,6 +105,8 @@ class ModelQueue:
         self._queue: FairQueue[QueuedRequest] = FairQueue()
         self._granted: dict[Lease, QueuedRequest] = {}
         self._mean_lease_s = _HELD_S
+        self._mean_decode_s = 0.0
+        self._turn = 0.0  # of the last instance that got a request, before it did
         self._recheck: asyncio.TimerHandle | None = None
 
     # Requests that wait.
@@ -211,8 +213,13 @@ class ModelQueue:
                     if not lease.request.is_background:
                         yield lease
 
-    def note_finished(self, lease: Lease) -> None:
-        self._mean_lease_s = average(self._mean_lease_s, self._clock() - lease.began_at_s)
+    def note_finished(self, lease: Lease, timings: Timings | None) -> None:
+        instance, now_s = lease.instance, self._clock()
+        self._mean_lease_s = average(self._mean_lease_s, now_s - lease.began_at_s)
+        if timings:
+            self._mean_decode_s = average(self._mean_decode_s, timings.decode_ms / 1000)
+            sequences = (lease.sequences + len(instance.leases) + 1) // 2
+            instance.rates = instance.rates.after(timings, sequences, now_s)
 
     # Granting slots.
 
@@ -245,6 +252,8 @@ class ModelQueue:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
                 lease = self._grant(queued, chosen, hint, now_s)
                 lease.is_diverted = choice.is_diverted
+                if candidates:
+                    self._count_turn(chosen, candidates.weight(choice.name))
                 return queued
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
@@ -253,7 +262,14 @@ class ModelQueue:
 
     def _candidates(self, instances: Sequence[Instance]) -> Candidates:
         conversations = self._prefix_index.conversations_per_instance(self.model)
-        return Candidates(instances, conversations, self._settings.policy, self._mean_lease_s)
+        return Candidates(
+            instances,
+            conversations,
+            self._settings.policy,
+            self._instances.weights(self.model),
+            self._mean_lease_s,
+            self._mean_decode_s,
+        )
 
     def _grant(
         self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
@@ -272,12 +288,17 @@ class ModelQueue:
             Lease(queued.request, instance, self._clock, first=lease)
             for _ in range(instance.needed(queued.request) - 1)
         )
-        self._instances.mark_used(instance)
         instance.leases += lease.slots
+        lease.sequences = len(instance.leases)
         self._granted[lease] = queued
         queued.lease = lease
         queued.wake.set()
         return lease
+
+    def _count_turn(self, instance: Instance, weight: float) -> None:
+        # One that was busy or new has missed turns, and does not get them all now.
+        self._turn = max(self._turn, instance.turn)
+        instance.turn = self._turn + 1 / weight
 
     def _schedule_recheck(self, in_s: float) -> None:
         if in_s < math.inf:

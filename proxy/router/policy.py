@@ -2,19 +2,23 @@
 
 `affinity`, the default:
 
-1. A conversation goes to its owner, if that holds more than a few of its tokens. It leaves only if
-   the owner has no slot free, another has, and waiting takes longer than the answer elsewhere: a
-   quarter longer, plus the time in which the owner's cache was filled. It waits no longer than that
-   either, so a wrong estimate costs twice the move at most.
+1. A conversation goes to its owner, if that holds more than a few of its tokens. It leaves if the
+   owner has no slot free, another has, and waiting takes longer than the answer elsewhere: its
+   prompt a quarter longer, plus the time in which the owner's cache was filled. It waits no longer
+   than that either, so a wrong estimate costs twice the move at most. It leaves an owner with a
+   free slot only for a faster instance, by the same rule.
 2. A new conversation goes, among the instances that own less than 1.25 times their share and one
    more (the first few would otherwise separate what belongs together), where most of its prompt is
-   cached, then to the one that owns the fewest, then to the least busy.
+   cached, then to the one that owns the fewest, then to the least busy. A faster instance gets it
+   although another has more in its cache, if it answers in less than four fifths of the time.
+
+Shares, loads and turns are over the instances' weights (`proxy.router.weights`).
 
 An instance on trial is for some conversations, the others are for the rest (`on_trial`); each
 conversation stays on its side. Only a request that would find no slot there goes to the other side.
 
-`least-busy` takes the instance with the fewest requests for each slot, `round-robin` the one used
-longest ago. A spare instance, as one on another machine mostly is, takes only requests that find no
+`least-busy` takes the instance with the fewest requests for each slot, `round-robin` the one whose
+turn it is. A spare instance, as one on another machine mostly is, takes only requests that find no
 free slot elsewhere; a conversation that it owns stays there. No request goes to an instance without
 a free slot. Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads",
 2016.
@@ -39,28 +43,32 @@ class Candidate:
     """An instance as one request sees it.
 
     Attributes:
-        last_used: In a count of its own; 0 for never.
+        turn: Its place in the order of use; the lowest is next.
         conversations: Latest conversations that it owns.
         cached_tokens: Tokens of this prompt that its cache is believed to hold.
         backlog_tokens: Prompt tokens that it still has to compute.
+        decode_s: Estimated seconds from the first to the last token of an answer.
         free_in_s: Estimated seconds until a slot is free; 0 where one is.
         is_spare: Takes only requests that find no free slot elsewhere.
         needed: Slots that the request would use.
         is_on_trial: Runs the profile on trial.
+        weight: Its share of requests as a multiple of an average instance's.
     """
 
     name: str
     slots: int
     slots_in_use: int = 0
-    last_used: int = 0
+    turn: float = 0.0
     conversations: int = 0
     cached_tokens: int = 0
     backlog_tokens: int = 0
     prefill_tps: float = 500.0
+    decode_s: float = 0.0
     free_in_s: float = 0.0
     is_spare: bool = False
     needed: int = 1
     is_on_trial: bool = False
+    weight: float = 1.0
 
     @property
     def is_free(self) -> bool:
@@ -68,16 +76,20 @@ class Candidate:
 
     @property
     def load(self) -> float:
-        return self.slots_in_use / self.slots
+        return self.slots_in_use / self.slots / self.weight
 
     @property
     def has_useful_cache(self) -> bool:
         return self.cached_tokens >= _WORTH_TOKENS
 
-    def answers_in_s(self, tokens: int) -> float:
+    def prefilled_in_s(self, tokens: int) -> float:
         """Return when a prompt of so many tokens would be computed, with a slot free now."""
         new_tokens = max(0, tokens - self.cached_tokens)
         return (self.backlog_tokens + new_tokens) / self.prefill_tps
+
+    def answered_in_s(self, tokens: int) -> float:
+        """Return when its answer would be complete, with a slot free now."""
+        return self.prefilled_in_s(tokens) + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +133,15 @@ def choose(
     free = [one for one in free if one.is_on_trial == on_trial] or free
     first = [one for one in free if not one.is_spare] or free
     if policy == "round-robin":
-        return Choice(min(first, key=lambda one: one.last_used).name)
+        return Choice(min(first, key=lambda one: one.turn).name)
     if policy == "least-busy":
-        return Choice(min(first, key=lambda one: (one.load, one.last_used)).name)
+        return Choice(min(first, key=lambda one: (one.load, one.turn)).name)
+    peers = [one for one in candidates if _are_peers(one, first[0])]
     owning = next((one for one in candidates if one.name == owner and one.has_useful_cache), None)
     if owning is None:
-        peers = [one for one in candidates if _are_peers(one, first[0])]
-        return Choice(_for_new_conversation(first, peers).name)
+        return Choice(_for_new_conversation(first, peers, tokens).name)
     if owning.is_free:
-        return Choice(owning.name)
+        return Choice(_stay_or_move(owning, first, peers, tokens).name)
     return _move_or_wait(owning, free, tokens, waited_s)
 
 
@@ -137,26 +149,50 @@ def _are_peers(one: Candidate, other: Candidate) -> bool:
     return one.is_spare == other.is_spare and one.is_on_trial == other.is_on_trial
 
 
-def _for_new_conversation(free: Sequence[Candidate], everyone: Sequence[Candidate]) -> Candidate:
-    share = sum(one.conversations for one in everyone) / len(everyone)
-    below = [one for one in free if one.conversations < _SHARE * share + 1]
-    return min(
-        below or free,
+def _below_share(free: Sequence[Candidate], everyone: Sequence[Candidate]) -> list[Candidate]:
+    share = sum(one.conversations for one in everyone) / sum(one.weight for one in everyone)
+    return [one for one in free if one.conversations < _SHARE * share * one.weight + 1]
+
+
+def _for_new_conversation(
+    free: Sequence[Candidate], everyone: Sequence[Candidate], tokens: int
+) -> Candidate:
+    allowed = _below_share(free, everyone) or free
+    best = min(
+        allowed,
         key=lambda one: (
             -(one.cached_tokens // _WORTH_TOKENS),
-            one.conversations,
+            (one.conversations + 1) / one.weight,
             one.load,
-            one.last_used,
+            one.turn,
         ),
     )
+    faster = [one for one in allowed if one.weight > best.weight and best.has_useful_cache]
+    other = min(faster, key=lambda one: one.answered_in_s(tokens), default=best)
+    is_sooner = _SOONER * other.answered_in_s(tokens) < best.answered_in_s(tokens)
+    return other if is_sooner else best
+
+
+def _stay_or_move(
+    owner: Candidate, free: Sequence[Candidate], everyone: Sequence[Candidate], tokens: int
+) -> Candidate:
+    faster = [one for one in _below_share(free, everyone) if one.weight > owner.weight]
+    best = min(faster, key=lambda one: one.answered_in_s(tokens), default=owner)
+    return best if _worth_s(owner, best, tokens) < 0 else owner
 
 
 def _move_or_wait(
     owner: Candidate, free: Sequence[Candidate], tokens: int, waited_s: float
 ) -> Choice:
-    best = min(free, key=lambda one: (one.answers_in_s(tokens), one.last_used))
-    refill_s = owner.cached_tokens / owner.prefill_tps
-    worth_s = _SOONER * best.answers_in_s(tokens) + refill_s - owner.answers_in_s(tokens)
+    best = min(free, key=lambda one: (one.answered_in_s(tokens), one.turn))
+    worth_s = _worth_s(owner, best, tokens)
     if owner.free_in_s > worth_s or waited_s >= worth_s:
         return Choice(best.name)
     return Choice(None, worth_s - waited_s)
+
+
+def _worth_s(owner: Candidate, other: Candidate, tokens: int) -> float:
+    """Return for how long a wait for the owner is worth what a move to the other costs."""
+    refill_s = owner.cached_tokens / owner.prefill_tps
+    there_s = _SOONER * other.prefilled_in_s(tokens) + other.decode_s
+    return there_s + refill_s - owner.answered_in_s(tokens)

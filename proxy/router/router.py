@@ -38,6 +38,7 @@ from proxy.router.model_queue import ModelQueue, QueueStats, queued
 from proxy.router.response_progress import Clock
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.slot_selection import select_slots
+from proxy.router.weights import EQUAL
 from proxy.settings import ProxySettings
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings
@@ -83,7 +84,7 @@ class Router:
         self._listener = listener
         self._emit = emit
         self._clock = clock
-        self._instances = Instances()
+        self._instances = Instances(route_by_speed=settings.route_by_speed)
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._queues: dict[str, ModelQueue] = {}
@@ -198,11 +199,13 @@ class Router:
 
     def instances(self) -> tuple[InstanceStats, ...]:
         """All that are in service or hold something."""
+        models = {instance.upstream.model for instance in self._instances}
+        counts = {one: self._prefix_index.conversations_per_instance(one) for one in models}
+        weights = {one: self._instances.weights(one) for one in models}
         return tuple(
             instance.stats(
-                self._prefix_index.conversations_per_instance(instance.upstream.model).get(
-                    instance.upstream.name, 0
-                )
+                counts[instance.upstream.model].get(instance.upstream.name, 0),
+                weights[instance.upstream.model].get(instance.upstream.name, EQUAL),
             )
             for instance in self._instances
         )
@@ -268,11 +271,10 @@ class Router:
 
         `completed` is None where the request was refused.
         """
-        prompt, instance = lease.request.prompt, lease.instance
+        prompt = lease.request.prompt
         if completed:
-            self._queue(lease.request.model).note_finished(lease)
             timings = completed.timings
-            instance.rates = instance.rates.after(timings) if timings else instance.rates
+            self._queue(lease.request.model).note_finished(lease, timings)
             if prompt:
                 self._prefix_index.record(
                     lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
@@ -361,5 +363,5 @@ def _calm(instance: Instance) -> tuple[bool, bool, float, int]:
         bool(node and node.is_spare),
         instance.upstream.is_on_trial,
         len(instance.in_flight) / instance.upstream.slots,
-        instance.last_used,
+        instance.turn,
     )

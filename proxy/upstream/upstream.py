@@ -16,6 +16,7 @@ class Node:
         model: The node's id of the model.
         prefix: Before every path: empty or `/something`.
         is_spare: Whether it gets new conversations only when no other slot is free.
+        weight: Its share of requests as a multiple of an average instance's; None: by its speed.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Node:
     prefix: str = ""
     is_tls: bool = False
     is_spare: bool = True
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

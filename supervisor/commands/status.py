@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from supervisor.control.client import Client
-from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, NodeStatus
+from supervisor.control.messages import (
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    NodeStatus,
+    WeightStatus,
+)
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table
 
 _HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
 _NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
+_WEIGHTS_HEAD = ("REQUESTS TO", "WEIGHT", "REASON")
 _STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": "yellow"}
 
 
@@ -42,6 +49,7 @@ def render(status: DaemonStatus) -> str:
         *(f"\n{line}" for line in not_persisted_reasons(models)),
         *(line for _, instance in instances for line in _problems(instance)),
         *_nodes(status["nodes"]),
+        *_weights(status["weights"]),
     ]
     return "\n".join(lines)
 
@@ -106,6 +114,17 @@ def _nodes(nodes: list[NodeStatus]) -> list[str]:
 def _node_row(node: NodeStatus) -> tuple[str, ...]:
     slots = f"{node['slots_busy']}/{node['slots']}"
     return node["name"], node["state"], slots, node["url"], ", ".join(node["models"]) or "-"
+
+
+def _weights(weights: list[WeightStatus]) -> list[str]:
+    """Return the table of weights; of models whose instances are not all equal."""
+    unequal = {one["model"] for one in weights if one["reason"] != "equal"}
+    rows = [
+        (one["instance"], f"{one['weight']:.2f}", one["reason"])
+        for one in weights
+        if one["model"] in unequal
+    ]
+    return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
 
 
 def _state(model: ModelStatus, instance: InstanceStatus) -> str:

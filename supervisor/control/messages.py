@@ -103,6 +103,18 @@ class NodeStatus(TypedDict):
     slots_busy: int
 
 
+class WeightStatus(TypedDict):
+    """An instance's share of its model's requests, as a multiple of an average instance's.
+
+    `instance`: of this machine or of a node (`NODE/MODEL`). `reason`: measured, set, or equal.
+    """
+
+    instance: str
+    model: str
+    weight: float
+    reason: str
+
+
 class TrialNote(TypedDict):
     """A trial in a model's status; `instance` runs `profile` for this share of conversations."""
 
@@ -172,6 +184,7 @@ class DaemonStatus(TypedDict):
     config: str | None
     models: list[ModelStatus]
     nodes: list[NodeStatus]
+    weights: list[WeightStatus]
 
 
 class ReloadReport(TypedDict):

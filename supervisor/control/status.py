@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
 from proxy.models import PrefillResult
 from proxy.nodes.nodes import NodeStats
+from proxy.router.instances import InstanceStats
 from supervisor.admission.model_state import Waiting
 from supervisor.control.messages import (
     AdaptedValue,
@@ -20,6 +23,7 @@ from supervisor.control.messages import (
     SavedSlot,
     WaitStatus,
     WarmedInstance,
+    WeightStatus,
 )
 from supervisor.control.trial_status import trial_note
 from supervisor.engines.spec_types import spec_types
@@ -114,6 +118,22 @@ def node_status(stats: NodeStats) -> NodeStatus:
         "slots": stats.slots,
         "slots_busy": stats.slots_busy,
     }
+
+
+def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
+    """The weights of the models that several instances serve."""
+    serving = [one for one in instances if one.in_service]
+    counts = Counter(one.upstream.model for one in serving)
+    return [
+        {
+            "instance": one.upstream.name,
+            "model": one.upstream.model,
+            "weight": round(one.weight.value, 3),
+            "reason": one.weight.reason,
+        }
+        for one in serving
+        if counts[one.upstream.model] > 1
+    ]
 
 
 def saved_slot(one: Manifest) -> SavedSlot:

@@ -50,3 +50,9 @@ def test_a_body_too_deep_to_be_written_again_is_the_clients_fault() -> None:
     deep = b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}"
     with pytest.raises(BadRequest, match="forwarded to a node"):
         for_node(upstream_request(deep), NODE)
+
+
+def test_a_batch_request_is_one_there_too() -> None:
+    assert "X-Corral-Priority" not in for_node(upstream_request(), NODE).headers
+    sent = for_node(upstream_request(), NODE, priority="batch")
+    assert sent.headers["X-Corral-Priority"] == "batch"

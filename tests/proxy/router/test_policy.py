@@ -83,21 +83,21 @@ def test_among_equals_the_fewest_homes_then_the_least_busy_then_who_rested_longe
     )
     assert chosen(a, b) == Choice("b")
     assert chosen(replace(a, conversations=1), b) == Choice("a")
-    assert chosen(replace(a, conversations=1, slots_in_use=2, last_used=7), b) == Choice("b")
+    assert chosen(replace(a, conversations=1, slots_in_use=2, turn=7), b) == Choice("b")
 
 
 def test_least_busy_counts_requests_for_each_slot() -> None:
-    small = Candidate("small", slots=1, slots_in_use=0, last_used=9, cached_tokens=0)
+    small = Candidate("small", slots=1, slots_in_use=0, turn=9, cached_tokens=0)
     large = Candidate("large", slots=8, slots_in_use=1, cached_tokens=900)
     assert chosen(small, large, policy="least-busy", home="large") == Choice("small")
 
 
 def test_round_robin_takes_who_was_asked_longest_ago_and_has_room() -> None:
     a, b = (
-        Candidate("a", slots=2, last_used=1, slots_in_use=2),
-        Candidate("b", slots=2, last_used=5),
+        Candidate("a", slots=2, turn=1, slots_in_use=2),
+        Candidate("b", slots=2, turn=5),
     )
-    assert chosen(a, b, Candidate("c", slots=2, last_used=6), policy="round-robin") == Choice("b")
+    assert chosen(a, b, Candidate("c", slots=2, turn=6), policy="round-robin") == Choice("b")
 
 
 candidates = st.lists(
@@ -106,12 +106,14 @@ candidates = st.lists(
         name=st.sampled_from("abcdef"),
         slots=st.integers(1, 4),
         slots_in_use=st.integers(0, 4),
-        last_used=st.integers(0, 9),
+        turn=st.integers(0, 9),
         conversations=st.integers(0, 9),
         cached_tokens=st.integers(0, 2000),
         backlog_tokens=st.integers(0, 5000),
         prefill_tps=st.floats(1, 5000),
         free_in_s=st.floats(0, 100),
+        decode_s=st.floats(0, 100),
+        weight=st.floats(0.05, 4),
     ),
     min_size=1,
     max_size=5,
@@ -146,8 +148,8 @@ def test_nobody_waits_for_home_for_ever(everyone: list[Candidate], tokens: int, 
 
 @pytest.mark.parametrize("policy", ["affinity", "least-busy", "round-robin"])
 def test_what_is_spare_takes_what_finds_no_slot_elsewhere(policy: Policy) -> None:
-    spare = Candidate("spare", **FREE, last_used=0, cached_tokens=900, is_spare=True)
-    ours = Candidate("ours", slots=4, slots_in_use=3, last_used=7, conversations=9)
+    spare = Candidate("spare", **FREE, turn=0, cached_tokens=900, is_spare=True)
+    ours = Candidate("ours", slots=4, slots_in_use=3, turn=7, conversations=9)
     assert chosen(spare, ours, policy=policy) == Choice("ours")
     assert chosen(spare, replace(ours, slots_in_use=4), policy=policy) == Choice("spare")
 
@@ -198,3 +200,85 @@ def test_the_share_of_conversations_is_counted_on_one_side() -> None:
     trial = Candidate("trial", **FREE, conversations=40, is_on_trial=True)
     holder = Candidate("holder", **FREE, conversations=6, cached_tokens=900)
     assert chosen(trial, holder, Candidate("idle", **FREE, conversations=2)) == Choice("idle")
+
+
+# Unequal speed.
+
+
+def slow(name: str = "slow", **facts: Any) -> Candidate:
+    """Return an instance at a quarter of the speed of `fast`."""
+    known = {"slots": 4, "prefill_tps": 100.0, "decode_s": 20.0, "weight": 0.4}
+    return Candidate(name, **(known | facts))
+
+
+def fast(**facts: Any) -> Candidate:
+    known = {"slots": 4, "prefill_tps": 400.0, "decode_s": 5.0, "weight": 1.6}
+    return Candidate("fast", **(known | facts))
+
+
+@pytest.mark.parametrize(
+    ("owned", "expected"),
+    [((0, 0), "fast"), ((2, 0), "fast"), ((4, 0), "slow"), ((4, 1), "fast"), ((8, 1), "slow")],
+)
+def test_new_conversations_are_shared_by_speed(owned: tuple[int, int], expected: str) -> None:
+    by_speed = fast(conversations=owned[0]), slow(conversations=owned[1])
+    assert chosen(*by_speed, tokens=100).name == expected
+    assert chosen(*reversed(by_speed), tokens=100).name == expected
+
+
+def test_requests_are_counted_over_the_speed() -> None:
+    busy = fast(slots_in_use=3), slow(slots_in_use=1)
+    assert chosen(*busy, policy="least-busy") == Choice("fast")
+    assert chosen(fast(slots_in_use=3), slow(), policy="least-busy") == Choice("slow")
+
+
+def test_a_cached_conversation_stays_on_a_slow_instance_where_that_saves_more() -> None:
+    home = slow(cached_tokens=4000)
+    assert chosen(home, fast(), tokens=4100, home="slow") == Choice("slow")
+
+
+def test_a_cached_conversation_leaves_a_slow_instance_where_another_answers_sooner() -> None:
+    # There: 1.25 times 2.5 s, 5 s to decode, and 6 s in which the cache was filled; here 24 s.
+    home = slow(cached_tokens=600)
+    assert chosen(home, fast(), tokens=1000, home="slow") == Choice("fast")
+    equal = replace(home, weight=1.6), fast()
+    assert chosen(*equal, tokens=1000, home="slow") == Choice("slow")
+
+
+def test_a_conversation_that_moved_does_not_go_back() -> None:
+    found = chosen(slow(cached_tokens=600), fast(cached_tokens=1000), tokens=1100, home="fast")
+    assert found == Choice("fast")
+
+
+def test_a_fast_instance_takes_no_more_than_its_share_of_those_that_leave() -> None:
+    home = slow(cached_tokens=600, conversations=2, weight=0.8)
+    # 1.25 times three fifths of all, and one more.
+    below, above = (fast(conversations=count, weight=1.2) for count in (9, 10))
+    assert chosen(home, below, tokens=1000, home="slow") == Choice("fast")
+    assert chosen(home, above, tokens=1000, home="slow") == Choice("slow")
+
+
+def test_a_shared_prefix_draws_to_a_slow_instance_only_where_that_saves_more() -> None:
+    assert chosen(slow(cached_tokens=640), fast(), tokens=700) == Choice("fast")
+    assert chosen(slow(cached_tokens=3200), fast(), tokens=3300) == Choice("fast")
+    decodes_little = slow(cached_tokens=6400, decode_s=2.0), fast(decode_s=0.5)
+    assert chosen(*decodes_little, tokens=6500) == Choice("slow")
+
+
+def test_a_fast_owner_is_waited_for_longer_than_a_slow_one() -> None:
+    waits = [
+        chosen(replace(one, slots_in_use=4, cached_tokens=900), other, home=one.name).moves_in_s
+        for one, other in ((fast(), slow()), (slow(), fast()))
+    ]
+    assert waits[0] is not None
+    assert waits[0] > 20
+    assert waits[1] is None
+
+
+@given(candidates, st.integers(0, 2000))
+def test_a_free_owner_is_left_only_for_a_faster_one(everyone: list[Candidate], tokens: int) -> None:
+    owner = replace(everyone[0], slots_in_use=0, cached_tokens=900)
+    others = everyone[1:]
+    found = chosen(owner, *others, tokens=tokens, home=owner.name).name
+    weights = {one.name: one.weight for one in others}
+    assert found == owner.name or weights[str(found)] > owner.weight

@@ -10,6 +10,7 @@ from supervisor.control.messages import (
     ModelStatus,
     NodeStatus,
     WaitStatus,
+    WeightStatus,
 )
 
 STATUS: DaemonStatus = {
@@ -21,6 +22,7 @@ STATUS: DaemonStatus = {
     "config": None,
     "models": [],
     "nodes": [],
+    "weights": [],
 }
 
 
@@ -133,3 +135,16 @@ def test_nodes_are_shown_with_their_models_and_problems() -> None:
     assert ["gpu", "up", "1/4", "http://gpu:8080", "chat,", "tiny"] in lines
     assert ["nas", "down", "0/0", "http://nas:8080", "-"] in lines
     assert "nas: is away" in text
+
+
+def weight(instance: str, value: float, reason: str) -> WeightStatus:
+    return {"instance": instance, "model": "chat", "weight": value, "reason": reason}
+
+
+def test_weights_are_shown_with_their_reasons_where_they_are_not_all_equal() -> None:
+    equal = [weight("chat.0", 1.0, "equal"), weight("chat.1", 1.0, "equal")]
+    assert "WEIGHT" not in render({**STATUS, "weights": equal})
+    text = render({**STATUS, "weights": [*equal, weight("nas/chat", 0.25, "set")]})
+    lines = [line.split() for line in text.splitlines()]
+    assert ["chat.1", "1.00", "equal"] in lines
+    assert ["nas/chat", "0.25", "set"] in lines

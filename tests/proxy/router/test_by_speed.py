@@ -1,0 +1,89 @@
+"""Requests between instances of unequal speed, as their responses measure it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from fakes.requests import ask, upstream
+
+from proxy.router.lease import Completion
+from proxy.router.router import Router
+from proxy.router.weights import Weight
+from proxy.settings import Policy, ProxySettings
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Node
+
+# Of 100 tokens.
+DECODE_MS = {"fast": 1000.0, "slow": 4000.0}
+
+
+async def served(router: Router, count: int) -> Counter[str]:
+    """Have new conversations answered one after another; return who answered how many."""
+    names: Counter[str] = Counter()
+    for number in range(count):
+        async with router.lease(ask(f"{sum(names.values())} {number} {id(names)}")) as lease:
+            name = lease.upstream.name
+            names[name] += 1
+            router.finish(lease, Completion(Timings(0, 20, 20.0, 100, DECODE_MS[name])))
+    return names
+
+
+def routing(policy: Policy = "affinity", *, route_by_speed: bool = True) -> Router:
+    router = Router(ProxySettings(policy=policy, route_by_speed=route_by_speed))
+    for name in ("slow", "fast"):
+        router.admit(upstream(name, slots=4))
+    return router
+
+
+def weights(router: Router) -> dict[str, Weight]:
+    return {one.upstream.name: one.weight for one in router.instances()}
+
+
+async def test_each_policy_shares_by_the_speed_that_responses_report() -> None:
+    policies: tuple[Policy, ...] = ("affinity", "least-busy", "round-robin")
+    for policy in policies:
+        router = routing(policy)
+        assert await served(router, 2) == {"fast": 1, "slow": 1}
+        assert weights(router) == {
+            "fast": Weight(1.6, "measured"),
+            "slow": Weight(0.4, "measured"),
+        }
+        assert (await served(router, 20))["fast"] in {15, 16, 17}
+
+
+async def test_speed_may_be_left_aside() -> None:
+    router = routing(route_by_speed=False)
+    assert await served(router, 20) == {"fast": 10, "slow": 10}
+    assert {one.reason for one in weights(router).values()} == {"equal"}
+
+
+async def test_a_slow_instance_keeps_a_share_and_is_equal_once_it_has_recovered() -> None:
+    router = routing()
+    await served(router, 20)
+    DECODE_MS["slow"] = 1000.0
+    try:
+        assert (await served(router, 30))["slow"] >= 5
+        assert {one.reason for one in weights(router).values()} == {"equal"}
+    finally:
+        DECODE_MS["slow"] = 4000.0
+
+
+async def test_the_weight_of_a_node_is_set_or_measured() -> None:
+    router = routing("round-robin")
+    router.admit(replace(upstream("slow"), node=Node("nas", "chat", is_spare=False, weight=0.25)))
+    assert weights(router)["slow"] == Weight(0.25, "set")
+    assert await served(router, 20) == {"fast": 16, "slow": 4}
+
+
+async def test_what_runs_beside_others_is_not_compared_with_what_runs_alone() -> None:
+    router = routing()
+    async with router.lease(ask("one")) as one, router.lease(ask("two")) as two:
+        busy = {one.upstream.name, two.upstream.name}
+        assert len(busy) == 2
+        async with router.lease(ask("three")) as three:
+            for lease in (one, two, three):
+                name = lease.upstream.name
+                router.finish(lease, Completion(Timings(0, 20, 20.0, 100, DECODE_MS[name])))
+    crowded = next(one for one in router.instances() if one.upstream.name == three.upstream.name)
+    assert crowded.weight == Weight()

@@ -1,0 +1,71 @@
+"""Two real engines of unequal speed serve one model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+
+import pytest
+import tiny_gguf
+from fakes.proxy_harness import ProxyHarness
+
+from proxy.upstream.upstream import Upstream
+
+KEY = "inner-key"
+OPTIONS = ("--alias", "chat", "-c", "2048", "-np", "2", "-t", "1", "--no-ui")
+
+
+@pytest.fixture(scope="module")
+def sockets(engine_path: Path) -> Iterator[dict[str, Path]]:
+    """Run one engine with a model of two layers, and one with a model of many."""
+    with tempfile.TemporaryDirectory(prefix="corral-") as directory, ExitStack() as stack:
+        home = Path(directory)
+        tiny_gguf.make(home / "fast.gguf")
+        tiny_gguf.make(home / "slow.gguf", embd=256, heads=8, layers=16, ff=1024)
+        names = ("fast", "slow")
+        for name in names:
+            engine = stack.enter_context(
+                Popen(
+                    [engine_path, "-m", home / f"{name}.gguf", "--host", home / name, *OPTIONS],
+                    env={"LLAMA_API_KEY": KEY, "LLAMA_SERVER_ROUTER_PORT": "1"},
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=DEVNULL,
+                )
+            )
+            stack.callback(engine.kill)
+            assert engine.stdout
+            assert any(b'"state":"ready"' in line for line in engine.stdout)
+        yield {name: home / name for name in names}
+
+
+async def test_the_faster_engine_gets_more_conversations(
+    proxy: ProxyHarness, sockets: dict[str, Path]
+) -> None:
+    for name, socket in sockets.items():
+        proxy.router.admit(Upstream(name, "chat", 2, str(socket), "", 0, KEY))
+
+    async def conversations(count: int) -> Counter[str]:
+        names: Counter[str] = Counter()
+        for number in range(count):
+            message = {"role": "user", "content": f"conversation {count} {number}"}
+            async with proxy.ask(messages=[message], max_tokens=60) as response:
+                assert response.status == 200
+                await response.read()
+                names[response.headers["X-Corral-Instance"]] += 1
+        return names
+
+    assert await conversations(4) == {"fast": 2, "slow": 2}
+    weights = {one.upstream.name: one.weight for one in proxy.router.instances()}
+    assert {one.reason for one in weights.values()} == {"measured"}
+    assert weights["fast"].value > 2 * weights["slow"].value
+    later = await conversations(12)
+    assert later["fast"] >= 8
+    async with proxy.http.get("/corral/v1/slots") as response:
+        shown = {one["instance"]: one for one in (await response.json())["instances"]}
+    assert shown["slow"]["weight"] < 1 < shown["fast"]["weight"]
+    assert shown["slow"]["weight_reason"] == "measured"
