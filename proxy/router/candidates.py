@@ -52,14 +52,23 @@ class Candidates:
         self._kept: set[Instance] = set()
 
     def choice(
-        self, request: ProxyRequest, avoid: Collection[str], hint: CacheHint, waited_s: float
+        self,
+        request: ProxyRequest,
+        avoid: Collection[str],
+        hint: CacheHint,
+        waited_s: float,
+        *,
+        leaves_one: bool = False,
     ) -> Choice:
         """Return what a request would do; requests that wait for their owner are remembered.
 
-        Instances in `avoid` are taken only if there is no other.
+        Instances in `avoid` are taken only if there is no other. With `leaves_one`, the last free
+        slot is not taken, but for spare instances.
         """
         instances = [
-            one for one in self._instances if one.may_take(request) and one not in self._kept
+            one
+            for one in (self._with_one_left(request) if leaves_one else self._instances)
+            if one.may_take(request) and one not in self._kept
         ]
         prompt = request.prompt
         policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
@@ -92,6 +101,14 @@ class Candidates:
                 return instance.upstream.is_on_trial
         return is_in_share(self._trial_share, request)
 
+    def _with_one_left(self, request: ProxyRequest) -> Sequence[Instance]:
+        """Return the instances that a request may use so that a slot stays free, if it can be."""
+        own = [one for one in self._instances if not one.is_spare]
+        slots = sum(one.upstream.slots for one in own)
+        if sum(one.free for one in own) > min(request.slots, slots - 1):
+            return self._instances
+        return [one for one in self._instances if one.is_spare]
+
     def _keep(
         self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None
     ) -> None:
@@ -122,7 +139,7 @@ class Candidates:
             prefill_tps=instance.rates.prefill_tps,
             decode_s=self._decode_s / weight,
             free_in_s=turns * self._held_s / (upstream.slots * weight),
-            is_spare=upstream.node is not None and upstream.node.is_spare,
+            is_spare=instance.is_spare,
             needed=needed,
             is_on_trial=upstream.is_on_trial,
             weight=weight,

@@ -98,6 +98,11 @@ class Instance:
         """Free slots."""
         return self.upstream.slots - len(self.leases)
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether it takes only requests that find no free slot elsewhere."""
+        return self.upstream.node is not None and self.upstream.node.is_spare
+
     def needed(self, request: ProxyRequest) -> int:
         """Return how many slots a request uses here."""
         return min(request.slots, self.upstream.slots)

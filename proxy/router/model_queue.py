@@ -29,6 +29,8 @@ from proxy.upstream.timings import Timings, average
 # How long a request holds a slot, before any has finished.
 _HELD_S: Final = 2.0
 _RETRY_MAX_S: Final = 120
+# How long after an interactive request batch requests leave a slot free for the next one.
+_LEFT_FREE_S: Final = 30.0
 _RECHECK_MIN_S: Final = 0.001
 
 
@@ -106,6 +108,7 @@ class ModelQueue:
         self._granted: dict[Lease, QueuedRequest] = {}
         self._mean_lease_s = _HELD_S
         self._mean_decode_s = 0.0
+        self._interactive_at_s = -math.inf
         self._turn = 0.0  # of the last instance that got a request, before it did
         self._recheck: asyncio.TimerHandle | None = None
 
@@ -197,6 +200,8 @@ class ModelQueue:
             self._instances.discard_if_unused(lease.instance)
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
+            if lease.request.priority == "interactive":
+                self._interactive_at_s = self._clock()
             self.assign_slots()
             if not next(self._client_leases(), None):
                 self._on_idle()
@@ -242,12 +247,16 @@ class ModelQueue:
         for queued in entries:
             # At each decision: what the caches hold changes while a request waits.
             hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
-            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
+            left_s = self._left_free_s(queued.request, now_s)
+            is_only = len(instances) == 1 and candidates is None and not left_s
+            if is_only and instances[0].can_take(queued.request):
                 choice = Choice(names[0])  # most models have one instance
             else:
                 candidates = candidates or self._candidates(instances)
                 waited_s = now_s - queued.joined_at_s
-                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s)
+                choice = candidates.choice(
+                    queued.request, queued.avoid, hint, waited_s, leaves_one=left_s > 0
+                )
             if choice.name is not None:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
                 lease = self._grant(queued, chosen, hint, now_s)
@@ -257,8 +266,19 @@ class ModelQueue:
                 return queued
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
+            if left_s:
+                soonest_s = min(soonest_s, left_s)
         self._schedule_recheck(soonest_s)
         return None
+
+    def _left_free_s(self, request: ProxyRequest, now_s: float) -> float:
+        """Return for how long a request leaves a slot to the next interactive one; mostly 0.
+
+        A batch request whose turn it is while interactive ones wait takes what is free.
+        """
+        if request.priority == "interactive" or self._queue.waiting("interactive"):
+            return 0.0
+        return max(0.0, self._interactive_at_s + _LEFT_FREE_S - now_s)
 
     def _candidates(self, instances: Sequence[Instance]) -> Candidates:
         conversations = self._prefix_index.conversations_per_instance(self.model)

@@ -358,9 +358,8 @@ class Router:
 
 
 def _calm(instance: Instance) -> tuple[bool, bool, float, int]:
-    node = instance.upstream.node
     return (
-        bool(node and node.is_spare),
+        instance.is_spare,
         instance.upstream.is_on_trial,
         len(instance.in_flight) / instance.upstream.slots,
         instance.turn,
