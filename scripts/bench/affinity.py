@@ -22,7 +22,9 @@ from corral_cli import CorralCli
 from scripts.bench.conversations import Workload, WorkloadResult
 from scripts.bench.deployment import (
     AFFINITY,
+    BY_SPEED,
     DEFAULT_LEAST_BUSY,
+    EQUAL,
     LEAST_BUSY,
     STICKY,
     Deployment,
@@ -38,6 +40,7 @@ W3 = Workload("W3", applications=1, conversations=48, turns=1, clients=8)
 W4 = Workload("W4")
 W5 = Workload("W5", applications=0, conversations=48, turns=1, clients=8)
 W7 = Workload("W7", conversations=24, turns=3, clients=24)
+W8 = Workload("W8", conversations=24, turns=4, tokens=48, clients=6)
 FIRST_SEED = 101
 # Fits 3 of W2's 24 conversations.
 SMALL_CACHE: Mapping[str, object] = {"cache-ram": 32}
@@ -155,6 +158,18 @@ def bench_w7(model: Path, seeds: int, repeats: int) -> Result:
     return _result(W7, results, {f"W7: nothing fails ({failed[:1]})": not failed})
 
 
+def bench_w8(model: Path, seeds: int, repeats: int) -> Result:
+    """One engine runs for a quarter of the time: conversations shared by speed, or equally."""
+    del seeds
+    results = _interleaved([EQUAL, BY_SPEED], model, W8, repeats)
+    _show(W8, results)
+    p95 = _ratios(results, EQUAL, BY_SPEED, _first_token_p95_s)
+    wall = _ratios(results, EQUAL, BY_SPEED, lambda result: result.wall_s)
+    print(f"first token, 95th percentile: equal weights take {_spread(p95)} times as long")
+    goal = f"W8: equal weights take longer ({_spread(wall)} times)"
+    return _result(W8, results, {goal: statistics.median(wall) > 1})
+
+
 BENCHES: Mapping[str, Callable[[Path, int, int], Result]] = {
     "W1": bench_w1,
     "W2": bench_w2,
@@ -162,6 +177,7 @@ BENCHES: Mapping[str, Callable[[Path, int, int], Result]] = {
     "W4": bench_w4,
     "W5": bench_w5,
     "W7": bench_w7,
+    "W8": bench_w8,
 }
 
 Results = Mapping[Deployment, Sequence[WorkloadResult]]
@@ -192,6 +208,7 @@ def _result(workload: Workload, results: Results, goals: Mapping[str, bool]) -> 
         ("prompt tokens computed", "tokens"): lambda one: one.prefilled,
         ("prompt from the cache", "%"): lambda one: 100 * one.cached_share,
         ("first token, mean", "s"): _first_token_s,
+        ("first token, 95th percentile", "s"): _first_token_p95_s,
         ("all of it", "s"): lambda one: one.wall_s,
     }
     return Result(
@@ -234,6 +251,10 @@ def _ratios(
 
 def _first_token_s(result: WorkloadResult) -> float:
     return statistics.mean(answer.first_token_s for answer in result.answers)
+
+
+def _first_token_p95_s(result: WorkloadResult) -> float:
+    return statistics.quantiles((one.first_token_s for one in result.answers), n=20)[-1]
 
 
 def _mean_prefilled(results: Sequence[WorkloadResult]) -> float:

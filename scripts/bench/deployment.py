@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import tempfile
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from corral_cli import CorralCli
@@ -29,6 +33,7 @@ ENGINE_DEFAULTS: Flags = {
     "ubatch-size": 512,
 }
 OURS: Flags = {"parallel": 4, "ctx-size": 16384}
+_TURN_S = 0.04
 ONE_THREAD: Flags = {"threads": 1, "threads-batch": 1}
 
 
@@ -40,20 +45,26 @@ class Deployment:
         policy: A policy of the proxy, or `sticky`: a conversation stays with the engine of its
             number, whatever it shares with others.
         flags: Flags of each engine.
+        runs: Share of the time in which the first engine runs; it is stopped for the rest.
+        route_by_speed: As in `[proxy]`.
     """
 
     name: str
     policy: str
     flags: Flags = field(hash=False)
+    runs: float = 1.0
+    route_by_speed: bool = True
 
     def with_flags(self, flags: Flags) -> Deployment:
-        return Deployment(self.name, self.policy, {**self.flags, **flags})
+        return replace(self, flags={**self.flags, **flags})
 
 
 DEFAULT_LEAST_BUSY = Deployment("least busy, engine's defaults", "least-busy", ENGINE_DEFAULTS)
 LEAST_BUSY = Deployment("least busy, our flags", "least-busy", OURS)
 STICKY = Deployment("sticky sessions, our flags", "sticky", OURS)
 AFFINITY = Deployment("affinity, our flags", "affinity", OURS)
+BY_SPEED = Deployment("by speed", "affinity", OURS, runs=0.25)
+EQUAL = replace(BY_SPEED, name="equal weights", route_by_speed=False)
 
 
 def route(deployment: Deployment) -> Callable[[Conversation], str]:
@@ -90,13 +101,38 @@ def run(
         seed: Determines the conversations and their order.
         meanwhile: Called after each answer with the number of answers so far.
     """
-    with serving(deployment, model) as corral:
+    with serving(deployment, model) as corral, _slowed(corral, deployment.runs):
         clients = Clients(
             corral.url, route(deployment), workload, seed, lambda count: meanwhile(corral, count)
         )
         result = asyncio.run(clients.run())
         result.decoded = _decoded(corral.url)
         return result
+
+
+@contextmanager
+def _slowed(corral: CorralCli, runs: float) -> Iterator[None]:
+    """Let the first engine run only for a share of the time, in turns of 40 ms."""
+    if runs == 1:
+        yield
+        return
+    pid = corral.data("status")["models"][0]["instances"][0]["pid"]
+    ended = threading.Event()
+
+    def turns() -> None:
+        while not ended.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            ended.wait(_TURN_S * (1 - runs))
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(_TURN_S * runs)
+
+    thread = threading.Thread(target=turns)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _decoded(url: str) -> dict[str, float]:
@@ -114,6 +150,7 @@ def _settings(deployment: Deployment, model: Path) -> str:
     rendered = "\n".join(f"{name} = {_toml(value)}" for name, value in flags.items())
     replicas = 1 if is_sticky else 2
     text = f'[proxy]\nlisten = "127.0.0.1:0"\npolicy = "{policy}"\n'
+    text += f"route_by_speed = {_toml(deployment.route_by_speed)}\n"
     for name in "ab" if is_sticky else ["chat"]:
         text += f'\n[models.{name}]\npath = "{model}"\nreplicas = {replicas}\n'
         text += f"[models.{name}.flags]\n{rendered}\n"
