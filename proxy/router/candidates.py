@@ -57,19 +57,13 @@ class Candidates:
         avoid: Collection[str],
         hint: CacheHint,
         waited_s: float,
-        *,
-        leaves_one: bool = False,
+        allowed: Sequence[Instance],
     ) -> Choice:
         """Return what a request would do; requests that wait for their owner are remembered.
 
-        Instances in `avoid` are taken only if there is no other. With `leaves_one`, the last free
-        slot is not taken, but for spare instances.
+        Only `allowed` instances are taken, and those in `avoid` only if there is no other.
         """
-        instances = [
-            one
-            for one in (self._with_one_left(request) if leaves_one else self._instances)
-            if one.may_take(request) and one not in self._kept
-        ]
+        instances = [one for one in allowed if one.may_take(request) and one not in self._kept]
         prompt = request.prompt
         policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
         owner = hint.owner if policy == "affinity" else None
@@ -100,14 +94,6 @@ class Candidates:
             if instance.upstream.name == hint.owner:
                 return instance.upstream.is_on_trial
         return is_in_share(self._trial_share, request)
-
-    def _with_one_left(self, request: ProxyRequest) -> Sequence[Instance]:
-        """Return the instances that a request may use so that a slot stays free, if it can be."""
-        own = [one for one in self._instances if not one.is_spare]
-        slots = sum(one.upstream.slots for one in own)
-        if sum(one.free for one in own) > min(request.slots, slots - 1):
-            return self._instances
-        return [one for one in self._instances if one.is_spare]
 
     def _keep(
         self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -138,6 +138,18 @@ class Instance:
             self.rates.acceptance,
             weight,
         )
+
+
+def with_one_left(instances: Sequence[Instance], request: ProxyRequest) -> Sequence[Instance]:
+    """Return the instances that a request may use so that, if possible, a slot stays free.
+
+    That of a spare instance need not.
+    """
+    own = [one for one in instances if not one.is_spare]
+    slots = sum(one.upstream.slots for one in own)
+    if sum(one.free for one in own) > min(request.slots, slots - 1):
+        return instances
+    return [one for one in instances if one.is_spare]
 
 
 class Instances:

@@ -19,7 +19,7 @@ from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.candidates import Candidates
 from proxy.router.fair_queue import FairQueue, QueueEntry
-from proxy.router.instances import Instance, Instances
+from proxy.router.instances import Instance, Instances, with_one_left
 from proxy.router.lease import Lease
 from proxy.router.policy import Choice
 from proxy.router.response_progress import Clock
@@ -244,19 +244,15 @@ class ModelQueue:
         names = [instance.upstream.name for instance in instances]
         candidates: Candidates | None = None
         soonest_s = math.inf
-        for queued in entries:
+        for queued, allowed in self._with_instances(entries, instances, now_s):
             # At each decision: what the caches hold changes while a request waits.
             hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
-            left_s = self._left_free_s(queued.request, now_s)
-            is_only = len(instances) == 1 and candidates is None and not left_s
-            if is_only and instances[0].can_take(queued.request):
+            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
                 choice = Choice(names[0])  # most models have one instance
             else:
                 candidates = candidates or self._candidates(instances)
                 waited_s = now_s - queued.joined_at_s
-                choice = candidates.choice(
-                    queued.request, queued.avoid, hint, waited_s, leaves_one=left_s > 0
-                )
+                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, allowed)
             if choice.name is not None:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
                 lease = self._grant(queued, chosen, hint, now_s)
@@ -266,17 +262,27 @@ class ModelQueue:
                 return queued
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
-            if left_s:
-                soonest_s = min(soonest_s, left_s)
-        self._schedule_recheck(soonest_s)
+        left_s = self._left_free_s(now_s) if self._queue.waiting("batch") else 0.0
+        self._schedule_recheck(min(soonest_s, left_s or math.inf))
         return None
 
-    def _left_free_s(self, request: ProxyRequest, now_s: float) -> float:
-        """Return for how long a request leaves a slot to the next interactive one; mostly 0.
+    def _with_instances(
+        self, entries: Iterable[QueuedRequest], instances: Sequence[Instance], now_s: float
+    ) -> Iterator[tuple[QueuedRequest, Sequence[Instance]]]:
+        """Yield the requests for which a slot is free, with the instances that they may take."""
+        leaves_one = self._left_free_s(now_s) > 0
+        for queued in entries:
+            is_first = queued.priority == "interactive" or not leaves_one
+            allowed = instances if is_first else with_one_left(instances, queued.request)
+            if any(instance.has_free_slot for instance in allowed):
+                yield queued, allowed
 
-        A batch request whose turn it is while interactive ones wait takes what is free.
+    def _left_free_s(self, now_s: float) -> float:
+        """Return for how long batch requests leave a slot to the next interactive one, or 0.
+
+        One whose turn it is while interactive requests wait takes what is free.
         """
-        if request.priority == "interactive" or self._queue.waiting("interactive"):
+        if self._queue.waiting("interactive"):
             return 0.0
         return max(0.0, self._interactive_at_s + _LEFT_FREE_S - now_s)
 
