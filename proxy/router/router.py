@@ -357,7 +357,7 @@ class Router:
         self._listener.overdue(lease.upstream, reason)
 
 
-def _calm(instance: Instance) -> tuple[bool, bool, float, int]:
+def _calm(instance: Instance) -> tuple[bool, bool, float, float]:
     return (
         instance.is_spare,
         instance.upstream.is_on_trial,

@@ -30,7 +30,14 @@ def sockets(engine_path: Path) -> Iterator[dict[str, Path]]:
         for name in names:
             engine = stack.enter_context(
                 Popen(
-                    [engine_path, "-m", home / f"{name}.gguf", "--host", home / name, *OPTIONS],
+                    [
+                        engine_path,
+                        "-m",
+                        home / f"{name}.gguf",
+                        "--host",
+                        home / f"{name}.sock",
+                        *OPTIONS,
+                    ],
                     env={"LLAMA_API_KEY": KEY, "LLAMA_SERVER_ROUTER_PORT": "1"},
                     stdin=PIPE,
                     stdout=PIPE,
@@ -40,7 +47,7 @@ def sockets(engine_path: Path) -> Iterator[dict[str, Path]]:
             stack.callback(engine.kill)
             assert engine.stdout
             assert any(b'"state":"ready"' in line for line in engine.stdout)
-        yield {name: home / name for name in names}
+        yield {name: home / f"{name}.sock" for name in names}
 
 
 async def test_the_faster_engine_gets_more_conversations(

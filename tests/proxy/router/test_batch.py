@@ -39,7 +39,9 @@ class Load:
 
     def batch(self, count: int, holds_s: float = 10.0) -> None:
         for number in range(count):
-            self.send(ask(f"prompt {number}", client="batch", priority="batch"), holds_s)
+            prompt = f"prompt {number}"
+            request = ask(prompt, client="batch", priority="batch", queue_timeout_s=5000)
+            self.send(request, holds_s)
 
     def interactive(self, holds_s: float = 10.0) -> asyncio.Task[None]:
         return self.send(ask("hello", client="ann"), holds_s)

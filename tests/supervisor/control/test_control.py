@@ -61,6 +61,7 @@ class Service:
             "config": None,
             "models": [],
             "nodes": [],
+            "weights": [],
         }
 
     def trials(self) -> list[TrialStatus]:
