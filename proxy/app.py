@@ -5,6 +5,7 @@ GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and queues
 GET   /metrics                            metrics for Prometheus
+      /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
 POST  /corral/v1/models/{id}/warm         prefill a prompt
 the table in `endpoints`                  an instance of the model that the request names
 """
@@ -12,8 +13,8 @@ the table in `endpoints`                  an instance of the model that the requ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -21,7 +22,8 @@ import orjson
 from aiohttp import web
 
 from proxy.access_log import CLIENT_GONE
-from proxy.auth.api_keys import KEY, visible
+from proxy.auth.api_keys import KEY, ApiKeys, visible
+from proxy.batch.requests import OwnRequests
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.connections import Connections, descriptors_max, limit_of
@@ -32,6 +34,7 @@ from proxy.forward.client_response import ClientResponse, error_response
 from proxy.forward.forward import Forward
 from proxy.forward.props import PropsResponse, Remembered
 from proxy.headers import HOP
+from proxy.jobs.jobs import Jobs, JobStorage
 from proxy.metrics import models_endpoint
 from proxy.metrics.prometheus import Metrics
 from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
@@ -50,7 +53,7 @@ from proxy.request import ProxyRequest, client_of, read_request
 from proxy.request_limits.check import check
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.router import Router
-from proxy.routes import MODEL_ID, Handler, Routes
+from proxy.routes import PATH_ID, Handler, Routes
 from proxy.settings import ProxySettings
 
 _WARM_RETRY_AFTER_S: Final = 5
@@ -62,6 +65,7 @@ class App:
 
     handle: Handler
     close: Callable[[], None]  # once no request is in flight
+    serve: Callable[[], Awaitable[None]]  # what no client waits for; until cancelled
     server_state: ServerState
     connections: Connections[Hashable]
 
@@ -72,8 +76,11 @@ def build_app(
     settings: ProxySettings,
     metrics: Metrics,
     warmer: PromptWarmer | None = None,
+    job_storage: JobStorage | None = None,
 ) -> App:
-    """Build the application; without a `warmer`, it has no endpoint for prefilling.
+    """Build the application.
+
+    Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs.
 
     Raises:
         ConfigError: An origin, a host or the API keys file is invalid.
@@ -100,8 +107,25 @@ def build_app(
     routes.add(props.PATH, get=forwarded.props)
     for path in ENDPOINTS["POST"]:
         routes.add(path, post=forwarded.answer)
-    middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections)
-    return App(middleware.handle, bodies.close, server_state, connections)
+    keys = ApiKeys(settings.api_keys_file, metrics.emit)
+    middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections, keys)
+    app = App(middleware.handle, bodies.close, _serve_nothing, server_state, connections)
+    if job_storage is None:
+        return app
+    requests = OwnRequests(forward, bodies, metrics, server_state)
+    jobs = Jobs(job_storage, requests, loader, keys, bodies, metrics.emit)
+    jobs.add_routes(routes, server_state)
+    metrics.add(jobs.collect)
+
+    def close() -> None:
+        jobs.close()
+        bodies.close()
+
+    return replace(app, serve=jobs.serve, close=close)
+
+
+async def _serve_nothing() -> None:
+    pass
 
 
 class LocalEndpoints:
@@ -126,7 +150,7 @@ class LocalEndpoints:
 
     async def model(self, request: web.BaseRequest) -> web.Response:
         names = ModelNames(with_variants(self._model_infos(request)))
-        return _json(models_endpoint.model_json(names.resolve(request[MODEL_ID]).model_info))
+        return _json(models_endpoint.model_json(names.resolve(request[PATH_ID]).model_info))
 
     async def slots(self, request: web.BaseRequest) -> web.Response:
         listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
@@ -271,7 +295,7 @@ class WarmEndpoint:
         """
         key = request[KEY]
         names = self._loader.names().local.visible(key.models if key else None)
-        pick = names.resolve(request[MODEL_ID])
+        pick = names.resolve(request[PATH_ID])
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
             return await self._read(request, pick, share)

@@ -10,6 +10,7 @@
     ├── UnknownModel                 404  no such model; the message lists the known ones
     ├── MethodNotAllowed             405  the path exists, but not for this method
     ├── RequestTimeout               408  the client did not send its request in time
+    ├── Conflict                     409  a file or a batch is in a state that does not allow it
     ├── BodyTooLarge                 413  more bytes than the limit
     ├── BodyExpands                  413  the decompressed body is too many times larger
     ├── UnknownCoding                415  unsupported Content-Encoding
@@ -32,8 +33,10 @@
     │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
     │   ├── QueueTimeout             503  the request waited too long for a slot
     │   ├── BodyMemoryFull           503  the bodies of all requests use too much memory
+    │   ├── StorageFailed            503  the database of jobs cannot be used
     │   └── Draining                 503  the proxy is stopping
-    └── UpstreamTimeout              504  an instance sent nothing for too long
+    ├── UpstreamTimeout              504  an instance sent nothing for too long
+    └── StorageFull                  507  no space is left for files and results of jobs
 
     ConfigError, ListenFailed        the proxy cannot start; no client sees them
 
@@ -158,6 +161,13 @@ class RequestTimeout(ProxyError):
     status = 408
     code = "request_timeout"
     ends_connection = True
+
+
+class Conflict(ProxyError):
+    status = 409
+    code = "conflict"
+    # As UpstreamCrashed: openai-python retries 409 otherwise.
+    extra_headers = MappingProxyType({"X-Should-Retry": "false"})
 
 
 class BodyTooLarge(ProxyError):
@@ -291,6 +301,11 @@ class BodyMemoryFull(Unavailable):
     ends_connection = True  # the rest of the body is not read
 
 
+class StorageFailed(Unavailable):
+    code = "storage_failed"
+    retry_after_s = 10
+
+
 class Draining(Unavailable):
     code = "draining"
     ends_connection = True
@@ -299,6 +314,12 @@ class Draining(Unavailable):
 class UpstreamTimeout(ProxyError):
     status = 504
     code = "upstream_timeout"
+
+
+class StorageFull(ProxyError):
+    status = 507  # RFC 4918 section 11.5
+    code = "storage_full"
+    extra_headers = MappingProxyType({"X-Should-Retry": "false"})  # as UpstreamCrashed
 
 
 class ConfigError(Exception):

@@ -48,11 +48,7 @@ def check(settings: ProxySettings) -> None:
 
 
 class RequestMiddleware:
-    """Handles all requests of a server.
-
-    Raises:
-        ConfigError: An origin, a host or the keys file is invalid.
-    """
+    """Handles all requests of a server. Raises ConfigError if an origin or a host is invalid."""
 
     def __init__(
         self,
@@ -61,10 +57,11 @@ class RequestMiddleware:
         server_state: ServerState,
         emit: Emit,
         connections: Connections[Hashable],
+        keys: ApiKeys,
     ) -> None:
         self._connections = connections
         self._origins = OriginPolicy(settings)
-        self._keys = ApiKeys(settings.api_keys_file, emit)
+        self._keys = keys
         self._rate_limiter = RateLimiter()
         self._routes = routes
         self._server_state = server_state

@@ -12,7 +12,7 @@ from proxy.errors import MethodNotAllowed, NotFound
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # The `{id}` of the path that a request matched.
-MODEL_ID: Final = web.RequestKey("model_id", str)
+PATH_ID: Final = web.RequestKey("path_id", str)
 
 _ID: Final = "{id}"
 
@@ -22,15 +22,23 @@ class Routes:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._with_id: list[tuple[str, str, dict[str, Handler]]] = []
 
-    def add(self, path: str, *, get: Handler | None = None, post: Handler | None = None) -> None:
+    def add(
+        self,
+        path: str,
+        *,
+        get: Handler | None = None,
+        post: Handler | None = None,
+        delete: Handler | None = None,
+    ) -> None:
         """Route a path; of two paths with `{id}` that match a request, the one added first.
 
         Args:
             path: `{id}` in it stands for any text, slashes included.
             get: Answers GET and HEAD.
             post: Answers POST.
+            delete: Answers DELETE.
         """
-        given = {"GET": get, "HEAD": get, "POST": post}
+        given = {"GET": get, "HEAD": get, "POST": post, "DELETE": delete}
         handlers = {method: handler for method, handler in given.items() if handler}
         prefix, is_open, suffix = path.partition(_ID)
         if is_open:
@@ -58,6 +66,6 @@ class Routes:
             is_longer = len(path) > len(prefix) + len(suffix)
             if is_longer and path.startswith(prefix) and path.endswith(suffix):
                 encoded = path[len(prefix) : len(path) - len(suffix)]
-                request[MODEL_ID] = encoded.replace("%2F", "/").replace("%25", "%")
+                request[PATH_ID] = encoded.replace("%2F", "/").replace("%25", "%")
                 return handlers
         return {}

@@ -78,6 +78,10 @@ class Server:
             _detect_dead_clients(listening, self._settings.client_write_timeout_s)
         self.port = int(self._listener.sockets[0].getsockname()[1])
 
+    async def serve(self) -> None:
+        """Do what no client waits for, until cancelled: before `drain`."""
+        await self._app.serve()
+
     async def drain(self, timeout_s: float) -> None:
         """Stop listening, let in-flight requests finish for `timeout_s`, then abort them.
 

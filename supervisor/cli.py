@@ -46,6 +46,7 @@ profile_app = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=Tru
 slots_app = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
 record_app = typer.Typer(help="Sizes and pauses of requests on disk.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys of clients.", no_args_is_help=True)
+batch_app = typer.Typer(help="Files of requests, computed as batches.", no_args_is_help=True)
 config_app = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
 app.add_typer(model_app, name="model")
@@ -54,6 +55,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(slots_app, name="slots")
 app.add_typer(record_app, name="record")
 app.add_typer(key_app, name="key")
+app.add_typer(batch_app, name="batch")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
 Config = Annotated[Path | None, typer.Option("--config", help="Read this settings file.")]
@@ -347,6 +349,54 @@ def warm(model: str, file: Path, as_json: Json = False) -> None:
     from supervisor.commands.warm import warm as call
 
     _finish("warm", lambda: call(model, file), as_json=as_json)
+
+
+# Batches
+
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.jsonl", help="Write the results there, and errors beside it."),
+]
+
+
+@batch_app.command("run")
+def batch_run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="Requests, one a line.")],
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Compute a file of requests in OpenAI's batch format, and write the results beside it.
+
+    Exits with 1 if a line failed. After Ctrl-C the batch goes on, after a second one it is
+    cancelled. Where the daemon needs an API key, it is read from CORRAL_API_KEY.
+    """
+    from supervisor.commands.batch import run as call
+
+    _finish("batch run", lambda: call(file, output), as_json=as_json)
+
+
+@batch_app.command("list")
+def batch_list(as_json: Json = False) -> None:
+    """List the newest batches."""
+    from supervisor.commands.batch import list_batches as call
+
+    _finish("batch list", call, as_json=as_json)
+
+
+@batch_app.command("show")
+def batch_show(batch: str, output: Output = None, as_json: Json = False) -> None:
+    """Show how far a batch is, and what is wrong with its lines."""
+    from supervisor.commands.batch import show as call
+
+    _finish("batch show", lambda: call(batch, output), as_json=as_json)
+
+
+@batch_app.command("cancel")
+def batch_cancel(batch: str, as_json: Json = False) -> None:
+    """Cancel a batch; the results that it has are kept."""
+    from supervisor.commands.batch import cancel as call
+
+    _finish("batch cancel", lambda: call(batch), as_json=as_json)
 
 
 # Saved conversations

@@ -17,6 +17,7 @@ from typing import Final
 from proxy.app import build_app
 from proxy.errors import ListenFailed
 from proxy.failures import FAILURES, persist
+from proxy.jobs.jobs import JobStorage
 from proxy.metrics.prometheus import Metrics
 from proxy.models import PrefillResult
 from proxy.nodes.nodes import Nodes
@@ -165,10 +166,11 @@ class Daemon:
         return settings.supervisor.record_requests and model in settings.models
 
     def _make_server(self) -> Server:
-        settings = self._reload.loaded.settings.proxy
+        settings = self._reload.loaded.settings
         reader = PromptWarmerAdapter(self._fleet, self._router, self._events.emit)
-        app = build_app(self._router, self._nodes, settings, self._metrics, reader)
-        return Server(app, settings)
+        storage = JobStorage(self._directories.jobs, settings.jobs)
+        app = build_app(self._router, self._nodes, settings.proxy, self._metrics, reader, storage)
+        return Server(app, settings.proxy)
 
     async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:
         """Start models and serve until shutdown; `report` once clients and commands are answered.
@@ -207,7 +209,9 @@ class Daemon:
             adaptive = group.create_task(persist("adaptive", self._adaptive.serve))
             recorder = group.create_task(persist("request record", self._recorder.serve))
             trials = group.create_task(persist("trials", self._trials.serve))
+            jobs = group.create_task(persist("jobs", self._server.serve))
             yield
+            jobs.cancel()
             adaptive.cancel()
             reload.cancel()
             admission.cancel()

@@ -68,6 +68,9 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
             "cached_tokens prompt_tokens decoded_tokens decode_ms drafted_tokens accepted_tokens"
         ),
     ),
+    "batch.ended": ("info", "batch status total completed failed"),
+    "batches.paused": ("warning", "reason"),
+    "batches.resumed": ("info", ""),
     "requests.record_failed": ("warning", "reason"),
     "request.rejected": ("warning", "request model status code reason"),
     "upstream.failed": ("warning", "request model instance phase error"),

@@ -45,6 +45,17 @@ class ApiKeys:
             self._keys, self._version = read_keys(path)
         self._checked_at_s = clock()
 
+    @property
+    def are_needed(self) -> bool:
+        return self._path is not None
+
+    def named(self, name: str) -> Key | None:
+        """The key of this name; None where there is none, or no more."""
+        if self._path is None:
+            return None
+        self._reload_if_changed(self._path)
+        return next((key for key in self._keys if key.name == name), None)
+
     def key_of(self, request: web.BaseRequest) -> Key | None:
         """None if no keys are configured. Raises Unauthorized."""
         if self._path is None:

@@ -101,7 +101,7 @@ def preflight_response(request: web.BaseRequest) -> web.Response:
     response = web.Response(
         status=204,
         headers={
-            "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
+            "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
             "Access-Control-Allow-Headers": wanted if _FIELD_NAMES.fullmatch(wanted) else "",
             "Access-Control-Max-Age": str(_PREFLIGHT_AGE_S),
         },

@@ -98,21 +98,32 @@ async def read_form(content_type: str, body: bytes) -> Form:
     try:
         reader = await _reader(content_type, body)
         parts = [part async for part in _parts(reader)]
-    except _MALFORMED as error:
-        message = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
-        reason = ascii(str(message).partition("\n")[0][:120])[1:-1]
-        raise BadRequest(f"the form cannot be read: {reason or type(error).__name__}") from error
+    except MALFORMED as error:
+        raise malformed(error) from error
     _check_names(parts)
     return Form(tuple(part for part in parts if part.name not in _DROPPED))
 
 
-_MALFORMED: Final = (
-    ValueError,  # what aiohttp's reader raises of boundaries, encodings and ends
+# What aiohttp's reader raises.
+MALFORMED: Final = (
+    ValueError,  # of boundaries, encodings and ends
     RuntimeError,
     AssertionError,
     RuntimeWarning,
     http_exceptions.HttpProcessingError,
 )
+
+
+def malformed(error: Exception) -> BadRequest:
+    """The error that a client gets for one of `MALFORMED`."""
+    message = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
+    reason = ascii(str(message).partition("\n")[0][:120])[1:-1]
+    return BadRequest(f"the form cannot be read: {reason or type(error).__name__}")
+
+
+def plain_filename(filename: str) -> str:
+    """A file's name without special characters, and not too long."""
+    return _UNSAFE.sub("_", filename)[:_NAME_MAX_CHARACTERS] or "file"
 
 
 class _Stream(StreamReader):
@@ -123,7 +134,7 @@ class _Stream(StreamReader):
 
 
 async def _reader(content_type: str, body: bytes) -> MultipartReader:
-    boundary = _boundary(content_type)
+    boundary = boundary_of(content_type)
     # aiohttp reads a preamble line by line, whatever its length.
     if not body.startswith(f"--{boundary}\r\n".encode()):
         raise BadRequest("the form does not begin with the boundary of its Content-Type")
@@ -140,7 +151,8 @@ async def _reader(content_type: str, body: bytes) -> MultipartReader:
     )
 
 
-def _boundary(content_type: str) -> str:
+def boundary_of(content_type: str) -> str:
+    """Raises BadRequest."""
     boundaries = [
         value.strip()
         for name, is_given, value in (
@@ -176,9 +188,9 @@ async def _read(part: BodyPartReader) -> Part:
         raise BadRequest(f"the field {name} of the form is encoded; send it unencoded")
     if filename is None:
         return Part(name, await _text(part, name))
-    plain = _UNSAFE.sub("_", filename)[:_NAME_MAX_CHARACTERS] or "file"
     media_type = part.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip()
     content = b"".join([chunk async for chunk in _chunks(part)])
+    plain = plain_filename(filename)
     return Part(name, content, plain, media_type if _MEDIA_TYPE.fullmatch(media_type) else "")
 
 

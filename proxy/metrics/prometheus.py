@@ -87,6 +87,11 @@ class Metrics:
         self._scrape = Scrape(settings, clock)
         self._process = ProcessCollector(registry=None)
         self._open: set[AccessRecord] = set()
+        self._others: list[Callable[[], Iterable[Metric]]] = []
+
+    def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Show the metrics of another part too."""
+        self._others.append(collect)
 
     def emit(self, name: str, /, **fields: object) -> None:
         """Count an event, and pass it on."""
@@ -122,6 +127,8 @@ class Metrics:
         text = "Whether the engine's own metrics were read."
         yield _gauge("engine_scrape_success", BY_INSTANCE, text, is_read)
         yield from merged(family for reading in readings for family in reading.families)
+        for collect in self._others:
+            yield from collect()
         yield from self._process.collect()
 
     def _requests(self, instances: Iterable[InstanceStats]) -> Iterator[Metric]:

@@ -37,7 +37,7 @@ class Directories:
     """The directories of the daemon and its commands."""
 
     config: Path  # corral.toml, profiles/ and profiles.d/
-    data: Path  # fetched models, learned prompts, slots, figures of requests
+    data: Path  # fetched models, learned prompts, slots, figures of requests, batches
     cache: Path  # engines' help, GGUF metadata, CPU libraries
     log: Path  # of each instance and the daemon
     runtime: Path  # lock, state file and sockets of one daemon; mode 0700
@@ -73,6 +73,10 @@ class Directories:
     @property
     def request_record(self) -> Path:
         return self.data / "requests"
+
+    @property
+    def jobs(self) -> Path:
+        return self.data / "jobs"
 
     @property
     def trials(self) -> Path:

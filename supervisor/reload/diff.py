@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from proxy.config.types import SettingsTable
 from proxy.nodes.settings import NodeSettings
 from supervisor.errors import CorralError
 from supervisor.flags.plan import Plan
@@ -119,11 +120,10 @@ def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
 def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
     """Yield a sentence for each change that no replica shows.
 
-    The proxy keeps what the daemon `began_with`, so `[proxy]` is compared with that.
+    The proxy keeps what the daemon `began_with`, so `[proxy]` and `[jobs]` are compared with that.
     """
-    for key in sorted(type(began_with.proxy).model_fields):
-        if (stays := getattr(began_with.proxy, key)) != getattr(after.proxy, key):
-            yield f"proxy.{key} stays {stays} until the daemon is restarted"
+    yield from _restart_notes("proxy", began_with.proxy, after.proxy)
+    yield from _restart_notes("jobs", began_with.jobs, after.jobs)
     yield from _node_notes(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits apply from each instance's next state"
@@ -133,6 +133,12 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
         if name in before.models and before.models[name].variants != model.variants:
             yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
         yield from _trial_notes(name, before.models.get(name), model)
+
+
+def _restart_notes(table: str, began_with: SettingsTable, after: SettingsTable) -> Iterator[str]:
+    for key in sorted(type(began_with).model_fields):
+        if (stays := getattr(began_with, key)) != getattr(after, key):
+            yield f"{table}.{key} stays {stays} until the daemon is restarted"
 
 
 def _trial_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from proxy.config.types import ExpandedPath, SettingsTable, Text
+from proxy.jobs.settings import JobSettings
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
@@ -148,6 +149,7 @@ class Settings(BaseSettings):
     )
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()
+    jobs: JobSettings = JobSettings()
     models: dict[ModelName, ModelSettings] = Field(
         default_factory=dict, description="the models, by the name clients use"
     )

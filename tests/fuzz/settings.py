@@ -10,6 +10,7 @@ from fuzz.case import Case
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from proxy.jobs.settings import JobSettings
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from supervisor.instance.backoff import RestartPolicy
@@ -61,6 +62,7 @@ def tables(random: Random) -> dict[str, dict[str, Any]]:
         "models.m.flags": dict.fromkeys(random.sample(_FLAGS, 2), 2),
         "models.m.variants.high": {"temperature": 1.0, "set": {"seed": 7}, "strip": ["stop"]},
         "models.m.restart": _some(random, RestartPolicy),
+        "jobs": _some(random, JobSettings),
         "nodes.gpu": {"url": "http://127.0.0.1:9", **_some(random, NodeSettings)},
     }
     if random.random() < 0.3:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.jobs.settings import JobSettings
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
@@ -105,6 +106,11 @@ def test_notes_name_proxy_settings_that_need_a_restart() -> None:
     assert notes(began, moved) == expected
     assert notes(moved, moved, began_with=began) == expected
     assert notes(moved, began, began_with=began) == []
+
+
+def test_notes_name_limits_of_jobs_that_need_a_restart() -> None:
+    after = Settings(jobs=JobSettings(max_jobs=3))
+    assert notes(Settings(), after) == ["jobs.max_jobs stays 64 until the daemon is restarted"]
 
 
 def test_notes_say_when_new_limits_apply() -> None:

@@ -1,0 +1,9 @@
+"""New ids, which nobody can guess."""
+
+from __future__ import annotations
+
+import os
+
+
+def new_id(prefix: str) -> str:
+    return prefix + os.urandom(12).hex()

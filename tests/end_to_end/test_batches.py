@@ -1,0 +1,144 @@
+"""`corral batch`, and batches that outlive their daemon."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corral_cli import CorralCli, until
+
+SETTINGS = """
+[models.tiny]
+path = "{path}"
+[models.tiny.flags]
+parallel = 4
+threads = 1
+"""
+
+
+def write(path: Path, count: int, **members: Any) -> Path:
+    """Write a file of requests, the ids r0, r1, …"""
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 8, **members}
+    line = {"method": "POST", "url": "/v1/completions", "body": body}
+    lines = (json.dumps({"custom_id": f"r{i}", **line}) + "\n" for i in range(count))
+    path.write_text("".join(lines))
+    return path
+
+
+def ids(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def batch(corral: CorralCli) -> Any:
+    """The newest batch."""
+    found = corral.data("batch", "list")
+    return found[0] if found else None
+
+
+def test_a_file_is_computed_and_written_beside_it(
+    corral: CorralCli, tiny_model: Path, tmp_path: Path
+) -> None:
+    corral.configure(SETTINGS.format(path=tiny_model))
+    path = write(tmp_path / "some.jsonl", 6)
+    stopped = corral("batch", "run", str(path))
+    assert (stopped.returncode, "not running" in stopped.stderr) == (3, True)
+    corral.ok("start")
+
+    done = corral("batch", "run", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "6 of 6 lines done, 0 failed" in done.stdout
+    assert ids(tmp_path / "some.output.jsonl") == [f"r{i}" for i in range(6)]
+    assert not (tmp_path / "some.errors.jsonl").exists()
+
+    again = corral("batch", "run", str(path))
+    assert (again.returncode, "exists already" in again.stderr) == (1, True)
+    broken = write(tmp_path / "broken.jsonl", 2, max_tokens="many")
+    failed = corral("batch", "run", str(broken), "--output", str(tmp_path / "out.jsonl"))
+    assert (failed.returncode, "2 failed" in failed.stdout) == (1, True)
+    assert ids(tmp_path / "out.errors.jsonl") == ["r0", "r1"]
+
+    broken.write_text('{"url": "/v1/completions"}\nno\n')
+    invalid = corral("batch", "run", str(broken))
+    assert (invalid.returncode, "line 2: " in invalid.stderr) == (1, True)
+    assert [one["status"] for one in corral.data("batch", "list")] == [
+        *("failed", "completed", "completed")
+    ]
+    (shown,) = [one for one in corral.data("batch", "list") if one["status"] == "failed"]
+    assert "line 1: the line has no custom_id" in corral("batch", "show", shown["id"]).stderr
+    assert corral("batch", "show", "../v1/models").returncode == 1
+
+
+@pytest.mark.parametrize("text", ["", "no\n", "[]\n", '{"body": {}}\n'])
+def test_what_is_no_file_of_requests_is_told_with_an_example(
+    corral: CorralCli, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(text)
+    done = corral("batch", "run", str(path))
+    assert (done.returncode, '"custom_id"' in done.stderr) == (1, True)
+    assert corral("batch", "run", str(tmp_path)).returncode == 1
+
+
+def test_ctrl_c_leaves_the_batch_and_says_how_to_go_on(
+    corral: CorralCli, slow_model: Path, tmp_path: Path
+) -> None:
+    corral.configure(SETTINGS.format(path=slow_model))
+    corral.ok("start")
+    path = write(tmp_path / "some.jsonl", 4, max_tokens=3000)
+    assert corral.fork_server
+    with (tmp_path / "err").open("wb") as err:
+        command = corral.fork_server.start(
+            ["batch", "run", str(path)], corral.env, tmp_path, {2: err.fileno()}
+        )
+        until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
+        command.send_signal(signal.SIGINT)
+        assert command.wait(30) == 130
+    said = (tmp_path / "err").read_text()
+    found = batch(corral)
+    assert found["status"] == "in_progress"
+    assert f"corral batch show {found['id']}" in said
+    assert f"corral batch cancel {found['id']}" in said
+    corral.ok("batch", "cancel", found["id"])
+    until(lambda: batch(corral)["status"] == "cancelled")
+
+
+def test_a_second_ctrl_c_cancels_the_batch(
+    corral: CorralCli, slow_model: Path, tmp_path: Path
+) -> None:
+    corral.configure(SETTINGS.format(path=slow_model))
+    corral.ok("start")
+    path = write(tmp_path / "some.jsonl", 4, max_tokens=3000)
+    assert corral.fork_server
+    with (tmp_path / "err").open("wb") as err:
+        command = corral.fork_server.start(
+            ["batch", "run", str(path)], corral.env, tmp_path, {2: err.fileno()}
+        )
+        until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
+        command.send_signal(signal.SIGINT)
+        until(lambda: "Ctrl-C again" in (tmp_path / "err").read_text())
+        command.send_signal(signal.SIGINT)
+        assert command.wait(30) == 130
+    until(lambda: batch(corral)["status"] == "cancelled")
+
+
+def test_every_line_has_one_result_whenever_the_daemon_is_killed(
+    corral: CorralCli, tiny_model: Path, tmp_path: Path
+) -> None:
+    corral.configure(SETTINGS.format(path=tiny_model))
+    daemon = corral.serve()
+    assert corral.fork_server
+    path = write(tmp_path / "some.jsonl", 40, max_tokens=32)
+    command = corral.fork_server.start(["batch", "run", str(path)], corral.env, tmp_path, {})
+    for done in (1, 12, 25):
+        until(lambda: (one := batch(corral)) and one["request_counts"]["completed"] >= done)  # noqa: B023
+        daemon.kill()
+        daemon.wait()
+        command.wait(30)
+        daemon = corral.serve()
+    until(lambda: batch(corral)["status"] == "completed")
+    found = batch(corral)
+    assert found["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+    output = tmp_path / "all.jsonl"
+    corral.ok("batch", "show", found["id"], "--output", str(output))
+    assert ids(output) == [f"r{i}" for i in range(40)]

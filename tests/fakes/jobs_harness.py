@@ -1,0 +1,171 @@
+"""Jobs on a real database, with answers that a test gives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fakes.proxy_harness import FakeLoader
+
+from proxy.access_log import discard
+from proxy.auth.api_keys import ApiKeys
+from proxy.batch.requests import OwnAnswer
+from proxy.jobs import batch_rows, file_rows
+from proxy.jobs.access import Access
+from proxy.jobs.database import Database
+from proxy.jobs.job import Job
+from proxy.jobs.line_runner import Tools
+from proxy.jobs.places import Places
+from proxy.jobs.records import Batch, NewBatch, StoredFile
+from proxy.jobs.reporter import JobReporter
+from proxy.jobs.settings import JobSettings
+from proxy.models import ModelNames
+from proxy.router.router import Router
+from proxy.settings import ProxySettings
+
+CHAT = "/v1/chat/completions"
+OK = OwnAnswer(200, b'{"id": "1"}')
+
+Answer = Callable[[Mapping[str, Any]], Awaitable[OwnAnswer]]
+
+
+def request(custom_id: str, **members: Any) -> bytes:
+    """A line of a file; members of its body."""
+    body = {"model": "chat", "messages": [], **members}
+    line = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+    return json.dumps(line).encode() + b"\n"
+
+
+def failure(status: int, code: str = "code") -> OwnAnswer:
+    return OwnAnswer(status, json.dumps({"error": {"code": code, "message": "no"}}).encode())
+
+
+async def say_ok(_: Mapping[str, Any]) -> OwnAnswer:
+    return OK
+
+
+class FakeRequests:
+    """Answers as `say` does; `asked` are the bodies in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+        self.clients: set[str] = set()
+        self.names: list[ModelNames] = []
+        self.say: Answer = say_ok
+        self.working = 0
+        self.most = 0
+
+    async def answer(
+        self,
+        _path: str,
+        members: Mapping[str, Any],
+        *,
+        client: str,
+        names: ModelNames,
+        request_id: str,
+    ) -> OwnAnswer:
+        assert request_id.startswith("req_")
+        self.asked.append(members)
+        self.clients.add(client)
+        self.names.append(names)
+        self.working += 1
+        self.most = max(self.most, self.working)
+        try:
+            return await self.say(members)
+        finally:
+            self.working -= 1
+
+
+class JobsHarness:
+    """One database and what a job needs; `reopen` as a new process does."""
+
+    def __init__(self, directory: Path, keys_file: Path | None = None) -> None:
+        self.path = directory / "jobs" / "jobs.sqlite"
+        self.now = 1_000_000
+        self.slept_s: list[float] = []
+        self.emitted: list[tuple[str, dict[str, Any]]] = []
+        self.loader = FakeLoader(Router())
+        self.requests = FakeRequests()
+        self._ticks = 0.0
+        self.keys = ApiKeys(keys_file, discard, clock=self._tick)
+        self.configure()
+
+    def configure(self, max_bytes: int = 2**30, **changes: Any) -> None:
+        """Open the database with other settings."""
+        self.settings = JobSettings(**changes)
+        self.reporter = JobReporter(self._emit)
+        self.database = Database(self.path, max_bytes, self.reporter.paused)
+        self.tools = Tools(
+            database=self.database,
+            requests=self.requests,
+            access=Access(self.keys, self.loader),
+            settings=self.settings,
+            reporter=self.reporter,
+            now=lambda: self.now,
+            sleep=self._sleep,
+        )
+        self.places = Places(lambda _: self.settings.max_in_flight)
+
+    async def reopen(self, max_bytes: int = 2**30) -> None:
+        await self.close()
+        self.configure(max_bytes)
+
+    async def close(self) -> None:
+        self.database.close()
+        await asyncio.to_thread(self.database._thread.shutdown)
+
+    async def file(self, lines: Sequence[bytes], owner: str = "") -> StoredFile:
+        key = await self.database.write(
+            lambda one: file_rows.begin(one, (f"file-{owner}", owner, "a.jsonl", self.now))
+        )
+        await self.database.write(lambda one: file_rows.add_lines(one, key, 1, lines))
+        size_bytes = sum(map(len, lines))
+        await self.database.write(
+            lambda one: file_rows.finish(one, key, size_bytes, self.now + 10**6)
+        )
+        found = await self.database.read(lambda one: file_rows.find(one, owner, f"file-{owner}"))
+        assert found
+        return found
+
+    async def batch(self, *lines: bytes, owner: str = "") -> Batch:
+        file = await self.file(lines, owner)
+        new = NewBatch(owner, CHAT, file.id, None, None)
+        return await self.database.write(lambda one: batch_rows.create(one, new, self.now, 9))
+
+    def job(self, batch: Batch) -> Job:
+        return Job(batch, self.places, self.tools, ProxySettings())
+
+    async def run(self, batch: Batch) -> Batch:
+        """Run a batch to its end."""
+        await self.job(batch).run()
+        return await self.state(batch)
+
+    async def state(self, batch: Batch) -> Batch:
+        return await self.database.read(lambda one: batch_rows.of_id(one, batch.id))
+
+    async def lines(self, file_id: str | None, owner: str = "") -> list[dict[str, Any]]:
+        """The lines of a file of results."""
+        if file_id is None:
+            return []
+        file = await self.database.read(lambda one: file_rows.find(one, owner, file_id))
+        assert file
+        text = b"".join(
+            line.data
+            for line in await self.database.read(lambda one: file_rows.content(one, file, 0))
+        )
+        assert len(text) == file.size_bytes
+        return [json.loads(line) for line in text.splitlines()]
+
+    def _tick(self) -> float:
+        self._ticks += 10
+        return self._ticks
+
+    async def _sleep(self, wait_s: float) -> None:
+        self.slept_s.append(wait_s)
+        await asyncio.sleep(0)
+
+    def _emit(self, name: str, /, **fields: Any) -> None:
+        self.emitted.append((name, fields))
