@@ -159,8 +159,9 @@ class LocalEndpoints:
         return _json(listed)
 
     async def overview(self, request: web.BaseRequest) -> web.Response:
-        instances, lines = self._router.instances(), self._router.queues()
-        return _json(overview(instances, lines, self._named(request), time.monotonic()))
+        model_infos, passes = self._named(request), await self._metrics.passes(self._router)
+        instances, queues = self._router.instances(), self._router.queues()
+        return _json(overview(instances, queues, model_infos, time.monotonic(), passes))
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))

@@ -27,6 +27,7 @@ _AGE_MIN_S: Final = 2.0
 _TIMEOUT_S: Final = 1.0
 _MAX_BYTES: Final = 256 * 1024
 _GAUGES: Final = frozenset({f"{PREFIX}requests_processing", f"{PREFIX}requests_deferred"})
+_COMPUTED: Final = ("prompt_tokens_total", "tokens_predicted_total")
 _MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is the largest value so far
 
 
@@ -39,6 +40,18 @@ class Scraped:
     families: tuple[Metric, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """An engine's forward passes since it started, and the tokens computed in them.
+
+    It counts a pass at once, the tokens of a prompt when that is complete, and the tokens of an
+    answer when that ends.
+    """
+
+    count: int
+    tokens: int
+
+
 class Scrape:
     """Reads each engine at most once in two seconds."""
 
@@ -49,8 +62,10 @@ class Scrape:
         self._clock = clock
         self._readings: dict[str, Scraped] = {}
 
-    async def read(self, upstreams: Sequence[Upstream]) -> list[Scraped]:
-        """The latest reading of each, at most two seconds old; all are requested concurrently.
+    async def read(
+        self, upstreams: Sequence[Upstream], age_max_s: float = _AGE_MIN_S
+    ) -> list[Scraped]:
+        """The latest reading of each, at most so old; all are requested concurrently.
 
         Readings of other instances are dropped. Takes at most a second.
         """
@@ -58,17 +73,17 @@ class Scrape:
         for name in self._readings.keys() - names:
             del self._readings[name]
         async with asyncio.TaskGroup() as group:
-            for upstream in self._due(upstreams):
+            for upstream in self._due(upstreams, age_max_s):
                 group.create_task(self._read(upstream))
         return [reading for _, reading in sorted(self._readings.items())]
 
-    def _due(self, upstreams: Sequence[Upstream]) -> Iterator[Upstream]:
+    def _due(self, upstreams: Sequence[Upstream], age_max_s: float) -> Iterator[Upstream]:
         """Yield the engines to read; no other caller reads them for two seconds."""
         now_s = self._clock()
         for upstream in upstreams:
             last = self._readings.get(upstream.name)
             is_same = last is not None and last.upstream == upstream
-            if last and is_same and now_s - last.at_s < _AGE_MIN_S:
+            if last and is_same and now_s - last.at_s < age_max_s:
                 continue
             families = last.families if last and is_same else ()
             self._readings[upstream.name] = Scraped(upstream, now_s, families)
@@ -88,6 +103,18 @@ class Scrape:
         except ProxyError:
             return ""
         return response.body.decode("utf-8", "replace") if response.status == 200 else ""
+
+
+def passes_of(scraped: Scraped) -> Passes | None:
+    """None where an engine has counted none."""
+    values = {
+        sample.name.removeprefix(PREFIX): sample.value
+        for family in scraped.families
+        for sample in family.samples
+    }
+    count = int(values.get("n_decode_total", 0))
+    tokens = sum(values.get(name, 0.0) for name in _COMPUTED)
+    return Passes(count, int(tokens)) if count else None
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:

@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 from proxy.access_log import AccessRecord, Emit
 from proxy.failures import FAILURES
 from proxy.metrics.counters import BY_INSTANCE, COUNTERS, HISTOGRAMS, RequestCounters
-from proxy.metrics.engine_metrics import Scrape, Scraped, merged
+from proxy.metrics.engine_metrics import Passes, Scrape, Scraped, merged, passes_of
 from proxy.metrics.slots_endpoint import SlotTotals, all_slots, totals_of
 from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
@@ -33,12 +33,14 @@ from proxy.upstream.upstream import Upstream
 
 _PREFIX: Final = "corral_"
 _ENDS: Final = ("requests_finished", "requests_failed", "requests_cancelled")
+# An engine answers between two passes, for which `/corral/v1/slots` should seldom wait.
+_PASSES_AGE_MAX_S: Final = 10.0
 _Values = Mapping[tuple[str, ...], float]
 
 _OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals], float]]]] = {
-    "slots": ("Slots.", lambda _, totals: totals.slots),
-    "slots_prefill": ("Slots that process a prompt.", lambda _, totals: totals.prefill),
-    "slots_decode": ("Slots that generate tokens.", lambda _, totals: totals.decode),
+    "slots": ("Slots.", lambda _, totals: totals.num_slots),
+    "slots_prefill": ("Slots that process a prompt.", lambda _, totals: totals.num_prefill),
+    "slots_decode": ("Slots that generate tokens.", lambda _, totals: totals.num_decode),
     "conversations": (
         "Conversations whose next turn is routed here.",
         lambda instance, _: instance.conversations,
@@ -106,12 +108,16 @@ class Metrics:
         self, accept: str, model_infos: Sequence[ModelInfo], router: Router
     ) -> tuple[bytes, str]:
         """The body for these models, and its content type: plain text or OpenMetrics."""
-        in_service = (instance.upstream for instance in router.instances() if instance.in_service)
-        # A node serves its own metrics, with its own labels.
-        readings = await self._scrape.read([one for one in in_service if not one.node])
+        readings = await self._scrape.read(_engines(router))
         encode, content_type = _encoder(accept)
         models = {model_info.id for model_info in model_infos}
         return encode(VisibleMetrics(self._collect(readings, router), models)), content_type
+
+    async def passes(self, router: Router) -> Mapping[str, Passes]:
+        """Return what engines counted lately, by instance; takes at most a second."""
+        readings = await self._scrape.read(_engines(router), _PASSES_AGE_MAX_S)
+        found = {one.upstream.name: passes_of(one) for one in readings}
+        return {name: passes for name, passes in found.items() if passes}
 
     def _collect(self, readings: Sequence[Scraped], router: Router) -> Iterator[Metric]:
         instances = router.instances()
@@ -146,6 +152,12 @@ class Metrics:
         yield _counter("requests_accepted", ("model",), text, accepted)
         text = "Requests that an instance is answering."
         yield _gauge("requests_in_flight", BY_INSTANCE, text, in_flight)
+
+
+def _engines(router: Router) -> list[Upstream]:
+    """The engines in service; a node serves its own metrics, with its own labels."""
+    in_service = (instance.upstream for instance in router.instances() if instance.in_service)
+    return [upstream for upstream in in_service if not upstream.node]
 
 
 class VisibleMetrics:

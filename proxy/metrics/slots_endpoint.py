@@ -1,8 +1,11 @@
 """`/slots` and `/corral/v1/slots`: the slots of all instances. Pure.
 
 `/slots` is a list as llama-server's own, for tools that read that one. `/corral/v1/slots` adds
-instances, totals and queues. The source is the router's own leases, not a poll of the engines, and
-nothing here identifies a request or its client.
+instances, totals and queues. The source is the router's own leases, not a poll of the engines, but
+for the passes, which only an engine counts. Nothing here identifies a request or its client.
+
+A sequence of llama.cpp is a slot in use: the slots of an instance that are in use are the batch
+that its engine decodes together.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from proxy.metrics.engine_metrics import Passes
 from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
 from proxy.router.lease import LeaseStats
 from proxy.router.model_queue import QueueStats
 
 State = Literal["prefill", "decode", "idle"]
+BatchType = Literal["prefill", "decode", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +53,23 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotTotals:
-    """Slots by state; `generating` equals `decode`, `utilisation` is `active / slots`."""
+    """Slots by state.
 
-    slots: int
-    idle: int
-    active: int
-    generating: int
-    prefill: int
-    decode: int
-    batch: Literal["prefill", "decode", "mixed"] | None
-    utilisation: float
-    tokens_per_second: float
+    Attributes:
+        batch_type: What the slots in use compute together; `decode` where none is in use.
+        utilization: Share of the slots that are in use, 0 to 1.
+        aggregate_tokens_per_second: Generated tokens of all slots.
+    """
+
+    num_slots: int
+    num_idle_slots: int
+    num_active_slots: int
+    num_prefill: int
+    num_decode: int
+    batch_type: BatchType
+    is_full: bool
+    utilization: float
+    aggregate_tokens_per_second: float
 
 
 def overview(
@@ -66,14 +77,26 @@ def overview(
     queues: Mapping[str, QueueStats],
     model_infos: Sequence[ModelInfo],
     now_s: float,
+    passes: Mapping[str, Passes],
 ) -> dict[str, object]:
-    """`/corral/v1/slots` for these models; `now_s` is on the clock of the leases."""
+    """`/corral/v1/slots` for these models.
+
+    Args:
+        instances: All of the router.
+        queues: Those of the models, by model.
+        model_infos: The models to show.
+        now_s: On the clock of the leases.
+        passes: What engines counted, by instance.
+    """
     shown = _shown(instances, model_infos)
     slots = all_slots(shown, now_s)
     models = (model_info.id for model_info in model_infos)
     return {
         "slots": slots,
-        "instances": [_instance_json(instance, slots) for instance in shown],
+        "instances": [
+            _instance_json(instance, slots, passes.get(instance.upstream.name))
+            for instance in shown
+        ],
         "totals": totals_of(slots),
         "queues": {model: _queue_json(queues[model]) for model in models if model in queues},
     }
@@ -108,15 +131,15 @@ def totals_of(slots: Sequence[Slot]) -> SlotTotals:
     decode = sum(slot.state == "decode" for slot in slots)
     active = prefill + decode
     return SlotTotals(
-        slots=len(slots),
-        idle=len(slots) - active,
-        active=active,
-        generating=decode,
-        prefill=prefill,
-        decode=decode,
-        batch=_batch(prefill, decode),
-        utilisation=round(active / len(slots), 4) if slots else 0.0,
-        tokens_per_second=round(sum(slot.tokens_per_second for slot in slots), 2),
+        num_slots=len(slots),
+        num_idle_slots=len(slots) - active,
+        num_active_slots=active,
+        num_prefill=prefill,
+        num_decode=decode,
+        batch_type=_batch_type(prefill, decode),
+        is_full=active >= len(slots),
+        utilization=round(active / len(slots), 4) if slots else 0.0,
+        aggregate_tokens_per_second=round(sum(slot.tokens_per_second for slot in slots), 2),
     )
 
 
@@ -149,12 +172,10 @@ def _decode_rate(lease: LeaseStats, now_s: float) -> float:
     return round((lease.decoded - 1) / (now_s - lease.first_token_at_s), 2)
 
 
-def _batch(prefill: int, decode: int) -> Literal["prefill", "decode", "mixed"] | None:
+def _batch_type(prefill: int, decode: int) -> BatchType:
     if prefill and decode:
         return "mixed"
-    if prefill:
-        return "prefill"
-    return "decode" if decode else None
+    return "prefill" if prefill else "decode"
 
 
 def _shown(
@@ -179,8 +200,11 @@ def _queue_json(queue: QueueStats) -> dict[str, object]:
     }
 
 
-def _instance_json(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, object]:
+def _instance_json(
+    instance: InstanceStats, slots: Sequence[Slot], passes: Passes | None
+) -> dict[str, object]:
     name = instance.upstream.name
+    own = [slot for slot in slots if slot.instance == name]
     return {
         "instance": name,
         "model": instance.upstream.model,
@@ -191,7 +215,11 @@ def _instance_json(instance: InstanceStats, slots: Sequence[Slot]) -> dict[str, 
         "weight": round(instance.weight.value, 3),
         "weight_reason": instance.weight.reason,
         "draft_acceptance": None if instance.acceptance is None else round(instance.acceptance, 3),
-        **_members(totals_of([slot for slot in slots if slot.instance == name])),
+        "prefer_pure_decode": instance.upstream.prefer_pure_decode,
+        **_members(totals_of(own)),
+        "batch_slots": [slot.index for slot in own if slot.state == "decode"],
+        "passes": passes and passes.count,
+        "tokens_per_pass": passes and round(passes.tokens / passes.count, 2),
     }
 
 

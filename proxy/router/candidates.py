@@ -51,24 +51,26 @@ class Candidates:
         self._bound_for: Counter[str] = Counter()
         self._kept: set[Instance] = set()
 
-    def choice(
+    def choice(  # noqa: PLR0913 (what one request sees)
         self,
         request: ProxyRequest,
         avoid: Collection[str],
         hint: CacheHint,
         waited_s: float,
         allowed: Sequence[Instance],
+        held: Collection[str] = (),
     ) -> Choice:
         """Return what a request would do; requests that wait for their owner are remembered.
 
-        Only `allowed` instances are taken, and those in `avoid` only if there is no other.
+        Only `allowed` instances are taken, those in `avoid` only if there is no other, and those in
+        `held` not now.
         """
         instances = [one for one in allowed if one.may_take(request) and one not in self._kept]
         prompt = request.prompt
         policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
         owner = hint.owner if policy == "affinity" else None
         others = [instance for instance in instances if instance.upstream.name not in avoid]
-        candidates = [self._candidate(one, request, hint) for one in others or instances]
+        candidates = [self._candidate(one, request, hint, held) for one in others or instances]
         tokens = prompt.tokens if prompt else 0
         on_trial = self._is_on_trial(request, hint)
         choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial)
@@ -79,7 +81,7 @@ class Candidates:
             choice = replace(choice, is_diverted=is_diverted)
         if choice.name is None and owner is not None:
             self._bound_for[owner] += 1
-        if choice.name is None and request.slots > 1:
+        if choice.name is None and request.slots > 1 and not held:
             self._keep(instances, request, owner)
         return choice
 
@@ -110,7 +112,13 @@ class Candidates:
                 )
             )
 
-    def _candidate(self, instance: Instance, request: ProxyRequest, hint: CacheHint) -> Candidate:
+    def _candidate(
+        self,
+        instance: Instance,
+        request: ProxyRequest,
+        hint: CacheHint,
+        held: Collection[str],
+    ) -> Candidate:
         upstream, needed = instance.upstream, instance.needed(request)
         weight = self.weight(upstream.name)
         turns = 0 if instance.free >= needed else 1 + self._bound_for[upstream.name]
@@ -129,6 +137,7 @@ class Candidates:
             needed=needed,
             is_on_trial=upstream.is_on_trial,
             weight=weight,
+            is_held=upstream.name in held,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.router.in_flight import InFlight
+from proxy.router.prefill_admission import InstanceWork
 from proxy.router.weights import EQUAL, Speed, Weight, weights_of
 from proxy.upstream.timings import Rates
 from proxy.upstream.upstream import Upstream
@@ -120,6 +121,13 @@ class Instance:
     def backlog_tokens(self) -> int:
         """Prompt tokens that it still has to compute."""
         return sum(lease.backlog_tokens for lease in self.leases)
+
+    @property
+    def work(self) -> InstanceWork:
+        return InstanceWork(
+            prefilling=sum(lease.is_prefilling for lease in self.leases),
+            decoding=sum(lease.is_decoding for lease in self.leases),
+        )
 
     def speed(self, *, is_measured: bool) -> Speed:
         node = self.upstream.node

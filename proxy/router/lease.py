@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -20,6 +20,7 @@ from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.in_flight import InFlightRequest
 from proxy.router.instances import Instance
+from proxy.router.prefill_admission import FEW_TOKENS
 from proxy.router.response_progress import Clock, ResponseProgress
 from proxy.upstream.timings import Timings
 
@@ -96,6 +97,7 @@ class Lease(InFlightRequest):
         instance: Instance,
         clock: Clock,
         first: Lease | None = None,
+        on_first_token: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(instance.in_flight)
         self.request = request
@@ -103,7 +105,7 @@ class Lease(InFlightRequest):
         self.upstream = instance.upstream
         self.clock = clock
         self.began_at_s = clock()
-        self.progress = ResponseProgress(clock)
+        self.progress = ResponseProgress(clock, on_first_token)
         self.sequences = 1
         self.expected_cached = 0
         self.queued_s = 0.0
@@ -133,6 +135,16 @@ class Lease(InFlightRequest):
     def backlog_tokens(self) -> int:
         """Prompt tokens that the instance still has to compute."""
         return 0 if self.is_ending else self.progress.remaining_tokens(self.expected_cached)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the engine has yet to compute more than a few tokens of its prompt."""
+        return self.progress.first_token_at_s is None and self.backlog_tokens > FEW_TOKENS
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its first token has arrived."""
+        return not self.is_ending and (self._first or self).progress.decoded > 0
 
     def end(self) -> None:
         self.is_ending = True

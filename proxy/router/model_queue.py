@@ -1,8 +1,9 @@
 """The queue of one model: which request gets which slot when. No I/O, no waiting.
 
 Whatever may let a request in ends in `assign_slots`: while a slot is free, the requests in the
-queue choose in order. One that would rather wait for the owner of its conversation keeps its place
-and delays none behind it; when it would move is all that happens without an event, and has a timer.
+queue choose in order. One that would rather wait for the owner of its conversation, or for another
+prompt (`prefill_admission`), keeps its place and delays none behind it; the end of such a wait is
+all that happens without an event, and has a timer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from proxy.router.fair_queue import FairQueue, QueueEntry
 from proxy.router.instances import Instance, Instances, with_one_left
 from proxy.router.lease import Lease
 from proxy.router.policy import Choice
+from proxy.router.prefill_admission import prefill_wait_s, shortest_first
 from proxy.router.response_progress import Clock
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings, average
@@ -41,6 +43,7 @@ class QueuedRequest(QueueEntry):
     Attributes:
         avoid: Names of instances to take only if there is no other.
         session: The hash of the client's own name for the conversation, or None.
+        new_tokens: Tokens of its prompt to compute, as expected when it joined.
         position: When it joined, from 1; 0 if it got a slot at once.
         wake: Set when it gets a lease, and when no instance is left that could give it one.
     """
@@ -49,6 +52,7 @@ class QueuedRequest(QueueEntry):
     avoid: Collection[str] = ()
     session: int | None = None
     lease: Lease | None = None
+    new_tokens: int = 0
     position: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -122,12 +126,13 @@ class ModelQueue:
 
     def join(self, queued: QueuedRequest) -> None:
         """Put a request that found no slot into the queue; raises QueueFull."""
+        queued.new_tokens = self._new_tokens(queued)
         self._queue.join(queued)
         self.assign_slots()
         if queued.lease is not None:
             return
         queued.position = self._queue.position(queued, self._clock())
-        if len(self._queue) > self._settings.queue_max and not queued.request.is_let_in:
+        if self._is_full and not queued.request.is_let_in:
             self._queue.leave(queued)
             ahead = f"{len(self._queue)} requests wait for {self.model} already"
             raise QueueFull(f"{ahead}; retry later", self.retry_after_s)
@@ -145,6 +150,17 @@ class ModelQueue:
         assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
         self._granted.pop(queued.lease, None)
         return queued.lease
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) > self._settings.queue_max
+
+    @property
+    def held(self) -> int:
+        """Requests that wait beside a free slot, for another prompt."""
+        in_service = self._instances.in_service(self.model)
+        has_room = any(one.upstream.prefer_pure_decode and one.has_free_slot for one in in_service)
+        return len(self._queue) if has_room else 0
 
     @property
     def retry_after_s(self) -> int:
@@ -233,7 +249,7 @@ class ModelQueue:
         if self._recheck:
             self._recheck.cancel()
             self._recheck = None
-        while len(self._queue) and (queued := self._assign_first(self._queue.order(self._clock()))):
+        while len(self._queue) and (queued := self._assign_first(self._order())):
             self._queue.take(queued)
 
     def _assign_first(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
@@ -247,12 +263,15 @@ class ModelQueue:
         for queued, allowed in self._with_instances(entries, instances, now_s):
             # At each decision: what the caches hold changes while a request waits.
             hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
+            held = self._held(instances, queued, hint, now_s)
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
-                choice = Choice(names[0])  # most models have one instance
+                choice = Choice(None if held else names[0])  # most models have one instance
             else:
                 candidates = candidates or self._candidates(instances)
                 waited_s = now_s - queued.joined_at_s
-                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, allowed)
+                choice = candidates.choice(
+                    queued.request, queued.avoid, hint, waited_s, allowed, held
+                )
             if choice.name is not None:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
                 lease = self._grant(queued, chosen, hint, now_s)
@@ -262,6 +281,7 @@ class ModelQueue:
                 return queued
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
+            soonest_s = min(soonest_s, *held.values(), math.inf)
         left_s = self._left_free_s(now_s) if self._queue.waiting("batch") else 0.0
         self._schedule_recheck(min(soonest_s, left_s or math.inf))
         return None
@@ -286,6 +306,44 @@ class ModelQueue:
             return 0.0
         return max(0.0, self._interactive_at_s + _LEFT_FREE_S - now_s)
 
+    def _order(self) -> Iterable[QueuedRequest]:
+        entries = self._queue.order(self._clock())
+        if not self._pure_decode_names():
+            return entries
+        return shortest_first(tuple(entries), lambda queued: queued.new_tokens)
+
+    def _held(
+        self, instances: Sequence[Instance], queued: QueuedRequest, hint: CacheHint, now_s: float
+    ) -> dict[str, float]:
+        """Return the instances where another prompt comes first, and for how long at most."""
+        prompt = queued.request.prompt
+        if prompt is None or self._is_full:
+            return {}
+        waited_s, timeout_s = now_s - queued.joined_at_s, queued.timeout_s
+        waits = {
+            one.upstream.name: prefill_wait_s(
+                one.work,
+                prompt.tokens - hint.cached_tokens[one.upstream.name],
+                waited_s,
+                timeout_s,
+            )
+            for one in instances
+            if one.upstream.prefer_pure_decode
+        }
+        return {name: wait_s for name, wait_s in waits.items() if wait_s}
+
+    def _new_tokens(self, queued: QueuedRequest) -> int:
+        """Return how many tokens of a prompt will be computed; 0 where nothing depends on it."""
+        prompt, names = queued.request.prompt, self._pure_decode_names()
+        if prompt is None or not names:
+            return 0
+        hint = self._prefix_index.look_up(names, prompt, queued.session)
+        return prompt.tokens - max(hint.cached_tokens.values())
+
+    def _pure_decode_names(self) -> list[str]:
+        in_service = self._instances.in_service(self.model)
+        return [one.upstream.name for one in in_service if one.upstream.prefer_pure_decode]
+
     def _candidates(self, instances: Sequence[Instance]) -> Candidates:
         conversations = self._prefix_index.conversations_per_instance(self.model)
         return Candidates(
@@ -301,7 +359,8 @@ class ModelQueue:
         self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
     ) -> Lease:
         prompt = queued.request.prompt
-        lease = Lease(queued.request, instance, self._clock)
+        on_first_token = self.assign_slots if instance.upstream.prefer_pure_decode else None
+        lease = Lease(queued.request, instance, self._clock, on_first_token=on_first_token)
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
         if prompt:

@@ -53,6 +53,7 @@ class Candidate:
         needed: Slots that the request would use.
         is_on_trial: Runs the profile on trial.
         weight: Its share of requests as a multiple of an average instance's.
+        is_held: Another prompt is to be computed before this one.
     """
 
     name: str
@@ -69,10 +70,11 @@ class Candidate:
     needed: int = 1
     is_on_trial: bool = False
     weight: float = 1.0
+    is_held: bool = False
 
     @property
     def is_free(self) -> bool:
-        return self.slots_in_use + self.needed <= self.slots
+        return not self.is_held and self.slots_in_use + self.needed <= self.slots
 
     @property
     def load(self) -> float:

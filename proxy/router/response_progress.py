@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 # An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
@@ -29,6 +30,7 @@ class ResponseProgress:
 
     __slots__ = (
         "_clock",
+        "_on_first_token",
         "bytes_received",
         "cached",
         "decoded",
@@ -39,7 +41,7 @@ class ResponseProgress:
         "prompt_total",
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_first_token: Callable[[], None] | None = None) -> None:
         self.has_header = False
         self.is_awaiting_upstream = True
         self.bytes_received = 0
@@ -49,6 +51,7 @@ class ResponseProgress:
         self.decoded = 0
         self.first_token_at_s: float | None = None
         self._clock = clock
+        self._on_first_token = on_first_token
 
     def receive(self, chunk: bytes) -> None:
         """Count bytes that the client has yet to take."""
@@ -61,9 +64,11 @@ class ResponseProgress:
         self.count_token()
 
     def count_token(self) -> None:
+        self.decoded += 1
         if self.first_token_at_s is None:
             self.first_token_at_s = self._clock()
-        self.decoded += 1
+            if self._on_first_token:
+                self._on_first_token()
 
     def set_prompt(self, done: int, total: int, cached: int) -> None:
         """Take the progress that the instance reports, in tokens; cached tokens count as done."""

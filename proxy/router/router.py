@@ -53,12 +53,14 @@ class ModelDemand:
         working: Requests that its instances hold.
         idle_since_s: When the last of them ended; minus infinity before the first.
         cached_tokens: Tokens of conversations in its slots, as far as known.
+        held: Those of the waiting that more slots would not help: another prompt comes first.
     """
 
     waiting: int
     working: int
     idle_since_s: float
     cached_tokens: int
+    held: int = 0
 
 
 class Router:
@@ -171,7 +173,11 @@ class Router:
             for instance in self._instances.in_service(model)
         )
         return ModelDemand(
-            facts.interactive + facts.batch, queue.in_flight, queue.ended_at_s, cached
+            facts.interactive + facts.batch,
+            queue.in_flight,
+            queue.ended_at_s,
+            cached,
+            queue.held,
         )
 
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:

@@ -41,6 +41,8 @@ class Upstream:
         reports_exit: Whether `Router.ended` reports how its process ended.
         node: None for an instance of this machine.
         trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.
+        prefer_pure_decode: Whether its running streams come before the first token of others: it
+            computes one prompt at a time while it decodes.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Upstream:
     reports_exit: bool = False
     node: Node | None = None
     trial_share: float = 0.0
+    prefer_pure_decode: bool = False
 
     @property
     def is_on_trial(self) -> bool:

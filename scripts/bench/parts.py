@@ -49,6 +49,15 @@ PARTS: Final = (
         quick_s=150,
     ),
     Part(
+        "Pauses of running streams",
+        "scripts/bench/decode_gaps",
+        "Four streams while prompts of 2 000 tokens arrive, with `prefer_pure_decode` and without.",
+        ("--repeats", "3"),
+        ("--repeats", "1", "--prompts", "2"),
+        full_s=480,
+        quick_s=120,
+    ),
+    Part(
         "Change of models",
         "scripts/bench/router",
         "Three models on room for two, against llama-server's router mode.",

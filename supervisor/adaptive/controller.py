@@ -164,7 +164,7 @@ class AdaptiveController:
         return ModelView(
             name=name,
             at_s=self._clock(),
-            waiting=demand.waiting,
+            waiting=demand.waiting - demand.held,
             busy=demand.working,
             instances={one.name: one.instance.snapshot().pid or 0 for one in replicas},
             plan=plan,

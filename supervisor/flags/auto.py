@@ -14,7 +14,7 @@ from typing import Final
 
 from supervisor.engines.help import FlagValue
 from supervisor.errors import SettingsInvalid
-from supervisor.flags.setting import CORRAL, Setting, Settings
+from supervisor.flags.setting import BATCHING, CORRAL, Setting, Settings
 from supervisor.flags.thread_speeds import ThreadMeasurement, fastest
 from supervisor.gguf.embedding import embedding
 from supervisor.gguf.metadata import Gguf
@@ -33,6 +33,9 @@ _CORE_FLOPS: Final = 40e9
 _BATCH_S: Final = 0.5
 _BATCH_MIN: Final = 32
 _BATCH_MAX: Final = 2048
+# How many times smaller a batch is where running streams are to pause shortly. Measured on 2 cores:
+# proxy/DESIGN.md, "Prompts are computed in small batches beside streams".
+_PURE_DECODE: Final = 4
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
 _MANY_SLOTS: Final = 8
@@ -56,6 +59,8 @@ class PlanInputs:
     # Values that the daemon changed while it serves; they replace what would be derived.
     adapted: Settings = field(default_factory=dict)
     measured: ThreadMeasurement | None = None  # None: thread counts are not measured
+    ctx_each: int | None = None  # tokens of context that each slot is set to have
+    prefers_pure_decode: bool = False  # running streams pause as shortly as possible
 
     @property
     def cores(self) -> int:
@@ -151,6 +156,20 @@ def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Sett
 
 
 def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    """Tokens of prompts in one batch, and with them the longest pause of a running stream."""
+    found = _usual_batch_size(inputs, chosen)
+    if inputs.prefers_pure_decode:
+        size = max(_BATCH_MIN, int(found.value) // _PURE_DECODE)
+        reason = f"prefer_pure_decode: a quarter of {found.value}, {found.reason}"
+        found = Setting(size, BATCHING, reason)
+    # One that is not set yet follows the batch size.
+    ubatch = positive("ubatch-size", chosen.get("ubatch-size", 1))
+    if ubatch > int(found.value):
+        return Setting(ubatch, CORRAL, "a batch holds a whole ubatch-size")
+    return found
+
+
+def _usual_batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting(
             _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"
@@ -185,7 +204,7 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
         return Setting("f16", "gguf", f"{sizes} are not multiples of {kv_cache.BLOCK}")
     if inputs.device_bytes:
         return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
-    ctx = ctx_slot(chosen) or _wanted_ctx(gguf, cache_count(chosen))
+    ctx = ctx_slot(chosen) or inputs.ctx_each or _wanted_ctx(gguf, cache_count(chosen))
     wanted = kv_cache.cache_bytes(gguf, cache_layout(chosen, ctx, "f16", "f16"))
     if wanted > inputs.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
@@ -195,6 +214,9 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     count = cache_count(chosen)
+    if each := inputs.ctx_each:
+        reason = f"max_context_length: {_counted(count, 'slot')}, {each} tokens per slot"
+        return Setting(each * count, BATCHING, reason)
     types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
     wanted = fitting = _wanted_ctx(inputs.gguf, count)
     while (

@@ -38,7 +38,7 @@ class PlanLine:
 
     flag: str  # as the build spells it; of an omitted one, today's name with dashes
     value: str | None  # the word after it, or None
-    origin: str  # `model NAME`, `profile NAME`, `machine`, `gguf` or `llama-corral`
+    origin: str  # `model NAME`, `batching`, `profile NAME`, `machine`, `gguf` or `llama-corral`
     reason: str  # a clause; empty if the origin says it all
 
 
@@ -121,6 +121,8 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         instances=max(1, instances),
         adapted={key: replace(one, is_adapted=True) for key, one in adapted.items()},
         measured=measured,
+        ctx_each=entry.batching.max_context_length,
+        prefers_pure_decode=entry.batching.prefer_pure_decode,
     )
     settings = resolve(entry, profile, engine.flags, inputs, draft)
     kept, barred = without_conflicts(settings, inputs)

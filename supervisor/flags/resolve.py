@@ -1,6 +1,7 @@
 """Merges a model's settings from all sources and derives every `auto`. Pure.
 
-A model's own flags win over its profile, and its profile over llama-corral's defaults.
+A model's own flags, and its `batching`, win over its profile, and its profile over llama-corral's
+defaults. Of one option, flags win over `batching`: only a trial sets both.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from supervisor.flags.auto import (
     positive,
     slots,
 )
+from supervisor.flags.batching import BatchingSettings
 from supervisor.flags.draft_model import Draft, DraftSetting
 from supervisor.flags.embedding_settings import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.flags.profile import Profile
@@ -59,6 +61,7 @@ class ModelEntry:
     args: tuple[str, ...] = ()  # words for the end of the command line, passed on unchecked
     draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
     aliases: tuple[str, ...] = ()
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
 
 
 def resolve(
@@ -80,7 +83,8 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     """All settings in today's vocabulary; the last source wins."""
     ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
     named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")
-    own = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
+    given = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
+    own = {**entry.batching.settings(), **given}
     if draft.gguf:
         path = str(draft.gguf.path)
         own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.reason)

@@ -13,6 +13,7 @@ from proxy.config.types import number
 from supervisor.engines.help import FlagValue
 
 CORRAL: Final = "llama-corral"
+BATCHING: Final = "batching"
 _FLAG: Final = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 # Control characters but tab, line feed and carriage return: a template given as a flag has lines.
 _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -47,15 +48,18 @@ class Setting:
     """A value and its origin."""
 
     value: FlagValue
-    origin: str  # `model NAME`, `profile NAME`, `machine`, `demand`, `gguf` or `llama-corral`
+    origin: (
+        str  # `model NAME`, `batching`, `profile NAME`, `machine`, `demand`, `gguf`, `llama-corral`
+    )
     reason: str = ""  # a clause; empty if the origin says it all
     is_derived: bool = False  # it was `auto`
     is_adapted: bool = False  # the daemon changed it while it serves
 
     @property
     def is_own(self) -> bool:
-        """Whether the model's own table sets it."""
-        return self.origin.startswith("model ")
+        """Whether the model's own table gives its value."""
+        is_given = self.origin == BATCHING and not self.is_derived
+        return is_given or self.origin.startswith("model ")
 
 
 Settings = Mapping[str, Setting]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.engines.help import FlagValue
+from supervisor.flags.batching import BatchingSettings
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,3 +40,4 @@ class LaunchFingerprint:
     draft: FileVersion | None
     flags: Mapping[str, FlagValue]
     args: tuple[str, ...]
+    batching: BatchingSettings = field(default_factory=BatchingSettings)

@@ -63,6 +63,7 @@ class Replica:
             can_name_slots=plan is not None and plan.has_own_slots,
             reports_exit=True,
             trial_share=trial.share if trial else 0.0,
+            prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
         )
 
 

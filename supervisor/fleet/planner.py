@@ -224,6 +224,7 @@ class LaunchPlanner:
             draft=self._draft_version(entry),
             flags={**under.flags, **entry.flags},
             args=entry.args,
+            batching=entry.batching,
         )
 
     def _draft_version(self, entry: ModelEntry) -> FileVersion | None:
@@ -323,4 +324,5 @@ def _entry(name: str, model: ModelSettings) -> ModelEntry:
         args=model.args,
         draft=model.draft,
         aliases=model.aliases,
+        batching=model.batching,
     )

@@ -18,7 +18,7 @@ from supervisor.host.files import NotRegular, expanded, stat_regular
 from supervisor.host.toml_file import read_toml
 from supervisor.output import warn
 from supervisor.settings import trust
-from supervisor.settings.messages import check_names, check_tables, explain
+from supervisor.settings.messages import check_batching, check_names, check_tables, explain
 from supervisor.settings.schema import ModelSettings, Settings
 
 FILE_NAME: Final = "corral.toml"
@@ -71,6 +71,7 @@ def load(
             explain(error, path), hint="corral config check reads it again"
         ) from error
     check_names(settings.models, path)
+    check_batching(settings.models, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}
     return Loaded(_resolved(settings, path.parent if path else _here()), path, origins)
 

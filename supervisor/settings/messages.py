@@ -72,6 +72,22 @@ def check_names(models: Mapping[str, ModelSettings], path: Path | None) -> None:
                 )
 
 
+def check_batching(models: Mapping[str, ModelSettings], path: Path | None) -> None:
+    """Reject an option that `batching` and `flags` of a model both set.
+
+    Raises:
+        SettingsInvalid: There is one.
+    """
+    for name, model in models.items():
+        for key, flag in model.batching.conflicts(model.flags):
+            raise SettingsInvalid(
+                f"{f'{path}: ' if path else ''}models.{name}: batching.{key} and "
+                f"flags.{brief(flag, quoted=False)} set the same option of llama-server",
+                hint="keep one of them; max_context_length counts tokens of one slot, ctx-size "
+                "those of all slots together",
+            )
+
+
 def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
     yield from model.aliases
     for base in (name, *model.aliases):

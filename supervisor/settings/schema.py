@@ -12,6 +12,7 @@ from proxy.jobs.settings import JobSettings
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
+from supervisor.flags.batching import BatchingSettings
 from supervisor.flags.setting import Argument, FlagName, FlagSetting
 from supervisor.flags.trial import TrialSettings
 from supervisor.instance.backoff import RestartPolicy
@@ -128,6 +129,7 @@ class ModelSettings(ResidencyPolicy):
         default=False,
         description="save prefixes that conversations share, and prefill them after warm_prompts",
     )
+    batching: BatchingSettings = BatchingSettings()
     slots: SlotSettings = SlotSettings()
     restart: RestartPolicy = Field(
         RestartPolicy(), description="keys that differ from [supervisor.restart]"

@@ -30,7 +30,7 @@ def test_slots_lists_the_slots_of_all_models(url: str) -> None:
     assert [slot["id"] for slot in slots] == list(range(len(slots)))
     assert {slot["model"] for slot in slots} == {"smollm2", "embedder"}
     assert not any(slot["is_processing"] for slot in slots)
-    assert get(f"{url}/corral/v1/slots")["totals"]["slots"] == len(slots)
+    assert get(f"{url}/corral/v1/slots")["totals"]["num_slots"] == len(slots)
 
 
 def test_health_counts_models_by_state(url: str) -> None:

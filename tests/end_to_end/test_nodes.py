@@ -70,7 +70,7 @@ class NodeSetup:
 
     def busy(self) -> int:
         with urllib.request.urlopen(f"{self.url}/corral/v1/slots", timeout=10) as response:
-            count: int = json.load(response)["totals"]["active"]
+            count: int = json.load(response)["totals"]["num_active_slots"]
         return count
 
 

@@ -223,7 +223,8 @@ async def test_the_overview_adds_instances_totals_and_queues(proxy: ProxyHarness
     await proxy.send()
     async with proxy.http.get("/corral/v1/slots?model=vendor/chat") as response:
         whole = await response.json()
-    assert whole["totals"]["slots"] == whole["totals"]["idle"] == len(whole["slots"]) == 2
+    totals = whole["totals"]
+    assert totals["num_slots"] == totals["num_idle_slots"] == len(whole["slots"]) == 2
     assert [one["instance"] for one in whole["instances"]] == ["chat.1"]
     assert whole["queues"]["chat"]["interactive"] == 0
 

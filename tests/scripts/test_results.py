@@ -1,6 +1,6 @@
 """What the comparisons make of measured values."""
 
-from scripts.bench import demand, device, router
+from scripts.bench import decode_gaps, demand, device, router
 from scripts.bench.overhead_report import Figures, Target, result_of
 
 
@@ -12,6 +12,24 @@ def test_a_total_is_judged_by_the_median_of_its_rounds() -> None:
     found = demand.result(rounds)
     assert found.missed == ["1 clients: 0.94 (0.90 to 0.96) of plain, at least 0.95"]
     assert [figure.base for figure in found.figures] == ["plain", "plain"]
+
+
+def test_pauses_are_judged_by_the_median_of_the_rounds() -> None:
+    def seen(gap_s: float) -> decode_gaps.Seen:
+        return decode_gaps.Seen([*[0.03] * 97, gap_s, gap_s, gap_s], [5.0], 100)
+
+    rounds = [
+        {
+            decode_gaps.USUAL: decode_gaps.figures(seen(0.8)),
+            decode_gaps.PURE: decode_gaps.figures(seen(gap_s)),
+        }
+        for gap_s in (0.32, 0.48, 0.44)
+    ]
+    found = decode_gaps.result(rounds)
+    assert found.missed == [
+        "gap between two tokens, p99: 0.55 (0.40 to 0.60) of that without, at most 0.5"
+    ]
+    assert found.figures[0].values[decode_gaps.USUAL] == [800.0] * 3
 
 
 def test_a_build_without_router_mode_is_named() -> None:

@@ -6,7 +6,14 @@ import pytest
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, Fake
 
-from proxy.metrics.engine_metrics import Scrape, merged, relabelled_metrics
+from proxy.metrics.engine_metrics import (
+    Passes,
+    Scrape,
+    Scraped,
+    merged,
+    passes_of,
+    relabelled_metrics,
+)
 from proxy.upstream.upstream import Upstream
 
 PAGE = """\
@@ -25,6 +32,14 @@ llamacpp:requests_deferred 3
 # HELP llamacpp:accepted_per_pos_total Accepted tokens.
 # TYPE llamacpp:accepted_per_pos_total counter
 llamacpp:accepted_per_pos_total{position="0"} 5
+"""
+COUNTED = """\
+# TYPE llamacpp:n_decode_total counter
+llamacpp:n_decode_total 40
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 240
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 260
 """
 
 
@@ -143,3 +158,19 @@ async def test_an_engine_that_does_not_answer_does_not_affect_the_others(
     gone = upstream("chat.3", port=9)
     readings = await Scrape(proxy.settings).read([*(fake.upstream() for fake in fakes), gone])
     assert [bool(reading.families) for reading in readings] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (COUNTED, Passes(count=40, tokens=500)),
+        (COUNTED.replace("n_decode_total 40", "n_decode_total 0"), None),
+        (PAGE, None),
+        ("", None),
+    ],
+    ids=["counted", "none yet", "not counted", "unread"],
+)
+def test_the_tokens_of_each_pass(text: str, expected: Passes | None) -> None:
+    """seed 001: MicroBatch.len, n_prompt_tokens, n_decode_tokens, on average."""
+    families = tuple(relabelled_metrics(text, upstream()))
+    assert passes_of(Scraped(upstream(), 50.0, families)) == expected

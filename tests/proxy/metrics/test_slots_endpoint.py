@@ -7,6 +7,7 @@ import pytest
 from fakes.proxy_harness import model_info
 from fakes.slots import NOW_S, instance, reading, writing
 
+from proxy.metrics.engine_metrics import Passes
 from proxy.metrics.slots_endpoint import all_slots, engine_list, has_idle, overview, totals_of
 from proxy.router.lease import LeaseStats
 from proxy.router.model_queue import QueueStats
@@ -38,7 +39,7 @@ def test_a_slot_whose_request_has_ended_is_active_while_the_engine_computes() ->
         ("prefill", True),
         ("idle", False),
     ]
-    assert totals_of(slots).active == 2
+    assert totals_of(slots).num_active_slots == 2
 
 
 def test_a_withdrawn_instance_has_only_its_active_slots() -> None:
@@ -52,25 +53,50 @@ def test_the_first_token_has_no_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leases", "batch", "utilisation"),
+    ("leases", "batch_type", "utilization"),
     [
-        ([], None, 0.0),
+        ([], "decode", 0.0),
         ([reading()], "prefill", 0.25),
         ([writing(), writing()], "decode", 0.5),
         ([reading(), writing(), writing(), reading()], "mixed", 1.0),
     ],
 )
-def test_totals(leases: list[LeaseStats], batch: str | None, utilisation: float) -> None:
+def test_totals(leases: list[LeaseStats], batch_type: str, utilization: float) -> None:
+    """seed 001: BatchType, MicroBatch.update_batch_type; SlotManager.utilization."""
     totals = totals_of(all_slots([instance(*leases, slots=4)], NOW_S))
-    assert (totals.batch, totals.utilisation) == (batch, utilisation)
-    assert totals.slots == totals.idle + totals.active == 4
-    assert totals.active == totals.prefill + totals.decode
-    assert totals.generating == totals.decode
-    assert totals.tokens_per_second == 10.0 * totals.decode
+    assert (totals.batch_type, totals.utilization) == (batch_type, utilization)
+
+
+@pytest.mark.parametrize("leases", [[], [reading()], [reading(), writing(), writing()]])
+def test_slots_are_counted_by_state(leases: list[LeaseStats]) -> None:
+    """seed 001: SlotManager.num_slots, num_idle_slots, num_active_slots."""
+    totals = totals_of(all_slots([instance(*leases, slots=4)], NOW_S))
+    assert (totals.num_slots, totals.num_active_slots) == (4, len(leases))
+    assert totals.num_idle_slots == 4 - len(leases)
+
+
+def test_sequences_are_counted_by_what_they_compute() -> None:
+    """seed 001: SequenceBatch.num_prefill, num_decode."""
+    totals = totals_of(all_slots([instance(reading(), writing(), writing(), slots=4)], NOW_S))
+    assert (totals.num_prefill, totals.num_decode) == (1, 2)
+
+
+@pytest.mark.parametrize(("count", "is_full"), [(0, False), (3, False), (4, True)])
+def test_an_instance_is_full_when_each_slot_has_a_sequence(count: int, is_full: bool) -> None:  # noqa: FBT001 (a case)
+    """seed 001: SequenceBatch.is_full, SequenceBatch.max_batch_size."""
+    slots = all_slots([instance(*[writing()] * count, slots=4)], NOW_S)
+    assert totals_of(slots).is_full is is_full
+
+
+def test_the_rates_of_all_slots_are_added() -> None:
+    """seed 001: SlotManager.aggregate_tokens_per_second."""
+    slots = all_slots([instance(reading(), writing(), writing())], NOW_S)
+    assert totals_of(slots).aggregate_tokens_per_second == 20.0
 
 
 def test_totals_of_no_slots() -> None:
-    assert totals_of([]).utilisation == 0.0
+    """seed 001: SlotManager.utilization of no slots."""
+    assert totals_of([]).utilization == 0.0
 
 
 def test_instances_are_ordered_by_number() -> None:
@@ -80,21 +106,29 @@ def test_instances_are_ordered_by_number() -> None:
 
 
 def test_the_overview_covers_the_given_models() -> None:
+    """seed 001: SlotManager.batch_slots, generating_slots, active_slots; BatchType."""
     code = replace(instance(name="code.1", slots=1), acceptance=2 / 3)
     instances = [code, instance(reading(), writing())]
     queues = {"chat": QueueStats(2, 1, 4.5, 9.0), "code": QueueStats(0, 0, 0.0, 0.0)}
     whole = orjson.loads(
-        orjson.dumps(overview(instances, queues, [model_info("chat"), model_info("code")], NOW_S))
+        orjson.dumps(
+            overview(
+                instances,
+                queues,
+                [model_info("chat"), model_info("code")],
+                NOW_S,
+                {"chat.1": Passes(40, 500)},
+            )
+        )
     )
-    assert [len(whole["slots"]), whole["totals"]["slots"], whole["totals"]["active"]] == [4, 4, 2]
+    totals = whole["totals"]
+    assert [len(whole["slots"]), totals["num_slots"], totals["num_active_slots"]] == [4, 4, 2]
     chat, other = whole["instances"]
-    assert (chat["instance"], chat["batch"], chat["conversations"], chat["prefill"]) == (
-        "chat.1",
-        "mixed",
-        4,
-        1,
-    )
-    assert (other["batch"], other["idle"]) == (None, 1)
+    assert (chat["instance"], chat["batch_type"], chat["conversations"]) == ("chat.1", "mixed", 4)
+    assert (chat["num_prefill"], chat["num_decode"], chat["batch_slots"]) == (1, 1, [1])
+    assert (chat["passes"], chat["tokens_per_pass"]) == (40, 12.5)
+    assert (other["batch_type"], other["num_idle_slots"], other["is_full"]) == ("decode", 1, False)
+    assert (other["passes"], other["tokens_per_pass"]) == (None, None)
     assert (chat["draft_acceptance"], other["draft_acceptance"]) == (None, 0.667)
     assert whole["queues"]["chat"] == {
         "interactive": 2,
@@ -102,9 +136,9 @@ def test_the_overview_covers_the_given_models() -> None:
         "oldest_wait_s": 4.5,
         "expected_wait_s": 9.0,
     }
-    less = overview(instances, queues, [model_info("code")], NOW_S)
+    less = overview(instances, queues, [model_info("code")], NOW_S, {})
     assert list(less["queues"]) == ["code"]  # type: ignore[call-overload]  # a page is objects
-    assert orjson.loads(orjson.dumps(less))["totals"]["slots"] == 1
+    assert orjson.loads(orjson.dumps(less))["totals"]["num_slots"] == 1
 
 
 def test_slots_have_the_members_of_llama_server() -> None:
@@ -121,7 +155,7 @@ def test_nothing_identifies_a_request_or_its_client() -> None:
     instances, model_infos = [instance(reading(), writing())], [model_info("chat")]
     for page in (
         engine_list(instances, model_infos, NOW_S),
-        overview(instances, {}, model_infos, NOW_S),
+        overview(instances, {}, model_infos, NOW_S, {}),
     ):
         text = orjson.dumps(page)
         for secret in (b"req-secret", b"somebody", b"inner-key", b"/run/x.sock"):
