@@ -48,9 +48,8 @@ class Setting:
     """A value and its origin."""
 
     value: FlagValue
-    origin: (
-        str  # `model NAME`, `batching`, `profile NAME`, `machine`, `demand`, `gguf`, `llama-corral`
-    )
+    # `model NAME`, `batching`, `profile NAME`, `machine`, `demand`, `gguf` or `llama-corral`
+    origin: str
     reason: str = ""  # a clause; empty if the origin says it all
     is_derived: bool = False  # it was `auto`
     is_adapted: bool = False  # the daemon changed it while it serves

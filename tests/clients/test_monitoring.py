@@ -41,3 +41,12 @@ def test_health_counts_models_by_state(url: str) -> None:
 
 def test_props_of_a_model_are_those_of_its_engine(url: str) -> None:
     assert get(f"{url}/props?model=gpt-4o-mini")["total_slots"] == 2
+
+
+def test_the_overview_has_the_passes_that_the_engine_counted(url: str) -> None:
+    """seed 001: MicroBatch.len, on average; BatchType::Decode where nothing runs."""
+    instances = {one["instance"]: one for one in get(f"{url}/corral/v1/slots")["instances"]}
+    found = instances["smollm2.0"]
+    assert found["passes"] >= 1
+    assert found["tokens_per_pass"] > 0
+    assert (found["batch_type"], found["is_full"], found["utilization"]) == ("decode", False, 0.0)

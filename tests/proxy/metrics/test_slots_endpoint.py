@@ -88,6 +88,16 @@ def test_an_instance_is_full_when_each_slot_has_a_sequence(count: int, is_full: 
     assert totals_of(slots).is_full is is_full
 
 
+def test_a_slot_in_use_is_a_sequence_of_the_batch() -> None:
+    """seed 001: SequenceBatchEntry.slot_id, position, tokens, is_prefill, decoding; BatchToken."""
+    first, second, _ = all_slots([instance(reading(), writing())], NOW_S)
+    assert [first.index, second.index] == [0, 1]
+    assert [first.state == "prefill", second.state == "prefill"] == [True, False]
+    position = first.prompt_tokens_done + first.decoded_tokens
+    assert (position, (first.prompt_tokens or 0) - position) == (30, 20)
+    assert second.prompt_tokens_done + second.decoded_tokens == 50 + 21
+
+
 def test_the_rates_of_all_slots_are_added() -> None:
     """seed 001: SlotManager.aggregate_tokens_per_second."""
     slots = all_slots([instance(reading(), writing(), writing())], NOW_S)

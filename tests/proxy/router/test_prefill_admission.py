@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -97,12 +97,10 @@ def test_each_client_overtakes_a_prompt_four_times_at_most(sizes: list[int]) -> 
 LONG = "all of this has to be computed " * 40
 
 
-def router_of(slots: int = 4, *, queue_max: int = 128, others: int = 0) -> Router:
-    loop = asyncio.get_running_loop()
-    router = Router(ProxySettings(queue_max=queue_max), clock=loop.time)
+def router_of(slots: int = 4, *, queue_max: int = 128) -> Router:
+    settings = ProxySettings(queue_max=queue_max, policy="least-busy")
+    router = Router(settings, clock=asyncio.get_running_loop().time)
     router.admit(replace(upstream("pure", slots), prefer_pure_decode=True))
-    for number in range(others):
-        router.admit(upstream(f"other{number}", slots))
     return router
 
 
@@ -134,11 +132,11 @@ class Held:
         return self._group.create_task(hold())
 
 
-def in_queue(test: Callable[[Held, Router], object], **facts: int) -> None:
+def in_queue(test: Callable[[Held, Router], Awaitable[None]], **facts: int) -> None:
     async def main() -> None:
         router = router_of(**facts)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            await test(Held(router, group, stack), router)  # type: ignore[misc]  # a coroutine
+            await test(Held(router, group, stack), router)
 
     run_in_virtual_time(main())
 
@@ -225,19 +223,29 @@ def test_a_request_that_may_not_wait_begins() -> None:
 
 def test_another_replica_takes_a_prompt_that_would_wait() -> None:
     async def main(held: Held, router: Router) -> None:
-        for _ in range(2):
-            await held.decoding()
+        await held.decoding()
         held.begin("first", "1 " + LONG)
         await settle()
+        router.admit(upstream("other", slots=1))
         second = held.begin("second", "2 " + LONG)
         third = held.begin("third", "3 " + LONG)
         await settle()
-        names = [second.result().upstream.name, third.result().upstream.name]
-        assert len(held.names) == 3
-        assert "other0" in names
-        assert (
-            sum(one.work.prefilling for one in router._instances if one.upstream.prefer_pure_decode)
-            == 1
-        )
+        assert second.result().upstream.name == "other"
+        assert not third.done()
 
-    in_queue(main, others=1)
+    # By load, the second would go to the first instance: two of its hundred slots are in use.
+    in_queue(main, slots=100)
+
+
+def test_a_withdrawn_instance_holds_nothing_back() -> None:
+    async def main(held: Held, router: Router) -> None:
+        await held.decoding()
+        held.begin("first", "1 " + LONG)
+        second = held.begin("second", "2 " + LONG)
+        await settle()
+        router.withdraw("pure")
+        router.admit(upstream("other", slots=1))
+        await settle()
+        assert second.result().upstream.name == "other"
+
+    in_queue(main)

@@ -1,0 +1,50 @@
+"""`[models.NAME.batching]` from the settings file to the engine and the router."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from corral_cli import CorralCli, until
+
+SETTINGS = """
+[models.chat]
+path = "{path}"
+[models.chat.batching]
+max_sbatch_sequences = 3
+max_context_length = 512
+"""
+
+
+def instances(corral: CorralCli) -> Any:
+    with urllib.request.urlopen(f"{corral.url}/corral/v1/slots", timeout=10) as response:
+        return json.load(response)["instances"]
+
+
+def test_a_reload_turns_pure_decode_on(corral: CorralCli, tiny_model: Path) -> None:
+    """seed 001: BatchConfig, SlotManager.num_slots, SequenceBatch.max_batch_size."""
+    settings = SETTINGS.format(path=tiny_model)
+    corral.configure(settings)
+    corral.ok("start")
+    (usual,) = instances(corral)
+    assert (usual["num_slots"], usual["prefer_pure_decode"]) == (3, False)
+    corral.configure(settings + "prefer_pure_decode = true\n")
+    corral.ok("reload")
+    until(lambda: [one["prefer_pure_decode"] for one in instances(corral)] == [True])
+    (pure,) = instances(corral)
+    assert (pure["num_slots"], pure["batch_type"]) == (3, "decode")
+    with urllib.request.urlopen(f"{corral.url}/slots", timeout=10) as response:
+        assert [slot["n_ctx"] for slot in json.load(response)] == [512] * 3
+    lines = {one["flag"]: one for one in corral.data("plan", "chat")["lines"]}
+    flags = ("--parallel", "--ctx-size", "--batch-size")
+    assert {lines[flag]["origin"] for flag in flags} == {"batching"}
+
+
+def test_an_option_that_is_set_twice_is_refused(corral: CorralCli, tiny_model: Path) -> None:
+    both = SETTINGS.format(path=tiny_model) + "[models.chat.flags]\nctx-size = 4096\n"
+    corral.configure(both)
+    failed = corral("config", "check")
+    assert failed.returncode == 78
+    assert "batching.max_context_length and flags.ctx-size set the same option" in failed.stderr
