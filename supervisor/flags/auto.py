@@ -33,8 +33,8 @@ _CORE_FLOPS: Final = 40e9
 _BATCH_S: Final = 0.5
 _BATCH_MIN: Final = 32
 _BATCH_MAX: Final = 2048
-# How many times smaller a batch is where running streams are to pause shortly. Measured on 2 cores:
-# proxy/DESIGN.md, "Prompts are computed in small batches beside streams".
+# How many times smaller a batch is where running streams are to pause shortly: half the pause takes
+# more than half the batch off, because small ones are computed more slowly.
 _PURE_DECODE: Final = 4
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
