@@ -1,4 +1,4 @@
-"""Compare pauses of running streams while long prompts arrive, with `prefer_pure_decode` or without.
+"""Compare pauses of streams while long prompts arrive, with `prefer_pure_decode` and without.
 
 Four clients stream one answer after another. Prompts of 2 000 tokens arrive at fixed times, each a
 new conversation. A gap is the time between two tokens of one answer, of the four streams together.
@@ -102,16 +102,15 @@ async def _observe(url: str, seed: int, prompts: int, every_s: float) -> Seen:
     rng = random.Random(seed)  # noqa: S311 (texts)
     async with session(url) as http, asyncio.TaskGroup() as group:
         texts = [await _text(http, rng) for _ in range(prompts)]
-        streams = [group.create_task(_stream(http, at, seen, is_over)) for at in range(STREAMS)]
+        for at in range(STREAMS):
+            group.create_task(_stream(http, at, seen, is_over))
         await asyncio.sleep(SETTLED_S)
         seen.gaps_s.clear()
         seen.tokens = 0
-        sent = []
         for text in texts:
-            sent.append(group.create_task(_prompt(http, text, seen)))
+            group.create_task(_prompt(http, text, seen))
             await asyncio.sleep(every_s)
         is_over.set()
-        await asyncio.gather(*streams, *sent)
     return seen
 
 
