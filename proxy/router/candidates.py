@@ -51,7 +51,7 @@ class Candidates:
         self._bound_for: Counter[str] = Counter()
         self._kept: set[Instance] = set()
 
-    def choice(  # noqa: PLR0913 (what one request sees)
+    def choice(
         self,
         request: ProxyRequest,
         avoid: Collection[str],

@@ -227,7 +227,7 @@ def test_the_engine_takes_what_is_planned(tmp_path: Path) -> None:
     plan = make_plan(entry, load_profile("base", PROFILES), real, tiny, here, instances=1)
     with subprocess.Popen(
         plan.argv(host="127.0.0.1", port=0),
-        env=environment({}, real.library_dirs),
+        env=environment({}, real.path, real.library_dirs),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
