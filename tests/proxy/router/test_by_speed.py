@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from fakes.requests import ask, upstream
 
-from proxy.router.lease import Completion
+from proxy.prompt_cache.index import CacheHint
+from proxy.router.candidates import Candidates
+from proxy.router.instances import Instance
+from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.router.weights import Weight
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.timings import Timings
+from proxy.upstream.timings import Rates, Timings
 from proxy.upstream.upstream import Node
 
 # Of 100 tokens.
@@ -87,3 +91,27 @@ async def test_what_runs_beside_others_is_not_compared_with_what_runs_alone() ->
                 router.finish(lease, Completion(Timings(0, 20, 20.0, 100, DECODE_MS[name])))
     crowded = next(one for one in router.instances() if one.upstream.name == three.upstream.name)
     assert crowded.weight == Weight()
+
+
+async def test_a_conversation_leaves_a_slow_instance_for_a_faster_one() -> None:
+    router = routing()
+    story = "tell me of the sea " * 20
+    reply = {"role": "assistant", "content": "It is."}
+    async with router.lease(ask(story)) as lease:
+        assert lease.upstream.name == "slow"
+        router.finish(lease, Completion(Timings(0, 20, 20.0, 100, DECODE_MS["slow"]), reply))
+    await served(router, 6)
+    async with router.lease(ask(story, "It is.", "go on")) as lease:
+        assert lease.upstream.name == "fast"
+
+
+@pytest.mark.parametrize(("weight", "name"), [(1.0, None), (0.25, "b")])
+def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | None) -> None:
+    request = ask("tell me of the sea " * 200)
+    assert request.prompt
+    owner, other = (Instance(upstream(one), Rates()) for one in "ab")
+    owner.leases.append(Lease(request, owner, float))
+    weights = {"a": Weight(weight), "b": Weight(weight)}
+    candidates = Candidates([owner, other], {}, "affinity", weights, held_s=10.0, decode_s=0.0)
+    hint = CacheHint("a", {"a": request.prompt.tokens, "b": 0})
+    assert candidates.choice(request, (), hint, 0.0, [owner, other]).name == name
