@@ -1,8 +1,8 @@
 """An instance's time per token, by the number of sequences that it decodes at once. Pure.
 
 A pass over eight sequences takes longer than a pass over one, and a faster instance gets more of
-them. So each number of sequences has an average of its own, and instances are compared only at one
-that both have.
+them. So numbers of sequences that make little difference have an average of their own, and
+instances are compared only at one that both have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLatency:
-    """Measurements by level: one sequence, two, up to four, up to eight, and so on."""
+    """Measurements by level: up to 2 sequences, up to 8, up to 32, and so on."""
 
     levels: Mapping[int, Measurement] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class DecodeLatency:
 
     def after(self, newest: Measurement, sequences: int) -> DecodeLatency:
         """The measurements after one more response, beside which others were decoded."""
-        level = (max(1, sequences) - 1).bit_length()
+        level = (max(1, sequences) - 1).bit_length() // 2
         before = self.levels.get(level)
         now = before.after(newest) if before else newest
         return DecodeLatency({**self.levels, level: now})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -82,15 +83,15 @@ async def test_the_weight_of_a_node_is_set_or_measured() -> None:
 
 async def test_what_runs_beside_others_is_not_compared_with_what_runs_alone() -> None:
     router = routing()
-    async with router.lease(ask("one")) as one, router.lease(ask("two")) as two:
-        busy = {one.upstream.name, two.upstream.name}
-        assert len(busy) == 2
-        async with router.lease(ask("three")) as three:
-            for lease in (one, two, three):
-                name = lease.upstream.name
-                router.finish(lease, Completion(Timings(0, 20, 20.0, 100, DECODE_MS[name])))
-    crowded = next(one for one in router.instances() if one.upstream.name == three.upstream.name)
-    assert crowded.weight == Weight()
+    async with AsyncExitStack() as stack:
+        held: dict[str, list[Lease]] = {"fast": [], "slow": []}
+        for number in range(5):
+            lease = await stack.enter_async_context(router.lease(ask(f"{number}")))
+            held[lease.upstream.name].append(lease)
+        assert {len(leases) for leases in held.values()} == {2, 3}
+        for name, leases in held.items():
+            router.finish(leases[-1], Completion(Timings(0, 20, 20.0, 100, DECODE_MS[name])))
+    assert set(weights(router).values()) == {Weight()}
 
 
 async def test_a_conversation_leaves_a_slow_instance_for_a_faster_one() -> None:

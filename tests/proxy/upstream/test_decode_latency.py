@@ -17,7 +17,7 @@ def measured(*figures: tuple[float, int, float, int]) -> DecodeLatency:
 
 
 @pytest.mark.parametrize(
-    ("sequences", "level"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)]
+    ("sequences", "level"), [(0, 0), (1, 0), (2, 0), (3, 1), (8, 1), (9, 2), (32, 2), (33, 3)]
 )
 def test_each_number_of_sequences_has_a_level(sequences: int, level: int) -> None:
     assert [*measured((1.0, 1, 0.0, sequences)).levels] == [level]
@@ -42,8 +42,8 @@ def test_only_the_same_number_of_sequences_is_compared() -> None:
 
 
 def test_of_two_levels_that_counts_which_both_measured_last() -> None:
-    one = measured((10.0, 100, 1.0, 1), (10.0, 100, 9.0, 2))
-    other = measured((30.0, 100, 8.0, 1), (20.0, 100, 7.0, 2))
+    one = measured((10.0, 100, 1.0, 1), (10.0, 100, 9.0, 3))
+    other = measured((30.0, 100, 8.0, 1), (20.0, 100, 7.0, 3))
     assert other.over(one, 0.0) == 2.0
     assert other.over(one, 7.0) == 2.0
     assert other.over(one, 7.5) is None
@@ -58,6 +58,6 @@ def test_seed_000_less_than_min_samples_is_insufficient() -> None:
 def test_responses_are_measured_beside_how_many_they_ran() -> None:
     timings = Timings(0, 100, 100.0, 10, 200.0)
     rates = Rates().after(timings, 3, 5.0)
-    assert rates.latency.levels == {2: Measurement(20.0, 10, 5.0)}
+    assert rates.latency.levels == {1: Measurement(20.0, 10, 5.0)}
     short = rates.after(Timings(0, 100, 100.0, 3, 900.0), 3, 6.0)
     assert short.latency == rates.latency
