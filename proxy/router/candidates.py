@@ -57,15 +57,15 @@ class Candidates:
         avoid: Collection[str],
         hint: CacheHint,
         waited_s: float,
-        allowed: Sequence[Instance],
         held: Collection[str] = (),
     ) -> Choice:
         """Return what a request would do; requests that wait for their owner are remembered.
 
-        Only `allowed` instances are taken, those in `avoid` only if there is no other, and those in
-        `held` not now.
+        Instances in `avoid` are taken only if there is no other, those in `held` not at all now.
         """
-        instances = [one for one in allowed if one.may_take(request) and one not in self._kept]
+        instances = [
+            one for one in self._instances if one.may_take(request) and one not in self._kept
+        ]
         prompt = request.prompt
         policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
         owner = hint.owner if policy == "affinity" else None

@@ -148,16 +148,15 @@ class Instance:
         )
 
 
-def with_one_left(instances: Sequence[Instance], request: ProxyRequest) -> Sequence[Instance]:
-    """Return the instances that a request may use so that, if possible, a slot stays free.
+def with_last_slot(instances: Sequence[Instance], request: ProxyRequest) -> list[Instance]:
+    """Return the instances where a request would take the last free slot of the model.
 
-    That of a spare instance need not.
+    Spare instances do not count, nor does an only slot.
     """
     own = [one for one in instances if not one.is_spare]
     slots = sum(one.upstream.slots for one in own)
-    if sum(one.free for one in own) > min(request.slots, slots - 1):
-        return instances
-    return [one for one in instances if one.is_spare]
+    is_last = sum(one.free for one in own) <= min(request.slots, slots - 1)
+    return own if is_last else []
 
 
 class Instances:

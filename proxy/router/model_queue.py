@@ -20,7 +20,7 @@ from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.candidates import Candidates
 from proxy.router.fair_queue import FairQueue, QueueEntry
-from proxy.router.instances import Instance, Instances, with_one_left
+from proxy.router.instances import Instance, Instances, with_last_slot
 from proxy.router.lease import Lease
 from proxy.router.policy import Choice
 from proxy.router.prefill_admission import prefill_wait_s, shortest_first
@@ -260,18 +260,16 @@ class ModelQueue:
         names = [instance.upstream.name for instance in instances]
         candidates: Candidates | None = None
         soonest_s = math.inf
-        for queued, allowed in self._with_instances(entries, instances, now_s):
+        for queued, left in self._with_left(entries, instances, now_s):
             # At each decision: what the caches hold changes while a request waits.
             hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
-            held = self._held(instances, queued, hint, now_s)
+            held = left | self._held(instances, queued, hint, now_s)
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
                 choice = Choice(None if held else names[0])  # most models have one instance
             else:
                 candidates = candidates or self._candidates(instances)
                 waited_s = now_s - queued.joined_at_s
-                choice = candidates.choice(
-                    queued.request, queued.avoid, hint, waited_s, allowed, held
-                )
+                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
             if choice.name is not None:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
                 lease = self._grant(queued, chosen, hint, now_s)
@@ -286,16 +284,16 @@ class ModelQueue:
         self._schedule_recheck(min(soonest_s, left_s or math.inf))
         return None
 
-    def _with_instances(
+    def _with_left(
         self, entries: Iterable[QueuedRequest], instances: Sequence[Instance], now_s: float
-    ) -> Iterator[tuple[QueuedRequest, Sequence[Instance]]]:
-        """Yield the requests for which a slot is free, with the instances that they may take."""
-        leaves_one = self._left_free_s(now_s) > 0
+    ) -> Iterator[tuple[QueuedRequest, dict[str, float]]]:
+        """Yield the requests that may take a slot; with the instances to leave, and how long."""
+        left_s = self._left_free_s(now_s)
         for queued in entries:
-            is_first = queued.priority == "interactive" or not leaves_one
-            allowed = instances if is_first else with_one_left(instances, queued.request)
-            if any(instance.has_free_slot for instance in allowed):
-                yield queued, allowed
+            is_batch = queued.priority == "batch" and left_s > 0
+            left = with_last_slot(instances, queued.request) if is_batch else []
+            if any(one.has_free_slot for one in instances if one not in left):
+                yield queued, {one.upstream.name: left_s for one in left}
 
     def _left_free_s(self, now_s: float) -> float:
         """Return for how long batch requests leave a slot to the next interactive one, or 0.

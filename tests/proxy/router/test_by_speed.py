@@ -115,4 +115,4 @@ def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | No
     weights = {"a": Weight(weight), "b": Weight(weight)}
     candidates = Candidates([owner, other], {}, "affinity", weights, held_s=10.0, decode_s=0.0)
     hint = CacheHint("a", {"a": request.prompt.tokens, "b": 0})
-    assert candidates.choice(request, (), hint, 0.0, [owner, other]).name == name
+    assert candidates.choice(request, (), hint, 0.0).name == name
