@@ -11,7 +11,8 @@ from proxy.errors import ModelLoading, ProxyError, QueueTimeout, Unavailable
 from proxy.models import ModelLoader
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
-from proxy.router.model_queue import ModelQueue, QueuedRequest
+from proxy.router.model_queue import ModelQueue
+from proxy.router.queued_request import QueuedRequest
 
 _RETRY_AFTER_LOAD_S: Final = 10
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -146,17 +146,6 @@ class Instance:
             self.rates.acceptance,
             weight,
         )
-
-
-def with_last_slot(instances: Sequence[Instance], request: ProxyRequest) -> list[Instance]:
-    """Return the instances where a request would take the last free slot of the model.
-
-    Spare instances do not count, nor does an only slot.
-    """
-    own = [one for one in instances if not one.is_spare]
-    slots = sum(one.upstream.slots for one in own)
-    is_last = sum(one.free for one in own) <= min(request.slots, slots - 1)
-    return own if is_last else []
 
 
 class Instances:

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from proxy.errors import QueueFull
 from proxy.prompt_cache.index import CacheHint, PrefixIndex
-from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.candidates import Candidates
-from proxy.router.fair_queue import FairQueue, QueueEntry
-from proxy.router.instances import Instance, Instances, with_last_slot
+from proxy.router.fair_queue import FairQueue
+from proxy.router.instances import Instance, Instances
+from proxy.router.last_slot import LastSlot, with_free_slot
 from proxy.router.lease import Lease
 from proxy.router.policy import Choice
 from proxy.router.prefill_admission import prefill_wait_s, shortest_first
+from proxy.router.queued_request import QueuedRequest
 from proxy.router.response_progress import Clock
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings, average
@@ -31,44 +32,7 @@ from proxy.upstream.timings import Timings, average
 # How long a request holds a slot, before any has finished.
 _HELD_S: Final = 2.0
 _RETRY_MAX_S: Final = 120
-# How long after an interactive request batch requests leave a slot free for the next one.
-_LEFT_FREE_S: Final = 30.0
 _RECHECK_MIN_S: Final = 0.001
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class QueuedRequest(QueueEntry):
-    """A request in the queue.
-
-    Attributes:
-        avoid: Names of instances to take only if there is no other.
-        session: The hash of the client's own name for the conversation, or None.
-        new_tokens: Tokens of its prompt to compute, as expected when it joined.
-        position: When it joined, from 1; 0 if it got a slot at once.
-        wake: Set when it gets a lease, and when no instance is left that could give it one.
-    """
-
-    request: ProxyRequest
-    avoid: Collection[str] = ()
-    session: int | None = None
-    lease: Lease | None = None
-    new_tokens: int = 0
-    position: int = 0
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
-    return QueuedRequest(
-        client=request.client,
-        priority=request.priority,
-        joined_at_s=now_s,
-        timeout_s=request.queue_timeout_s,
-        request=request,
-        avoid=avoid,
-        session=session_hash(request.model, request.client, request.session)
-        if request.session
-        else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +76,7 @@ class ModelQueue:
         self._granted: dict[Lease, QueuedRequest] = {}
         self._mean_lease_s = _HELD_S
         self._mean_decode_s = 0.0
-        self._interactive_at_s = -math.inf
+        self._last_slot = LastSlot()
         self._turn = 0.0  # of the last instance that got a request, before it did
         self._recheck: asyncio.TimerHandle | None = None
 
@@ -216,8 +180,7 @@ class ModelQueue:
             self._instances.discard_if_unused(lease.instance)
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
-            if lease.request.priority == "interactive":
-                self._interactive_at_s = self._clock()
+            self._last_slot.note_ended(lease.request, self._clock())
             self.assign_slots()
             if not next(self._client_leases(), None):
                 self._on_idle()
@@ -260,7 +223,9 @@ class ModelQueue:
         names = [instance.upstream.name for instance in instances]
         candidates: Candidates | None = None
         soonest_s = math.inf
-        for queued, left in self._with_left(entries, instances, now_s):
+        # A batch request whose turn it is while interactive ones wait takes any slot.
+        left_s = 0.0 if self._queue.waiting("interactive") else self._last_slot.left_s(now_s)
+        for queued, left in with_free_slot(entries, instances, left_s):
             # At each decision: what the caches hold changes while a request waits.
             hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
             held = left | self._held(instances, queued, hint, now_s)
@@ -280,29 +245,10 @@ class ModelQueue:
             if choice.moves_in_s is not None:
                 soonest_s = min(soonest_s, choice.moves_in_s)
             soonest_s = min(soonest_s, *held.values(), math.inf)
-        left_s = self._left_free_s(now_s) if self._queue.waiting("batch") else 0.0
-        self._schedule_recheck(min(soonest_s, left_s or math.inf))
+        if left_s and self._queue.waiting("batch"):
+            soonest_s = min(soonest_s, left_s)
+        self._schedule_recheck(soonest_s)
         return None
-
-    def _with_left(
-        self, entries: Iterable[QueuedRequest], instances: Sequence[Instance], now_s: float
-    ) -> Iterator[tuple[QueuedRequest, dict[str, float]]]:
-        """Yield the requests that may take a slot; with the instances to leave, and how long."""
-        left_s = self._left_free_s(now_s)
-        for queued in entries:
-            is_batch = queued.priority == "batch" and left_s > 0
-            left = with_last_slot(instances, queued.request) if is_batch else []
-            if any(one.has_free_slot for one in instances if one not in left):
-                yield queued, {one.upstream.name: left_s for one in left}
-
-    def _left_free_s(self, now_s: float) -> float:
-        """Return for how long batch requests leave a slot to the next interactive one, or 0.
-
-        One whose turn it is while interactive requests wait takes what is free.
-        """
-        if self._queue.waiting("interactive"):
-            return 0.0
-        return max(0.0, self._interactive_at_s + _LEFT_FREE_S - now_s)
 
     def _order(self) -> Iterable[QueuedRequest]:
         entries = self._queue.order(self._clock())

@@ -1,0 +1,49 @@
+"""The last free slot of a model, which batch requests leave to interactive ones.
+
+A batch fills every idle slot, so each interactive request would wait until one of its answers ends.
+For half a minute after an interactive request, batch requests therefore leave one slot free, of
+those on instances that are not spare, if there are several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from proxy.request import ProxyRequest
+from proxy.router.instances import Instance
+from proxy.router.queued_request import QueuedRequest
+
+_LEFT_S: Final = 30.0
+
+
+class LastSlot:
+    def __init__(self) -> None:
+        self._ended_at_s = -math.inf
+
+    def note_ended(self, request: ProxyRequest, now_s: float) -> None:
+        if request.priority == "interactive":
+            self._ended_at_s = now_s
+
+    def left_s(self, now_s: float) -> float:
+        """Return for how long it is still left free; 0: it is not."""
+        return max(0.0, self._ended_at_s + _LEFT_S - now_s)
+
+
+def with_free_slot(
+    entries: Iterable[QueuedRequest], instances: Sequence[Instance], left_s: float
+) -> Iterator[tuple[QueuedRequest, dict[str, float]]]:
+    """Yield the requests for which a slot is free; with the instances to leave, and how long."""
+    for queued in entries:
+        is_left = left_s > 0 and queued.priority == "batch"
+        left = _with_last_slot(instances, queued.request) if is_left else []
+        if any(one.has_free_slot for one in instances if one not in left):
+            yield queued, {one.upstream.name: left_s for one in left}
+
+
+def _with_last_slot(instances: Sequence[Instance], request: ProxyRequest) -> list[Instance]:
+    own = [one for one in instances if not one.is_spare]
+    slots = sum(one.upstream.slots for one in own)
+    is_last = sum(one.free for one in own) <= min(request.slots, slots - 1)
+    return own if is_last else []
