@@ -18,6 +18,7 @@ from fakes.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
 from proxy.nodes import monitor
+from proxy.router.weights import Weight
 from proxy.upstream import client
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
@@ -329,3 +330,18 @@ async def refusal(near: NodesProxy) -> str:
     with pytest.raises(Unavailable) as refused:
         await near.nodes.ensure_ready("chat")
     return refused.value.message
+
+
+async def test_a_batch_request_is_one_on_the_node_too(place: Place) -> None:
+    node = await place.node(LOADED)
+    near = await place.near(node)
+    await near.ask(**{"X-Corral-Priority": "batch"})
+    assert (await node.calls.get()).headers["X-Corral-Priority"] == "batch"
+    await near.ask()
+    assert "X-Corral-Priority" not in (await node.calls.get()).headers
+
+
+async def test_the_weight_of_a_node_comes_from_its_settings(place: Place) -> None:
+    near = await place.near(await place.node(LOADED), weight=0.5)
+    (instance,) = near.router.instances()
+    assert instance.weight == Weight(0.5, "set")
