@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from proxy.router.in_flight import InFlight
 from proxy.router.prefill_admission import InstanceWork
 from proxy.router.weights import EQUAL, Speed, Weight, weights_of
-from proxy.upstream.timings import Rates
+from proxy.upstream.rates import Rates
 from proxy.upstream.upstream import Upstream
 
 if TYPE_CHECKING:

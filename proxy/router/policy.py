@@ -53,7 +53,7 @@ class Candidate:
         needed: Slots that the request would use.
         is_on_trial: Runs the profile on trial.
         weight: Its share of requests as a multiple of an average instance's.
-        is_held: Another prompt is to be computed before this one.
+        is_held: Another prompt is computed first, or its last slot is for interactive requests.
     """
 
     name: str

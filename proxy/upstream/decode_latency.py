@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from proxy.upstream.timings import average
+
 # An average of fewer forward passes says nothing; each token of a response takes one.
 MIN_SAMPLES: Final = 100
 # What was measured so long before the latest response says nothing either.
 MEMORY_S: Final = 600.0
-# Weight of the newest response.
-_NEWEST: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Measurement:
     def after(self, newest: Measurement) -> Measurement:
         if newest.at_s - self.at_s > MEMORY_S:
             return newest
-        ms_per_token = self.ms_per_token + _NEWEST * (newest.ms_per_token - self.ms_per_token)
+        ms_per_token = average(self.ms_per_token, newest.ms_per_token)
         return Measurement(ms_per_token, self.samples + newest.samples, newest.at_s)
 
 

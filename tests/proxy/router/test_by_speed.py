@@ -16,7 +16,8 @@ from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.router.weights import Weight
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.timings import Rates, Timings
+from proxy.upstream.rates import Rates
+from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Node
 
 # Of 100 tokens.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from proxy.upstream.decode_latency import DecodeLatency, Measurement
-from proxy.upstream.timings import Rates, Timings
 
 
 def measured(*figures: tuple[float, int, float, int]) -> DecodeLatency:
@@ -53,11 +52,3 @@ def test_seed_000_less_than_min_samples_is_insufficient() -> None:
     enough, few = measured((10.0, 100, 1.0, 1)), measured((80.0, 99, 1.0, 1))
     assert few.over(enough, 0.0) is None
     assert enough.over(few, 0.0) is None
-
-
-def test_responses_are_measured_beside_how_many_they_ran() -> None:
-    timings = Timings(0, 100, 100.0, 10, 200.0)
-    rates = Rates().after(timings, 3, 5.0)
-    assert rates.latency.levels == {1: Measurement(20.0, 10, 5.0)}
-    short = rates.after(Timings(0, 100, 100.0, 3, 900.0), 3, 6.0)
-    assert short.latency == rates.latency
