@@ -1,47 +1,22 @@
-"""The SQLite database of jobs: one connection in a thread of its own, one transaction a call.
-
-The write-ahead log is synchronised with the disk at each commit (`synchronous = FULL`), so a
-committed line survives a power failure. The lock is exclusive: two daemons that share a data
-directory never compute the same batch, and no shared memory file is mapped, whose growth on a full
-disk would end the process with SIGBUS. `max_page_count` bounds the whole database.
-
-Source: sqlite.org/wal.html, section 8 on WAL without shared memory; sqlite.org/pragma.html.
-"""
+"""The SQLite database of jobs: one connection in a thread of its own, one transaction a call."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from proxy.errors import Draining, ProxyError, StorageFailed, StorageFull
-from proxy.jobs.schema import prepare
+from proxy.errors import Draining, StorageFailed, StorageFull
+from proxy.jobs import storage_errors
+from proxy.jobs.connection import in_transaction, open_connection
 from proxy.threads import worker_threads
 
-_PAGE_BYTES: Final = 4096
-_LOG_MAX_BYTES: Final = 64 * 1024**2
-# For the lock of a daemon that is about to end.
-_LOCK_TIMEOUT_S: Final = 1.0
 # Between two attempts while the disk is full.
 _RETRY_FIRST_S: Final = 1.0
 _RETRY_MAX_S: Final = 15.0
-# A disk with less space free is full.
-_DISK_FULL_BYTES: Final = 64 * 1024**2
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_REASONS: Final = {
-    sqlite3.SQLITE_BUSY: "another daemon uses it",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_CORRUPT: "it is damaged; move it away",
-    sqlite3.SQLITE_IOERR: "the disk fails",
-    sqlite3.SQLITE_NOTADB: "it is not a database; move it away",
-    sqlite3.SQLITE_PERM: "no permission",
-    sqlite3.SQLITE_READONLY: "it is read-only",
-}
 
 Result = TypeVar("Result")
 
@@ -63,7 +38,7 @@ class Database:
     ) -> None:
         self.path = path
         self.failure: str | None = None
-        self._max_pages = max_bytes // _PAGE_BYTES
+        self._max_bytes = max_bytes
         self._on_failure = on_failure
         self._thread = worker_threads(1, "jobs")
         self._connection: sqlite3.Connection | None = None
@@ -121,31 +96,27 @@ class Database:
     def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         try:
             connection = self._opened()
-            return _in_transaction(connection, work)
+            return in_transaction(connection, work)
         except sqlite3.Error as error:
-            failure = _explained(error, is_at_limit=self._is_at_limit())
+            is_disk_full = storage_errors.has_full_disk(self.path.parent)
+            failure = storage_errors.of_sqlite(error, is_disk_full=is_disk_full)
             if failure is None:
                 raise
+            if isinstance(failure, StorageFailed):
+                self._close()  # the next call opens it again
             raise failure from error
         except OSError as error:
-            raise _of_system(error) from error
+            raise storage_errors.of_system(error) from error
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = _open(self.path, self._max_pages)
+            self._connection = open_connection(self.path, self._max_bytes)
         return self._connection
-
-    def _is_at_limit(self) -> bool:
-        """Whether a full database is so by its own limit: its disk has space."""
-        try:
-            free_bytes = shutil.disk_usage(self.path.parent).free
-        except OSError:
-            return False
-        return free_bytes > _DISK_FULL_BYTES
 
     def _close(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            with suppress(sqlite3.Error):
+                self._connection.close()
             self._connection = None
 
 
@@ -166,70 +137,3 @@ async def _until_done(call: Callable[[], Awaitable[Result]]) -> Result:
         except (StorageFull, StorageFailed):
             await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _RETRY_MAX_S)
-
-
-def _in_transaction(
-    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
-) -> Result:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        result = work(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself when the disk is full
-            connection.execute("ROLLBACK")
-        raise
-    return result
-
-
-def _open(path: Path, max_pages: int) -> sqlite3.Connection:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives its log the mode of the database.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, 0o600)
-    os.close(descriptor)
-    connection = sqlite3.connect(
-        path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
-    )
-    try:
-        connection.row_factory = sqlite3.Row
-        for pragma in (
-            f"page_size = {_PAGE_BYTES}",
-            "auto_vacuum = FULL",
-            "locking_mode = EXCLUSIVE",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            f"journal_size_limit = {_LOG_MAX_BYTES}",
-            f"max_page_count = {max_pages}",
-        ):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
-        _in_transaction(connection, prepare)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _explained(error: sqlite3.Error, *, is_at_limit: bool) -> ProxyError | None:
-    """The error that clients get; None for a fault of ours."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
-        return _no_space(is_at_limit=is_at_limit)
-    if reason := _REASONS.get(code):
-        return StorageFailed(f"the database of jobs cannot be used: {reason} ({error})")
-    return None
-
-
-def _no_space(*, is_at_limit: bool) -> StorageFull:
-    if is_at_limit:
-        return StorageFull(
-            "files and results of batches take all of their disk space; "
-            "delete files, or raise total_bytes under [jobs]"
-        )
-    return StorageFull("the disk that holds files and batches is full; free some of its space")
-
-
-def _of_system(error: OSError) -> ProxyError:
-    if error.errno in _FULL:
-        return _no_space(is_at_limit=False)
-    return StorageFailed(f"the database of jobs cannot be used: {error.strerror}")

@@ -107,7 +107,7 @@ class FilesEndpoint:
     async def _send(
         self, file: StoredFile, response: web.StreamResponse, request: web.BaseRequest
     ) -> None:
-        """Send the lines; the connection breaks where the file is deleted meanwhile."""
+        """Send the lines; the connection is aborted if the file is deleted meanwhile."""
         after = sent_bytes = 0
         try:
             while lines := await self._tools.database.read(
@@ -117,7 +117,7 @@ class FilesEndpoint:
                 piece = b"".join(line.data for line in lines)
                 sent_bytes += len(piece)
                 await response.write(piece)
-        except ProxyError:
+        except (ProxyError, ConnectionError):
             sent_bytes = -1
         if sent_bytes != file.size_bytes and request.transport is not None:
             request.transport.abort()

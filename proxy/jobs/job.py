@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from proxy.errors import ProxyError
-from proxy.jobs import batch_rows, file_rows, result_line
+from proxy.jobs import batch_rows, file_rows, result_line, result_rows
 from proxy.jobs.line_runner import KeyGone, Tools, run_line, store
 from proxy.jobs.places import Places
 from proxy.jobs.records import Batch, End, StoredLine
@@ -126,7 +126,7 @@ class Job:
 
     async def _pending(self, after: int, most: int) -> list[StoredLine]:
         return await self._tools.database.read_until_done(
-            lambda connection: batch_rows.pending(connection, self._batch, after, most)
+            lambda connection: result_rows.pending(connection, self._batch, after, most)
         )
 
     # The end.
@@ -141,7 +141,7 @@ class Job:
         ttl_s = self._tools.settings.keep_files_s
         self._note(
             await database.write_until_done(
-                lambda one: batch_rows.end(one, self._batch, status, self._tools.now(), ttl_s)
+                lambda one: result_rows.end(one, self._batch, status, self._tools.now(), ttl_s)
             )
         )
 
@@ -157,6 +157,6 @@ class Job:
             ]
             await store(self._batch, results, self._tools)
         has_expired = await self._tools.database.read_until_done(
-            lambda connection: batch_rows.has_expired_lines(connection, self._batch.key)
+            lambda connection: result_rows.has_expired_lines(connection, self._batch.key)
         )
         return "expired" if has_expired else "completed"

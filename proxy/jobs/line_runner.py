@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.batch.requests import OwnAnswer
-from proxy.jobs import batch_rows, result_line
+from proxy.jobs import result_line, result_rows
 from proxy.jobs.access import Access
 from proxy.jobs.database import Database
 from proxy.jobs.ids import new_id
@@ -65,7 +65,7 @@ async def run_line(batch: Batch, line: StoredLine, request: RequestLine, tools: 
 
 async def store(batch: Batch, results: list[LineResult], tools: Tools) -> None:
     await tools.database.write_until_done(
-        lambda connection: batch_rows.store(connection, batch.key, results)
+        lambda connection: result_rows.store(connection, batch.key, results)
     )
     tools.reporter.stored(batch, [result.outcome for result in results])
 

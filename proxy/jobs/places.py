@@ -1,8 +1,8 @@
 """How many lines each model computes at once; a line waits until its model has a place.
 
-One place less than the model has slots, by default, so that another client's request finds a free
-slot and does not wait for the end of a line. Each batch waits with one line at a time, so batches
-take turns. The lines that are computed together take a bounded amount of memory.
+As many as the model has slots, so that few wait in its queue, where they have batch priority: the
+router serves other requests first. Each batch waits with one line at a time, so batches take turns.
+The lines that are computed together take a bounded amount of memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MEMORY_MAX_BYTES: Final = 64 * 1024**2
 
 def places_of(slots: int, settings: JobSettings) -> int:
     """How many lines a model with so many slots computes at once; 0 slots: not known yet."""
-    return max(1, min(slots - settings.spare_slots, settings.max_in_flight))
+    return max(1, min(slots, settings.max_in_flight))
 
 
 @dataclass(slots=True, eq=False)

@@ -35,13 +35,6 @@ class JobSettings(SettingsTable):
     max_in_flight: int = Field(
         64, ge=1, le=10_000, description="lines of all batches that one model computes at once"
     )
-    spare_slots: int = Field(
-        1,
-        ge=0,
-        le=1024,
-        description="slots of a model that batches leave free for other requests; "
-        "one line is always computed",
-    )
     max_attempts: int = Field(
         5,
         ge=1,

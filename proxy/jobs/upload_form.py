@@ -43,8 +43,8 @@ async def read_upload(request: web.BaseRequest, upload: Upload, timeout_s: float
         ) from error
     except MALFORMED as error:
         raise malformed(error) from error
-    except web.RequestPayloadError as error:
-        raise BadRequest("the body cannot be read") from error
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise BadRequest("the body ended before its form did") from error
 
 
 def _reader(request: web.BaseRequest) -> MultipartReader:

@@ -12,7 +12,7 @@ from fakes.jobs_harness import OK, JobsHarness, failure, request
 
 from proxy.batch.requests import OwnAnswer
 from proxy.errors import StorageFull
-from proxy.jobs import batch_rows, database, file_rows
+from proxy.jobs import batch_rows, database, file_rows, result_rows
 from proxy.jobs.records import Batch, LineResult
 
 
@@ -132,7 +132,7 @@ async def always_ok(_: Mapping[str, Any]) -> OwnAnswer:
 async def test_a_result_that_is_stored_twice_counts_once(jobs: JobsHarness) -> None:
     batch = await jobs.run(await jobs.batch(request("a")))
     again = [LineResult(1, "failed", b"{}\n")]
-    await jobs.database.write(lambda one: batch_rows.store(one, batch.key, again))
+    await jobs.database.write(lambda one: result_rows.store(one, batch.key, again))
     after = await jobs.state(batch)
     assert (after.completed, after.failed) == (1, 0)
 
@@ -177,7 +177,7 @@ async def test_lines_that_the_window_leaves_over_expire(jobs: JobsHarness) -> No
     batch = await jobs.batch(request("a"), request("b"))
     result = [LineResult(1, "completed", b'{"custom_id":"a"}\n')]
     await jobs.database.write(lambda one: batch_rows.begin(one, batch.id, 2, jobs.now))
-    await jobs.database.write(lambda one: batch_rows.store(one, batch.key, result))
+    await jobs.database.write(lambda one: result_rows.store(one, batch.key, result))
     jobs.now += 86_400
     after = await jobs.run(await jobs.state(batch))
     assert (after.status, after.completed, after.failed) == ("expired", 1, 1)

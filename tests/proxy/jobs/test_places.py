@@ -13,13 +13,13 @@ from proxy.jobs.settings import JobSettings
     [
         (0, {}, 1),
         (1, {}, 1),
-        (8, {}, 7),
-        (8, {"spare_slots": 0}, 8),
-        (8, {"spare_slots": 20}, 1),
+        (8, {}, 8),
         (8, {"max_in_flight": 3}, 3),
     ],
 )
-def test_slots_are_left_free_for_others(slots: int, changes: dict[str, int], places: int) -> None:
+def test_a_model_has_as_many_places_as_slots(
+    slots: int, changes: dict[str, int], places: int
+) -> None:
     assert places_of(slots, JobSettings(**changes)) == places
 
 
