@@ -5,8 +5,10 @@ GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and queues
 GET   /metrics                            metrics for Prometheus
+GET   /corral/v1/batch                    how batch requests gathered
       /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
 POST  /corral/v1/models/{id}/warm         prefill a prompt
+POST  /v1/batch/completions               many prompts
 the table in `endpoints`                  an instance of the model that the request names
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -23,7 +25,11 @@ from aiohttp import web
 
 from proxy.access_log import CLIENT_GONE
 from proxy.auth.api_keys import KEY, ApiKeys, visible
+from proxy.batch import completions
+from proxy.batch.batch_queue import BatchQueue, gathers
+from proxy.batch.completions import BatchCompletions
 from proxy.batch.requests import OwnRequests
+from proxy.batch.stats import metrics_of
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.connections import Connections, descriptors_max, limit_of
@@ -58,6 +64,8 @@ from proxy.settings import ProxySettings
 
 _WARM_RETRY_AFTER_S: Final = 5
 
+_Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class App:
@@ -87,9 +95,15 @@ def build_app(
     """
     server_state = ServerState()
     forward = Forward(router, loader, settings, metrics.emit)
-    local = LocalEndpoints(router, loader, metrics, has_keys=settings.api_keys_file is not None)
+    batch_queue = BatchQueue(settings.batch.config)
+    metrics.add(lambda: metrics_of(batch_queue.stats()))
+    local = LocalEndpoints(
+        router, loader, metrics, batch_queue, has_keys=settings.api_keys_file is not None
+    )
     bodies = Bodies(settings)
-    forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies)
+    requests = OwnRequests(forward, bodies, metrics, server_state)
+    batches = BatchCompletions(requests, batch_queue)
+    forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies, batches)
     limit = limit_of(settings.max_connections, descriptors_max())
     connections = Connections[Hashable](limit)
     routes = Routes()
@@ -100,6 +114,7 @@ def build_app(
         routes.add(path + "/{id}", get=local.model)
     routes.add("/slots", get=local.slots)
     routes.add("/corral/v1/slots", get=local.overview)
+    routes.add("/corral/v1/batch", get=local.batch)
     routes.add("/metrics", get=local.metrics)
     if warmer:
         warm = WarmEndpoint(loader, warmer, server_state, bodies)
@@ -107,12 +122,12 @@ def build_app(
     routes.add(props.PATH, get=forwarded.props)
     for path in ENDPOINTS["POST"]:
         routes.add(path, post=forwarded.answer)
+    routes.add(completions.PATH, post=forwarded.batch)
     keys = ApiKeys(settings.api_keys_file, metrics.emit)
     middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections, keys)
     app = App(middleware.handle, bodies.close, _serve_nothing, server_state, connections)
     if job_storage is None:
         return app
-    requests = OwnRequests(forward, bodies, metrics, server_state)
     jobs = Jobs(job_storage, requests, loader, keys, bodies, metrics.emit)
     jobs.add_routes(routes, server_state)
     metrics.add(jobs.collect)
@@ -130,8 +145,15 @@ async def _serve_nothing() -> None:
 
 class LocalEndpoints:
     def __init__(
-        self, router: Router, loader: ModelLoader, metrics: Metrics, *, has_keys: bool
+        self,
+        router: Router,
+        loader: ModelLoader,
+        metrics: Metrics,
+        batch_queue: BatchQueue,
+        *,
+        has_keys: bool,
     ) -> None:
+        self._batch_queue = batch_queue
         self._has_keys = has_keys
         self._router = router
         self._loader = loader
@@ -163,6 +185,12 @@ class LocalEndpoints:
         instances, queues = self._router.instances(), self._router.queues()
         return _json(overview(instances, queues, model_infos, time.monotonic(), passes))
 
+    async def batch(self, request: web.BaseRequest) -> web.Response:
+        stats, waiting = self._batch_queue.stats(), self._batch_queue.waiting()
+        shown = [one.id for one in self._named(request) if one.id in stats]
+        models = {name: {"waiting": waiting[name], **asdict(stats[name])} for name in shown}
+        return _json({"config": self._batch_queue.config, "models": models})
+
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
         body, content_type = await self._metrics.render(
@@ -183,7 +211,7 @@ class LocalEndpoints:
 class ForwardedEndpoints:
     """Endpoints that an instance answers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (what a request passes through)
         self,
         loader: ModelLoader,
         forward: Forward,
@@ -191,8 +219,10 @@ class ForwardedEndpoints:
         metrics: Metrics,
         warmer: PromptWarmer | None,
         bodies: Bodies,
+        batches: BatchCompletions,
     ) -> None:
         self._loader = loader
+        self._batches = batches
         self._forward = forward
         self._server_state = server_state
         self._metrics = metrics
@@ -206,7 +236,7 @@ class ForwardedEndpoints:
         model_infos = _model_infos(self._loader, request)
         answer = PropsResponse(request, request[ACCESS_RECORD])
         try:
-            response = await self._answered(request, answer)
+            response = await self._answered(request, answer, self._serve)
         except NotLoaded:
             found = self._remembered.page(
                 ModelNames(model_infos).resolve(request.query.get("model")).model_info
@@ -223,16 +253,23 @@ class ForwardedEndpoints:
         return response
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]))
+        return await self._answered(
+            request, ClientResponse(request, request[ACCESS_RECORD]), self._serve
+        )
+
+    async def batch(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answered(
+            request, ClientResponse(request, request[ACCESS_RECORD]), self._batches.serve
+        )
 
     async def _answered(
-        self, request: web.BaseRequest, answer: ClientResponse
+        self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
     ) -> web.StreamResponse:
         try:
             body = self._bodies.share(client_of(request))
             in_flight = InFlightRequest(self._server_state.in_flight)
             with in_flight, self._metrics.counting(answer.record), body as share:
-                await self._serve(request, answer, share)
+                await serve(request, answer, share, self._names(request))
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE
         except ProxyError as error:
@@ -242,15 +279,22 @@ class ForwardedEndpoints:
             await answer.abort(error)
         return answer.response
 
-    async def _serve(self, request: web.BaseRequest, answer: ClientResponse, share: Share) -> None:
-        record = answer.record
+    def _names(self, request: web.BaseRequest) -> ModelNames:
+        """The models that the client may use; for another proxy, without nodes."""
         names = self._loader.names()
         if HOP in request.headers:
             names = names.local
-        if key := request[KEY]:
-            names = names.visible(key.models)
+        key = request[KEY]
+        return names.visible(key.models) if key else names
+
+    async def _serve(
+        self, request: web.BaseRequest, answer: ClientResponse, share: Share, names: ModelNames
+    ) -> None:
+        record = answer.record
         proxy_request = await read_request(request, record.request_id, names, share)
         record.model, record.kind = proxy_request.model, proxy_request.kind
+        if gathers(proxy_request):
+            await self._batches.queue.gather(proxy_request.model)
         await self._forward.handle(proxy_request, answer)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)

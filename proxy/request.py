@@ -187,7 +187,7 @@ def json_content(
         settings: With the limits.
     """
     members = members_of(body)
-    pick = names.resolve(_named(members) or named)
+    pick = names.resolve(named_model(members) or named)
     members, body = _as_forwarded(kind, members, body, pick.variant)
     check(kind, members, settings.limits)
     model = pick.model_info.id
@@ -234,7 +234,8 @@ def _as_forwarded(
         raise BadRequest(f"the body cannot be serialised again: {error}") from error
 
 
-def _named(members: dict[str, Any]) -> str | None:
+def named_model(members: Mapping[str, Any]) -> str | None:
+    """Return the model that a body names; raises BadRequest."""
     name = members.get("model")
     if name is None or isinstance(name, str):
         return name

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from proxy.batch_config import BatchSettings
 from proxy.config.types import ExpandedPath, SettingsTable, Text, text
 from proxy.request_limits.limits import RequestLimits
 
@@ -108,7 +109,10 @@ class ProxySettings(SettingsTable):
         "it; 0 for never",
     )
     queue_max: int = Field(
-        128, ge=0, le=100_000, description="requests that may wait for one model; more get 429"
+        128,
+        ge=0,
+        le=100_000,
+        description="interactive requests that may wait for one model; more get 429",
     )
     queue_timeout_s: float = Field(
         120,
@@ -142,6 +146,7 @@ class ProxySettings(SettingsTable):
         description="names of this machine accepted in Host, besides localhost, IP addresses and "
         "its hostname (the last two only where listen is not a loopback address)",
     )
+    batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
 
     @property

@@ -25,7 +25,7 @@ class HeldResponse:
     has_begun = False
     is_committed = False
 
-    def __init__(self, record: AccessRecord, on_lease: Callable[[], None]) -> None:
+    def __init__(self, record: AccessRecord, on_lease: Callable[[Lease], None]) -> None:
         self.record = record
         self.status = 0
         self._on_lease = on_lease
@@ -40,7 +40,7 @@ class HeldResponse:
             lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
         )
         self.record.is_diverted = lease.is_diverted
-        self._on_lease()
+        self._on_lease(lease)
 
     async def begin(self, status: int, _headers: CIMultiDict[str]) -> None:
         self.status = self.record.status = status

@@ -34,6 +34,7 @@ from proxy.metrics.prometheus import Metrics
 from proxy.models import ModelNames
 from proxy.request import Priority, ProxyRequest, json_content
 from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.router.lease import Lease
 
 # What makes a response a stream.
 _STREAM_MEMBERS: Final = frozenset({"stream", "stream_options"})
@@ -75,7 +76,8 @@ class OwnRequests:
         priority: Priority = "batch",
         queue_timeout_s: float | None = None,
         is_from_proxy: bool = False,
-        on_lease: Callable[[], None] = lambda: None,
+        is_let_in: bool = False,
+        on_lease: Callable[[Lease], None] = lambda _: None,
     ) -> OwnAnswer:
         """POST to one of llama-server's endpoints; an error is an answer as well.
 
@@ -91,6 +93,7 @@ class OwnRequests:
             priority: In the queue.
             queue_timeout_s: How long it may wait for a slot; None as set.
             is_from_proxy: Whether another llama-corral asks for it: no node gets it.
+            is_let_in: Whether the limit of the queue does not apply: the caller has one.
             on_lease: Called whenever it gets a slot.
         """
         record = AccessRecord(request_id)
@@ -108,6 +111,7 @@ class OwnRequests:
                     priority=priority,
                     queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
                     is_from_proxy=is_from_proxy,
+                    is_let_in=is_let_in,
                 )
                 record.model, record.kind = request.model, request.kind
                 await self._forward.handle(request, held)
@@ -122,10 +126,11 @@ class OwnRequests:
         finally:
             record.status = failure.status if failure else record.status
             record.emit(self._metrics.emit, failure)
-        return _refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
+        return refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
 
 
-def _refusal(path: str, error: ProxyError) -> OwnAnswer:
+def refusal(path: str, error: ProxyError) -> OwnAnswer:
+    """Return an error as an answer of an endpoint."""
     body = orjson.dumps(error_body(path, error))
     return OwnAnswer(error.status, body, error.retry_after_s)
 

@@ -174,7 +174,7 @@ class ResponseRelay:
 
     async def _assemble(self) -> bool:
         """Send the whole that a stream adds up to; return False where that is blank."""
-        assembler = assembler_for(self._request.kind)
+        assembler = assembler_for(self._request.kind, self._request.json)
         splitter = Splitter()
         total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
         while chunk := await self._read():

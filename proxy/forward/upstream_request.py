@@ -6,15 +6,17 @@ assembled here (`apis`): the result equals the engine's own whole response. Wher
 request passes as it is:
 
 - `logprobs`, `n_probs`: a stream leaves out the tokens that add no text, the last one among them
-- `verbose`, `response_fields`, `return_tokens`: a stream has other details
+- `verbose`, `response_fields`: a stream has other details
+- `return_tokens`, but for llama-server's own completion
 - `continue_final_message`: a stream leaves out the message that it continues
 - several completions from llama-server's own endpoint
 - all other endpoints
 
 A whole response that turns out to have no text is requested once more, as it is (`plain`): a stream
-leaves out a cut letter and the start of a mark. One difference remains: where a response ends at
-its limit with half a letter (U+FFFD) or the start of a stop string, a whole response has it and a
-stream, or an assembled response, has not.
+leaves out a cut letter and the start of a mark. So is one that lacks some of the requested token
+ids: of a letter of several tokens, a stream has the last. One difference remains: where a response
+ends at its limit with half a letter (U+FFFD) or the start of a stop string, a whole response has it
+and a stream, or an assembled response, has not.
 
 A stream for the client is requested with progress only where the rest of it stays the same. A chat
 that continues the assistant's message has that message in its first progress, and OpenAI's
@@ -114,8 +116,16 @@ def _is_assembled(request: ProxyRequest) -> bool:
     members = request.json
     is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream"))
     is_apart = request.kind is not EndpointKind.LLAMA_COMPLETION or is_single(members)
-    is_equal = is_apart and not any(members[name] for name in _UNEQUAL.intersection(members))
+    is_equal = is_apart and not any(members[name] for name in _unequal(request))
     return is_whole and is_equal and not request.form
+
+
+def _unequal(request: ProxyRequest) -> frozenset[str]:
+    """Return the members that would make an assembled response differ, whatever their values."""
+    found = _UNEQUAL.intersection(request.json)
+    has_tokens = request.kind is EndpointKind.LLAMA_COMPLETION
+    has_tokens = has_tokens and request.json.get("return_tokens") is True
+    return found - {"return_tokens"} if has_tokens else found
 
 
 def _tells_progress(request: ProxyRequest) -> bool:

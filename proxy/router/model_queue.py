@@ -16,7 +16,7 @@ from typing import Final
 
 from proxy.errors import QueueFull
 from proxy.prompt_cache.index import CacheHint, PrefixIndex
-from proxy.request import ProxyRequest
+from proxy.request import Priority, ProxyRequest
 from proxy.router.candidates import Candidates
 from proxy.router.fair_queue import FairQueue
 from proxy.router.instances import Instance, Instances
@@ -96,10 +96,16 @@ class ModelQueue:
         if queued.lease is not None:
             return
         queued.position = self._queue.position(queued, self._clock())
-        if self._is_full and not queued.request.is_let_in:
+        if self._is_full(queued.priority) and not queued.request.is_let_in:
             self._queue.leave(queued)
-            ahead = f"{len(self._queue)} requests wait for {self.model} already"
+            ahead = f"{self._queue.waiting(queued.priority)} requests wait for {self.model} already"
             raise QueueFull(f"{ahead}; retry later", self.retry_after_s)
+
+    def _is_full(self, priority: Priority) -> bool:
+        """Return whether too many wait; batch requests fill no queue of interactive ones."""
+        limits = self._settings
+        most = limits.queue_max if priority == "interactive" else limits.batch.config.queue_size
+        return self._queue.waiting(priority) > most
 
     def remove(self, queued: QueuedRequest) -> None:
         """Take a request out, with a slot that it was granted and does not use."""
@@ -114,10 +120,6 @@ class ModelQueue:
         assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
         self._granted.pop(queued.lease, None)
         return queued.lease
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._queue) > self._settings.queue_max
 
     @property
     def held(self) -> int:
@@ -261,7 +263,7 @@ class ModelQueue:
     ) -> dict[str, float]:
         """Return the instances where another prompt comes first, and for how long at most."""
         prompt = queued.request.prompt
-        if prompt is None or self._is_full:
+        if prompt is None or self._is_full(queued.priority):
             return {}
         waited_s, timeout_s = now_s - queued.joined_at_s, queued.timeout_s
         waits = {

@@ -39,6 +39,7 @@ class Upstream:
         can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
             each slot has its own cache.
         reports_exit: Whether `Router.ended` reports how its process ended.
+        gpu_layers: Layers on a GPU, the output among them; 0 where that is not known.
         node: None for an instance of this machine.
         trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.
         prefer_pure_decode: Whether its running streams come before the first token of others: it
@@ -55,6 +56,7 @@ class Upstream:
     aliases: tuple[str, ...] = ()
     can_name_slots: bool = False
     reports_exit: bool = False
+    gpu_layers: int = 0
     node: Node | None = None
     trial_share: float = 0.0
     prefer_pure_decode: bool = False

@@ -62,6 +62,7 @@ class Replica:
             aliases=aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
             reports_exit=True,
+            gpu_layers=plan.estimate.layers_offloaded if plan else 0,
             trial_share=trial.share if trial else 0.0,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
         )

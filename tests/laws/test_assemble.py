@@ -173,6 +173,19 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {"prompt": "x", "grammar": 'root ::= "a b c d e"', "stop": ["c d"]},
     ),
     "native in tokens": (NATIVE, {"prompt": [[1, 2, 3]], "n_predict": 4, "return_tokens": True}),
+    "native in tokens to a stop string": (
+        NATIVE,
+        {
+            "prompt": "x",
+            "grammar": 'root ::= "a b c d e"',
+            "stop": ["c d"],
+            "return_tokens": True,
+        },
+    ),
+    "native in tokens, several a letter": (
+        NATIVE,
+        {"prompt": "x", "grammar": 'root ::= "aä🦙b"', "return_tokens": True},
+    ),
     "native fields": (NATIVE, {"prompt": "Once", "response_fields": ["content", "tokens_cached"]}),
     "native too long": (NATIVE, {"prompt": "word " * 2000}),
     "too long": (CHAT, {"messages": [said("user", "word " * 2000)]}),

@@ -46,20 +46,21 @@ class Assembler(Response, Protocol):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it has nothing to show: a stream may have left out its text."""
+        """Whether it has nothing to show, or too little: a stream may have left it out."""
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response; raises InvalidEvent before it is complete."""
 
 
-def assembler_for(kind: EndpointKind) -> Assembler:
+def assembler_for(kind: EndpointKind, members: Mapping[str, Any]) -> Assembler:
+    """Return what assembles the response to a request with these members."""
     match kind:
         case EndpointKind.MESSAGES:
             return MessagesAssembler()
         case EndpointKind.RESPONSES:
             return ResponsesAssembler()
         case EndpointKind.LLAMA_COMPLETION:
-            return LlamaCompletionAssembler()
+            return LlamaCompletionAssembler(has_tokens=members.get("return_tokens") is True)
         case _:
             return ChatAssembler(is_chat=kind is EndpointKind.CHAT)
 

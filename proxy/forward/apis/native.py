@@ -9,8 +9,16 @@ from proxy.upstream.sse import InvalidEvent
 
 
 class LlamaCompletionAssembler:
-    def __init__(self) -> None:
+    """A completion, with the ids of its tokens where they are requested.
+
+    Each event has the token that it adds; that of progress means nothing. Source: llama-server,
+    build 10434.
+    """
+
+    def __init__(self, *, has_tokens: bool = False) -> None:
+        self._has_tokens = has_tokens
         self._texts: list[str] = []
+        self._tokens: list[int] = []
         self._last: Mapping[str, Any] = {}
 
     @property
@@ -19,10 +27,12 @@ class LlamaCompletionAssembler:
 
     @property
     def is_blank(self) -> bool:
-        return not any(self._texts)
+        return not any(self._texts) or self._lacks_tokens
 
     def add(self, piece: Mapping[str, Any]) -> None:
         self._texts.append(piece["content"])
+        if self._has_tokens and "prompt_progress" not in piece:
+            self._tokens += piece["tokens"]
         self._last = piece
 
     def message(self) -> Mapping[str, Any] | None:
@@ -35,7 +45,17 @@ class LlamaCompletionAssembler:
         if not self.is_complete:
             raise InvalidEvent("the stream ended before the answer was complete")
         settings = {**self._last.get("generation_settings", {}), "stream": False}
-        return {**self._last, "content": "".join(self._texts), "generation_settings": settings}
+        return {
+            **self._last,
+            "content": "".join(self._texts),
+            "tokens": self._tokens,
+            "generation_settings": settings,
+        }
+
+    @property
+    def _lacks_tokens(self) -> bool:
+        """Whether a letter has several tokens: a stream has only the last of them."""
+        return self._has_tokens and len(self._tokens) != self._last.get("tokens_predicted")
 
 
 class TimingsOnly:

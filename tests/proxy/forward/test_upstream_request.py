@@ -83,6 +83,15 @@ def test_what_a_stream_would_not_tell_is_asked_whole(name: str, value: object) -
     assert not asked.is_stream
 
 
+@pytest.mark.parametrize(("wanted", "is_stream"), [(True, True), (1, False)])
+def test_token_ids_of_llama_servers_own_completion_are_assembled(
+    wanted: object, *, is_stream: bool
+) -> None:
+    body = orjson.dumps({**CHAT, "return_tokens": wanted})
+    asked = plan_of(EndpointKind.LLAMA_COMPLETION, body)
+    assert (asked.is_stream, asked.is_assembled) == (is_stream, is_stream)
+
+
 @pytest.mark.parametrize("stream", ["yes", 1, 0])
 def test_a_stream_member_that_is_no_boolean_is_for_the_engine_to_refuse(stream: object) -> None:
     assert plan(stream=stream).body == orjson.dumps({**CHAT, "stream": stream})

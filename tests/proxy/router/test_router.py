@@ -11,12 +11,13 @@ import pytest
 from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
 
+from proxy.batch_config import BatchSettings
 from proxy.endpoints import EndpointKind
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
 from proxy.models import ModelInfo, ModelNames
 from proxy.router.in_flight import InFlight, InFlightRequest
 from proxy.router.instances import Activity
-from proxy.router.lease import Completion
+from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
@@ -161,6 +162,28 @@ async def test_one_more_than_may_wait_is_refused_at_once_and_told_when_to_come()
         with pytest.raises(QueueFull, match="0 requests wait for chat") as refused:
             await hold(stack, router)
     assert refused.value.headers() == {"Retry-After": "2"}
+
+
+def test_batch_requests_that_wait_fill_no_queue_of_others() -> None:
+    async def main() -> None:
+        settings = ProxySettings(queue_max=1, batch=BatchSettings(queue_size=1))
+        router = Router(settings, clock=lambda: asyncio.get_running_loop().time())
+        router.admit(upstream("a"))
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            waiting: list[asyncio.Task[Lease]] = []
+            await hold(stack, router)
+            for priority in ("batch", "interactive"):
+                lease = router.lease(ask("hello", priority=priority))
+                waiting.append(group.create_task(stack.enter_async_context(lease)))
+                await settle()
+                with pytest.raises(QueueFull, match="1 requests wait for chat"):
+                    await stack.enter_async_context(router.lease(ask("b", priority=priority)))
+            queue = router.queues()["chat"]
+            assert (queue.interactive, queue.batch) == (1, 1)
+            for task in waiting:
+                task.cancel()
+
+    run_in_virtual_time(main())
 
 
 def test_who_waited_long_is_told_when_to_come_again() -> None:
