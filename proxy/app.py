@@ -9,11 +9,16 @@ GET   /corral/v1/batch                    how batch requests gathered
       /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
 POST  /corral/v1/models/{id}/warm         prefill a prompt
 POST  /v1/batch/completions               many prompts
+POST  /generate  /batch/generate  /stream/generate  /batch/tokenize    an instance, translated
+POST  /v1/gpu/warmup                      load a model
+GET   /v1/gpu/status                      what of the models is on GPUs
+GET   /corral/v1/runtime                  the engine
 the table in `endpoints`                  an instance of the model that the request names
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +44,10 @@ from proxy.forward import props
 from proxy.forward.client_response import ClientResponse, error_response
 from proxy.forward.forward import Forward
 from proxy.forward.props import PropsResponse, Remembered
+from proxy.generate import batch_tokenize
+from proxy.generate.batch_tokenize import BatchTokenize
+from proxy.generate.gpu import EngineEndpoints
+from proxy.generate.translated import TRANSLATED, TranslatedResponse
 from proxy.headers import HOP
 from proxy.jobs.jobs import Jobs, JobStorage
 from proxy.metrics import models_endpoint
@@ -46,6 +55,7 @@ from proxy.metrics.prometheus import Metrics
 from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
 from proxy.middleware import ACCESS_RECORD, RequestMiddleware
 from proxy.models import (
+    EngineReader,
     ModelInfo,
     ModelLoader,
     ModelNames,
@@ -55,7 +65,7 @@ from proxy.models import (
     without_nodes,
 )
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
-from proxy.request import ProxyRequest, client_of, read_request
+from proxy.request import ProxyRequest, Translation, client_of, read_request
 from proxy.request_limits.check import check
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.router import Router
@@ -78,17 +88,19 @@ class App:
     connections: Connections[Hashable]
 
 
-def build_app(
+def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
     router: Router,
     loader: ModelLoader,
     settings: ProxySettings,
     metrics: Metrics,
     warmer: PromptWarmer | None = None,
     job_storage: JobStorage | None = None,
+    engine: EngineReader | None = None,
 ) -> App:
     """Build the application.
 
-    Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs.
+    Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs, and
+    without an `engine` none about GPUs and the runtime.
 
     Raises:
         ConfigError: An origin, a host or the API keys file is invalid.
@@ -119,10 +131,11 @@ def build_app(
     if warmer:
         warm = WarmEndpoint(loader, warmer, server_state, bodies)
         routes.add("/corral/v1/models/{id}/warm", post=warm.answer)
-    routes.add(props.PATH, get=forwarded.props)
-    for path in ENDPOINTS["POST"]:
-        routes.add(path, post=forwarded.answer)
-    routes.add(completions.PATH, post=forwarded.batch)
+    if engine:
+        EngineEndpoints(loader, engine, server_state, bodies).add_routes(routes)
+    forwarded.add_routes(routes)
+    tokenize = functools.partial(forwarded.served_by, BatchTokenize(requests).serve)
+    routes.add(batch_tokenize.PATH, post=tokenize)
     keys = ApiKeys(settings.api_keys_file, metrics.emit)
     middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections, keys)
     app = App(middleware.handle, bodies.close, _serve_nothing, server_state, connections)
@@ -231,6 +244,14 @@ class ForwardedEndpoints:
         self._shared_prefixes = SharedPrefixes()
         self._remembered = Remembered()
 
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(props.PATH, get=self.props)
+        for path in ENDPOINTS["POST"]:
+            routes.add(path, post=self.answer)
+        routes.add(completions.PATH, post=self.batch)
+        for path, response in TRANSLATED.items():
+            routes.add(path, post=functools.partial(self.translated, response))
+
     async def props(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer `/props`, from memory where its model is not loaded."""
         model_infos = _model_infos(self._loader, request)
@@ -262,6 +283,16 @@ class ForwardedEndpoints:
             request, ClientResponse(request, request[ACCESS_RECORD]), self._batches.serve
         )
 
+    async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
+
+    async def translated(
+        self, response: type[TranslatedResponse], request: web.BaseRequest
+    ) -> web.StreamResponse:
+        answer = response(request, request[ACCESS_RECORD])
+        serve = functools.partial(self._serve, translation=answer.translation())
+        return await self._answered(request, answer, serve)
+
     async def _answered(
         self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
     ) -> web.StreamResponse:
@@ -288,10 +319,16 @@ class ForwardedEndpoints:
         return names.visible(key.models) if key else names
 
     async def _serve(
-        self, request: web.BaseRequest, answer: ClientResponse, share: Share, names: ModelNames
+        self,
+        request: web.BaseRequest,
+        answer: ClientResponse,
+        share: Share,
+        names: ModelNames,
+        *,
+        translation: Translation | None = None,
     ) -> None:
         record = answer.record
-        proxy_request = await read_request(request, record.request_id, names, share)
+        proxy_request = await read_request(request, record.request_id, names, share, translation)
         record.model, record.kind = proxy_request.model, proxy_request.kind
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)

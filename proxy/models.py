@@ -1,4 +1,7 @@
-"""What the proxy needs of the supervisor: the models, one made ready, and prompts prefilled."""
+"""What the proxy needs of the supervisor.
+
+The models, one made ready, prompts prefilled, and what the engine and its GPUs are used for.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,33 @@ class ModelLoader(Protocol):
 
         Raises:
             ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What of a model is on GPUs.
+
+    Attributes:
+        layers: Of the instance that has the most there; the output counts as one.
+        memory_bytes: Of all its instances, by estimate.
+        devices: Their names.
+    """
+
+    layers: int = 0
+    memory_bytes: int = 0
+    devices: tuple[str, ...] = ()
+
+
+class EngineReader(Protocol):
+    def gpu_use(self, model: str, /) -> GpuUse:
+        """Return what the ready instances of a model have on GPUs."""
+
+    async def runtime(self) -> Mapping[str, object]:
+        """Return the format, name, version and abilities of the engine.
+
+        Raises:
+            Unavailable: There is none that runs.
         """
 
 

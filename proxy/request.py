@@ -9,7 +9,7 @@ byte for byte; a form is written again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -95,6 +95,20 @@ def client_of(request: web.BaseRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Translation:
+    """What an instance is asked in place of an endpoint of ours.
+
+    Attributes:
+        path: llama-server's.
+        members: Returns its members for ours; raises BadRequest.
+    """
+
+    path: str
+    kind: EndpointKind
+    members: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     """What a body holds, as it is forwarded."""
 
@@ -110,8 +124,9 @@ async def read_request(
     request_id: str,
     names: ModelNames,
     share: Share,
+    translation: Translation | None = None,
 ) -> ProxyRequest:
-    """Read a request for one of the models that the client may use.
+    """Read a request for one of the models that the client may use, translated where that is given.
 
     Raises:
         BadRequest: The body is neither a JSON object nor a form, or names no model among several.
@@ -119,13 +134,14 @@ async def read_request(
         UnknownModel: No model has the name.
         ProxyError: As `read_body` and `check_complexity`.
     """
-    kind = endpoint_kind(request.method, request.path)
-    content = await _content(request, kind, names, share)
+    path = translation.path if translation else request.path
+    kind = translation.kind if translation else endpoint_kind(request.method, path)
+    content = await _content(request, kind, names, share, translation)
     members, key = content.members, request[KEY]
     return ProxyRequest(
         request_id=request_id,
         method=request.method,
-        path=request.path,
+        path=path,
         query=request.rel_url.raw_query_string,
         headers=_headers(request, content.form),
         body=content.body,
@@ -148,6 +164,7 @@ async def _content(
     kind: EndpointKind,
     names: ModelNames,
     share: Share,
+    translation: Translation | None,
 ) -> Content:
     named = request.query.get("model")
     if request.method != "POST":
@@ -158,9 +175,18 @@ async def _content(
         form = await read_form(content_type, body)
         return await share.run(len(body), lambda: _of_form(form, named, names, share.settings))
     await check_complexity(body, share)
-    return await share.run(
-        len(body), lambda: json_content(body, kind, named, names, share.settings)
-    )
+
+    def read() -> Content:
+        asked = _translated(body, translation) if translation else body
+        return json_content(asked, kind, named, names, share.settings)
+
+    return await share.run(len(body), read)
+
+
+def _translated(body: bytes, translation: Translation) -> bytes:
+    members = members_of(body)
+    asked = translation.members(members)
+    return body if asked is members else _written(asked)
 
 
 def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
@@ -228,8 +254,12 @@ def _as_forwarded(
         forwarded = {key: value for key, value in forwarded.items() if key != "id_slot"}
     if forwarded is members:
         return members, body
+    return forwarded, _written(forwarded)
+
+
+def _written(members: Mapping[str, Any]) -> bytes:
     try:
-        return forwarded, orjson.dumps(forwarded)
+        return orjson.dumps(members)
     except TypeError as error:  # parsing allows more levels than serialising
         raise BadRequest(f"the body cannot be serialised again: {error}") from error
 

@@ -54,6 +54,7 @@ from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.host.paths import Directories
 from supervisor.process.orphans import kill_orphans
 from supervisor.process.private_runtime import is_in_use
+from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
@@ -167,9 +168,12 @@ class Daemon:
 
     def _make_server(self) -> Server:
         settings = self._reload.loaded.settings
-        reader = PromptWarmerAdapter(self._fleet, self._router, self._events.emit)
+        warmer = PromptWarmerAdapter(self._fleet, self._router, self._events.emit)
         storage = JobStorage(self._directories.jobs, settings.jobs)
-        app = build_app(self._router, self._nodes, settings.proxy, self._metrics, reader, storage)
+        engine = EngineReaderAdapter(self._fleet)
+        app = build_app(
+            self._router, self._nodes, settings.proxy, self._metrics, warmer, storage, engine
+        )
         return Server(app, settings.proxy)
 
     async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:

@@ -37,6 +37,7 @@ INTERVAL_S: Final = 10.0
 _COMMENT: Final = b":\n\n"
 _ANTHROPIC_PING: Final = b'event: ping\ndata: {"type": "ping"}\n\n'
 _ANTHROPIC_PATH: Final = "/v1/messages"
+_WITH_EVENT_NAMES: Final = (_ANTHROPIC_PATH, "/stream/generate")
 _EVENT_END: Final = b"\n\n"
 
 
@@ -271,7 +272,7 @@ def _error_event(path: str, error: ProxyError) -> bytes:
 
 
 def _event(path: str, body: bytes) -> bytes:
-    name = b"event: error\n" if path.startswith(_ANTHROPIC_PATH) else b""
+    name = b"event: error\n" if path.startswith(_WITH_EVENT_NAMES) else b""
     return name + b"data: " + body + _EVENT_END
 
 

@@ -17,11 +17,9 @@ from typing import Final
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.access_log import AccessRecord
-from proxy.errors import UpstreamFailed
-from proxy.forward.client_response import ClientResponse
+from proxy.forward.rewritten_response import RewrittenResponse
 from proxy.headers import JSON
 from proxy.models import ModelInfo
 
@@ -71,43 +69,24 @@ class Remembered:
         return web.Response(body=orjson.dumps(members), headers=headers)
 
 
-class PropsResponse(ClientResponse):
-    """A response that is held until it is whole, and sent without paths.
+class PropsResponse(RewrittenResponse):
+    """A response without paths.
 
     Attributes:
         page: The body that was sent, where the request succeeded.
     """
 
+    max_bytes = _MAX_BYTES
+
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
         super().__init__(request, record)
         self.page: bytes | None = None
-        self._has_body = request.method != "HEAD"
-        self._held = bytearray()
-        self._begun: tuple[int, CIMultiDict[str]] | None = None
 
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        self._begun = status, headers
-
-    async def write(self, chunk: bytes) -> None:
-        """Hold a piece; raises UpstreamFailed for too large a body."""
-        self._held += chunk
-        if len(self._held) > _MAX_BYTES:
-            raise UpstreamFailed(
-                f"{PATH} of {self.record.instance} is larger than {_MAX_BYTES} bytes"
-            )
-
-    async def finish(self, last: bytes = b"") -> None:
-        await self.write(last)
-        assert self._begun is not None, "it begins before it ends"  # noqa: S101 (for mypy)
-        status, headers = self._begun
-        shown = without_paths(bytes(self._held))
-        headers.pop("Content-Length", None)  # that of HEAD, too: the body would be shorter
-        if self._has_body:
-            headers["Content-Length"] = str(len(shown))
+    def rewritten(self, status: int, body: bytes) -> bytes:
+        shown = without_paths(body)
         if status == web.HTTPOk.status_code and shown.startswith(b"{"):
             self.page = shown
-        await super().begin(status, headers)
-        await super().finish(shown)
+        return shown
 
 
 def without_paths(body: bytes) -> bytes:

@@ -14,7 +14,7 @@ from fakes.upstream import Fake, Script, say_ok
 from proxy.app import build_app
 from proxy.errors import ProxyError
 from proxy.metrics.prometheus import Metrics
-from proxy.models import ModelInfo, ModelNames, PrefillResult
+from proxy.models import GpuUse, ModelInfo, ModelNames, PrefillResult
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.router import Router
 from proxy.server import Server
@@ -86,6 +86,19 @@ class FakeReader:
         return [PrefillResult(f"{model}.0", 30, 12)]
 
 
+class FakeEngine:
+    """An engine that has of each model what a test says on GPUs (`EngineReader`)."""
+
+    def __init__(self) -> None:
+        self.uses: dict[str, GpuUse] = {}
+
+    def gpu_use(self, model: str, /) -> GpuUse:
+        return self.uses.get(model, GpuUse())
+
+    async def runtime(self) -> Mapping[str, object]:
+        return {"format": "gguf", "version": "fake"}
+
+
 class ProxyHarness:
     """A running proxy and what a test needs of it."""
 
@@ -101,6 +114,7 @@ class ProxyHarness:
         self.router = Router(emit=self.metrics.emit)
         self.loader = FakeLoader(self.router)
         self.reader = FakeReader()
+        self.engine = FakeEngine()
         self._directory = directory
         self._stack = stack
         self._tend()
@@ -120,7 +134,9 @@ class ProxyHarness:
 
     def build(self, settings: ProxySettings) -> Server:
         """Return a server that is not yet started."""
-        app = build_app(self.router, self.loader, settings, self.metrics, self.reader)
+        app = build_app(
+            self.router, self.loader, settings, self.metrics, self.reader, engine=self.engine
+        )
         self.floor = app.server_state
         return Server(app, settings)
 

@@ -1,0 +1,93 @@
+"""What the proxy is told of the engine and its GPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from samples import GIB, GPU, engine, machine, model
+
+from proxy.errors import Unavailable
+from proxy.models import GpuUse
+from supervisor.engines.discover import Device
+from supervisor.errors import EngineMissing
+from supervisor.flags.plan import ModelEntry, Plan, make_plan
+from supervisor.flags.profile import load
+from supervisor.host.paths import shipped
+from supervisor.instance.states import State
+from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter, gpu_use
+
+WORKER = Device("RPC0", "a worker", 8 * 1024)
+
+
+def planned(*devices: Device, **flags: Any) -> Plan:
+    found = model()
+    entry = ModelEntry("chat", found.path, flags=flags)
+    base = load("base", (shipped("profiles"),))
+    return make_plan(entry, base, engine("b10434", *devices), found, machine(), instances=1)
+
+
+def adapter(*replicas: tuple[Plan | None, State], failure: Exception | None = None) -> Any:
+    def found() -> object:
+        if failure:
+            raise failure
+        return engine("b10434", GPU)
+
+    made = [
+        SimpleNamespace(
+            plan=plan,
+            instance=SimpleNamespace(snapshot=lambda state=state: SimpleNamespace(state=state)),
+        )
+        for plan, state in replicas
+    ]
+    fleet = SimpleNamespace(
+        models={"chat": SimpleNamespace(replicas=made)}, planner=SimpleNamespace(engine=found)
+    )
+    return EngineReaderAdapter(cast("Any", fleet))
+
+
+def test_layers_and_memory_on_a_gpu_are_those_of_the_plan() -> None:
+    plan = planned(GPU)
+    use = gpu_use([plan.estimate])
+    assert use == GpuUse(31, plan.estimate.devices["Vulkan0"].total, ("Vulkan0",))
+    assert 0 < use.memory_bytes < GIB
+
+
+def test_without_a_device_nothing_is_on_a_gpu() -> None:
+    assert gpu_use([planned().estimate]) == GpuUse()
+    assert gpu_use([]) == GpuUse()
+    assert gpu_use([planned(GPU, **{"gpu-layers": 0}).estimate]) == GpuUse()
+
+
+def test_a_worker_is_no_gpu() -> None:
+    assert gpu_use([planned(WORKER).estimate]) == GpuUse()
+    shared = gpu_use([planned(GPU, WORKER).estimate])
+    assert (shared.layers, shared.devices) == (round(31 * 24 / 32), ("Vulkan0",))
+
+
+def test_the_memory_of_all_ready_instances_counts() -> None:
+    plan = planned(GPU)
+    one = gpu_use([plan.estimate])
+    both = adapter(
+        (plan, State.READY), (plan, State.READY), (plan, State.STARTING), (None, State.READY)
+    )
+    assert both.gpu_use("chat") == GpuUse(one.layers, 2 * one.memory_bytes, one.devices)
+    assert both.gpu_use("gone") == GpuUse()
+
+
+async def test_the_runtime_is_that_of_the_settings() -> None:
+    """Seed 002: `GET /corral/v1/runtime` gives RuntimeMetadata."""
+    assert await adapter().runtime() == {
+        "format": "gguf",
+        "runtime_name": "llama.cpp (llama-server)",
+        "version": "b10434",
+        "supports_gpu": True,
+        "supports_streaming": True,
+    }
+
+
+async def test_an_engine_that_is_missing_is_named_without_its_directory() -> None:
+    failure = EngineMissing("engine /opt/llama/llama-server not found", hint="set engine")
+    with pytest.raises(Unavailable, match=r"^engine llama-server not found; set engine$"):
+        await adapter(failure=failure).runtime()
