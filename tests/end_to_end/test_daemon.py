@@ -149,6 +149,7 @@ def test_a_second_signal_shortens_the_wait_and_a_third_ends_it(
 def test_no_engine_survives_a_killed_daemon(
     corral: CorralCli, slow_model: Path, moment: str
 ) -> None:
+    """Seed 002: no engine is left: Drop."""
     configured(corral, slow_model)
     daemon = corral.serve(until_ready=moment != "loading")
     until(corral.engines)

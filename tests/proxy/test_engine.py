@@ -72,6 +72,7 @@ async def test_of_a_member_given_twice_the_engine_too_takes_the_last(
 
 
 async def test_a_chat_is_answered(client: openai.AsyncOpenAI) -> None:
+    """Seed 002: generate: a whole answer."""
     answer = await client.chat.completions.create(model="chat", messages=HELLO, max_tokens=8)
     assert answer.choices[0].message.content
     assert answer.usage
@@ -79,6 +80,7 @@ async def test_a_chat_is_answered(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_a_chat_is_streamed_to_its_end(client: openai.AsyncOpenAI) -> None:
+    """Seed 002: generate_stream: an answer as a stream."""
     stream = await client.chat.completions.create(
         model="chat", messages=HELLO, max_tokens=8, stream=True
     )

@@ -13,7 +13,7 @@ def members(**given: Any) -> dict[str, Any]:
 
 
 def test_the_defaults() -> None:
-    """seed 003: GpuBatchRequest.max_tokens, .temperature, .top_k, .stop."""
+    """seed 003: GpuBatchRequest.prompts, .max_tokens, .temperature, .top_k, .stop."""
     assert members() == {
         "prompt": "b",
         "n_predict": 50,

@@ -62,7 +62,10 @@ def test_the_first_token_has_no_rate() -> None:
     ],
 )
 def test_totals(leases: list[LeaseStats], batch_type: str, utilization: float) -> None:
-    """seed 001: BatchType, MicroBatch.update_batch_type; SlotManager.utilization."""
+    """seed 001: BatchType Prefill, Decode, Mixed; SlotManager and SequenceBatch utilization.
+
+    MicroBatch.update_batch_type.
+    """
     totals = totals_of(all_slots([instance(*leases, slots=4)], NOW_S))
     assert (totals.batch_type, totals.utilization) == (batch_type, utilization)
 

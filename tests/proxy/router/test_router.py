@@ -125,7 +125,10 @@ async def test_the_next_turn_goes_home_and_is_expected_to_be_cached() -> None:
 
 
 async def test_no_more_leases_are_held_than_there_are_slots() -> None:
-    """seed 001: SlotManager.assign_request, find_idle_slot; SequenceBatch.add_sequence, remove."""
+    """seed 001: SlotManager assign_request, find_idle_slot.
+
+    SequenceBatch add_sequence, remove_sequence.
+    """
     router = Router()
     router.admit(upstream("a", slots=2))
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:

@@ -151,6 +151,7 @@ def test_without_an_engine_the_error_says_how_to_install_one(
 def test_an_engine_missing_at_the_configured_path(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
+    """Seed 002: a missing engine."""
     fake(tmp_path / "bin" / "llama-server")
     with pytest.raises(EngineMissing, match="not found"):
         load(tmp_path / "none", cache_dir=cache, places=places)

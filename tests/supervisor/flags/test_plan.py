@@ -108,6 +108,7 @@ def test_a_model_overrides_its_profile_and_the_profile_our_defaults() -> None:
 
 
 def test_the_command_line_starts_with_the_engine_and_its_address() -> None:
+    """Seed 002: the command line: model, host and port."""
     plan = planned(args=("--verbose",))
     assert plan.argv(host="/run/chat.sock", port=None)[:3] == (
         "/opt/llama-server",
@@ -120,6 +121,14 @@ def test_the_command_line_starts_with_the_engine_and_its_address() -> None:
         *("--model", "/models/chat.gguf"),
     )
     assert words[-1] == "--verbose"
+
+
+def test_every_engine_gets_a_context_batches_threads_and_slots_of_its_own() -> None:
+    """Seed 002: ctx-size, batch-size, ubatch-size, threads, parallel; cont-batching."""
+    plan = planned()
+    sizes = ("--ctx-size", "--batch-size", "--ubatch-size", "--threads", "--parallel")
+    assert all(int(value(plan, flag) or 0) > 0 for flag in sizes)
+    assert value(plan, "--cont-batching") is None
 
 
 def test_every_engine_gets_our_defaults() -> None:
@@ -202,6 +211,7 @@ def test_unified_slots_share_one_context() -> None:
     ],
 )
 def test_the_cache_is_quantised_where_it_pays(changes: dict[str, Any], expected: str) -> None:
+    """Seed 002: cache-type-k, cache-type-v q8_0."""
     plan = planned(**changes)
     assert value(plan, "--cache-type-k") == value(plan, "--cache-type-v") == expected
 
@@ -235,6 +245,7 @@ def test_a_batch_takes_half_a_second_to_a_second(parameters: int, batch: str) ->
 
 
 def test_a_device_takes_large_batches_and_layers() -> None:
+    """Seed 002: gpu-layers."""
     plan = planned(on=engine("b10434", GPU))
     assert value(plan, "--batch-size") == "2048"
     assert (value(plan, "--gpu-layers"), value(plan, "--fit")) == ("auto", "on")
@@ -250,6 +261,7 @@ def test_without_a_device_there_is_nothing_to_offload_or_fit() -> None:
 
 
 def test_memory_is_locked_only_if_permitted_and_sensible() -> None:
+    """Seed 002: mlock."""
     assert value(planned(), "--load-mode") == "mmap+mlock"
     barred = planned(at=machine(memlock_bytes=8 * 1024**2))
     assert "cannot be locked: the limit is 8 MiB" in omitted(barred)["--load-mode"]
@@ -264,6 +276,7 @@ def test_threads_are_distributed_over_numa_nodes_if_there_are_several() -> None:
 
 
 def test_priority_is_raised_only_if_permitted() -> None:
+    """Seed 002: prio 2."""
     assert value(planned("low-latency"), "--prio") == "2"
     barred = planned("low-latency", at=machine(may_renice=False))
     assert "not permitted" in omitted(barred)["--prio"]
@@ -282,6 +295,7 @@ def test_invalid_numbers_are_rejected(wrong: dict[str, FlagValue]) -> None:
 
 
 def test_a_draft_turns_drafting_on() -> None:
+    """Seed 002: a draft model: spec-draft-model, its limits."""
     plan = planned(draft=DRAFT)
     assert value(plan, "--spec-draft-model") == "/models/draft.gguf"
     assert value(plan, "--spec-type") == "draft-simple"
@@ -330,6 +344,7 @@ def test_an_automatic_draft_has_a_reason() -> None:
 
 
 def test_a_missing_draft_is_omitted_with_a_reason() -> None:
+    """Seed 002: a missing draft model."""
     plan = planned(draft_reason="nothing smaller lies there")
     assert omitted(plan)["--spec-draft-model"] == "nothing smaller lies there"
     assert not [one for one in plan.lines if "spec" in one.flag]

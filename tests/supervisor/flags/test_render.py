@@ -60,6 +60,7 @@ def rendered(build: str, **settings: FlagValue) -> str:
 def test_a_setting_is_rendered_in_the_builds_words(
     build: str, settings: dict[str, FlagValue], words: str
 ) -> None:
+    """Seed 002: flash-attn takes a value; the words of a draft model and of mlock."""
     assert rendered(build, **settings) == words
 
 
@@ -81,6 +82,7 @@ def test_translations_are_noted() -> None:
 def test_omitted_flags_have_a_reason(
     build: str, settings: dict[str, FlagValue], reason: str
 ) -> None:
+    """Seed 002: defrag-thold, which is deprecated."""
     (left_out,) = render(settings, flags(build)).omitted
     assert reason in left_out.reason
 

@@ -91,7 +91,10 @@ def test_it_is_kept_as_well_on_uvloop(real: LaunchOf) -> None:
 
 
 async def test_ready_is_known_as_soon_as_the_engine_is(real: LaunchOf) -> None:
-    """The first look comes after 100 ms; a tiny model is loaded long before."""
+    """Seed 002: ready as soon as the engine is.
+
+    The first look comes after 100 ms; a tiny model is loaded long before.
+    """
     harness = InstanceHarness(real())
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -136,6 +139,7 @@ async def test_stopping_while_it_loads_ends_it_at_once(real: LaunchOf, tmp_path:
 
 
 async def test_a_missing_model_is_a_cause(real: LaunchOf, tmp_path: Path) -> None:
+    """Seed 002: a missing model."""
     facts = await failure(real(model=tmp_path / "none.gguf"))
     assert facts.cause
     assert facts.cause.code == "model_missing"
@@ -154,6 +158,7 @@ async def test_a_truncated_model_is_a_cause(
 
 
 async def test_a_text_file_is_no_model(real: LaunchOf, tmp_path: Path) -> None:
+    """Seed 002: a file of another format."""
     (tmp_path / "text.gguf").write_text("hello, I am text\n" * 100)
     facts = await failure(real(model=tmp_path / "text.gguf"))
     assert facts.cause

@@ -35,6 +35,7 @@ EAGER = RestartPolicy(backoff_initial_s=1e-6, backoff_max_s=1e-6, max_failures=1
 
 
 async def test_an_instance_starts_warms_serves_and_stops(runtime: Path) -> None:
+    """Seed 002: a warm-up request before it is ready."""
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -219,6 +220,7 @@ async def test_a_permanent_cause_fails_at_once_and_is_in_the_log(runtime: Path) 
 
 
 async def test_silence_while_loading_is_a_failure(runtime: Path) -> None:
+    """Seed 002: not ready in time."""
     limits = quick(load_timeout_s=0.3)
     harness = InstanceHarness(fake_launch(runtime, "silent-load"), limits=limits, policy=ONCE)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -248,6 +250,7 @@ async def test_stopping_while_it_loads_takes_no_time(runtime: Path, fault: str) 
 
 
 async def test_an_engine_that_ignores_signals_is_killed(runtime: Path) -> None:
+    """Seed 002: shutdown: SIGTERM, then SIGKILL."""
     limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
     async with asyncio.timeout(20), harness.served() as instance:
@@ -270,6 +273,7 @@ async def test_an_engine_without_completions_becomes_ready(runtime: Path) -> Non
 async def test_an_engine_that_fails_its_warm_up_gets_no_requests_until_healthy(
     runtime: Path,
 ) -> None:
+    """Seed 002: a failed warm-up."""
     harness = InstanceHarness(fake_launch(runtime, "sick"))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
@@ -279,6 +283,7 @@ async def test_an_engine_that_fails_its_warm_up_gets_no_requests_until_healthy(
 
 
 async def test_an_unhealthy_instance_is_out_of_service_until_it_answers(runtime: Path) -> None:
+    """Seed 002: health."""
     harness = InstanceHarness(fake_launch(runtime))
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()

@@ -45,6 +45,7 @@ async def ears(child: Child) -> tuple[Exit, bytes, bytes]:
 
 
 async def test_both_outputs_are_heard_to_the_end(runtime: Path) -> None:
+    """Seed 002: stdout and stderr are read."""
     how, out, err = await ears(Child.spawn(shell(runtime, "echo out; echo err >&2; exit 3")))
     assert (how, out, err) == (Exit(3), b"out\n", b"err\n")
     assert (how.code, how.signal) == (3, None)
