@@ -136,6 +136,40 @@ def start(
 
 
 @app.command()
+def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
+    host: Annotated[
+        str, typer.Option(help="A loopback or private IPv4 address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any free port.")] = 50_052,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads. Unset: half of all CPUs.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Devices to offer, with commas. Unset: all, or the CPU.")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(min=1, metavar="MIB", help="Memory to offer, where it can be set.")
+    ] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Keep large tensors on disk, for faster loads.")
+    ] = False,
+    config: Config = None,
+) -> None:
+    """Run an RPC worker in the foreground until Ctrl-C: it computes layers for models elsewhere.
+
+    It serves one engine at a time. Its protocol has no authentication and no encryption: other
+    machines reach it only at a private address that --host names.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `serve`
+    from supervisor.commands.worker import worker as call
+    from supervisor.workers.program import WorkerOptions
+
+    memory_bytes = memory * 1024**2 if memory else None
+    options = WorkerOptions(host, port, threads, device, cache, memory_bytes)
+    _finish("worker", lambda: call(options, config), as_json=False)
+
+
+@app.command()
 def stop(models: Names = None, as_json: Json = False) -> None:
     """Drain and stop models; without names, the daemon too."""
     from supervisor.commands.stop import stop as call

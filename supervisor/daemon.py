@@ -43,6 +43,8 @@ from supervisor.control.status import (
     weight_statuses,
 )
 from supervisor.control.trial_status import trial_status
+from supervisor.control.worker_status import worker_statuses
+from supervisor.engines.discover import Engine
 from supervisor.errors import AccessDenied, CorralError
 from supervisor.events import EventStream
 from supervisor.fleet import cache_commands
@@ -70,6 +72,9 @@ from supervisor.slot_store.manifest import Manifest
 from supervisor.trial.storage import TrialStore
 from supervisor.trial.trials import Trials
 from supervisor.warmup.prompts import WarmPrompt
+from supervisor.workers.address import free_port
+from supervisor.workers.known import KnownWorkers
+from supervisor.workers.pool import WorkerPool
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # Time left after the second and the third request to shut down.
@@ -98,8 +103,15 @@ class Daemon:
         self._router = Router(proxy, router_events, self._metrics.emit)
         self._stats = StatsReader()
         adapted = AdaptedValues()
+        self._known_workers = KnownWorkers(free_port)
+
+        def make_planner(found: Loaded) -> LaunchPlanner:
+            return LaunchPlanner(
+                found.settings, directories, adapted.of, known_workers=self._known_workers
+            )
+
         self._fleet = Fleet(
-            LaunchPlanner(loaded.settings, directories, adapted.of),
+            make_planner(loaded),
             self._router,
             events.emit,
             on_change=lambda: self._admission.wake(),  # noqa: PLW0108 (made below)
@@ -127,12 +139,16 @@ class Daemon:
             self._fleet,
             loaded,
             read=reread,
-            make_planner=lambda found: LaunchPlanner(found.settings, directories, adapted.of),
+            make_planner=make_planner,
             prepare_nodes=self._prepare_nodes,
             emit=events.emit,
             replacer=replacer,
         )
         self._triggers = ReloadTriggers(self._reload)
+        self._workers = WorkerPool(
+            self._known_workers, self._engine, directories, events.emit, self._fleet.worker_ended
+        )
+        self._apply_workers(loaded)
         self._recorder = RequestRecorder(
             RecordFiles(directories.request_record), events, self._is_recorded
         )
@@ -160,7 +176,19 @@ class Daemon:
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = read_nodes(loaded.settings.nodes)
-        return lambda: self._nodes.set_nodes(nodes)
+
+        def apply() -> None:
+            self._nodes.set_nodes(nodes)
+            self._apply_workers(loaded)
+
+        return apply
+
+    def _engine(self) -> Engine:
+        return self._fleet.planner.engine()
+
+    def _apply_workers(self, loaded: Loaded) -> None:
+        supervisor = loaded.settings.supervisor
+        self._workers.apply(loaded.settings.workers, supervisor.restart, supervisor.drain_timeout_s)
 
     def _is_recorded(self, model: str) -> bool:
         settings = self._reload.loaded.settings
@@ -214,13 +242,14 @@ class Daemon:
             recorder = group.create_task(persist("request record", self._recorder.serve))
             trials = group.create_task(persist("trials", self._trials.serve))
             jobs = group.create_task(persist("jobs", self._server.serve))
+            workers = group.create_task(persist("workers", self._workers.serve))
             yield
             jobs.cancel()
             adaptive.cancel()
             reload.cancel()
             admission.cancel()
             await self._stop()
-            for task in (*serving, recorder, trials):
+            for task in (*serving, recorder, trials, workers):
                 task.cancel()
 
     @asynccontextmanager
@@ -329,6 +358,9 @@ class Daemon:
             ],
             "nodes": [node_status(stats) for stats in self._nodes.stats()],
             "weights": weight_statuses(self._router.instances()),
+            "workers": worker_statuses(
+                self._reload.loaded.settings, self._known_workers, self._workers
+            ),
         }
 
     def trials(self) -> list[TrialStatus]:

@@ -8,6 +8,9 @@
     ├── OutOfMemory                  78    a model can never fit into this machine's memory
     ├── StartFailed                   1    an engine was spawned and did not become ready
     ├── EngineFailed                  1    an engine ended while it was measured
+    ├── WorkerUnreachable             1    an RPC worker does not answer
+    ├── WorkerMismatch               78    an RPC worker speaks another version of the protocol
+    ├── WorkerFailed                  1    an RPC worker that was started here does not listen
     ├── DownloadFailed                1    a pinned file could not be fetched or verified
     ├── AccessDenied                  1    a directory, socket or log cannot be used
     ├── NotRunning                    3    the daemon is not running
@@ -89,6 +92,19 @@ class StartFailed(CorralError):
 
 class EngineFailed(CorralError):
     code = "engine_failed"
+
+
+class WorkerUnreachable(CorralError):
+    code = "worker_unreachable"
+
+
+class WorkerMismatch(CorralError):
+    code = "worker_mismatch"
+    exit_code = 78
+
+
+class WorkerFailed(CorralError):
+    code = "worker_failed"
 
 
 class DownloadFailed(CorralError):

@@ -58,6 +58,10 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "settings.reloaded": ("info", "added removed changed kept notes"),
     "settings.rejected": ("warning", "reason"),
     "engine.orphan_killed": ("warning", "instance pid since"),
+    "worker.ready": ("info", "worker address pid devices"),
+    "worker.exited": ("warning", "worker code signal up_s reason retry_in_s"),
+    "worker.failed": ("error", "worker reason hint log"),
+    "worker.lost": ("warning", "model reason"),
     "node.up": ("info", "node models"),
     "node.down": ("warning", "node reason"),
     "request.finished": (

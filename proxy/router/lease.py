@@ -89,6 +89,7 @@ class Lease(InFlightRequest):
         is_diverted: Its side of a trial had no slot free.
         is_overdue: Reported as still in use.
         crashed: Whether the instance's process crashed; None while it is not known to have exited.
+        exit_reason: Why it exited, where clients should be told.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Lease(InFlightRequest):
         self.ended_at_s = 0.0
         self.is_overdue = False
         self.crashed: bool | None = None
+        self.exit_reason = ""
         self._exited = asyncio.Event()
         self._first = first
         # The completions of one prompt share its prefill.
@@ -150,10 +152,10 @@ class Lease(InFlightRequest):
         self.is_ending = True
         self.ended_at_s = self.clock()
 
-    def set_process_exit(self, *, is_crash: bool) -> None:
+    def set_process_exit(self, *, is_crash: bool, reason: str = "") -> None:
         """Note how the instance's process exited; only the first call counts."""
         if self.crashed is None:
-            self.crashed = is_crash
+            self.crashed, self.exit_reason = is_crash, reason
             self._exited.set()
 
     async def wait_crash(self, error: UpstreamFailed) -> bool:

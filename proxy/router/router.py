@@ -123,12 +123,13 @@ class Router:
         instance = self._instances.get(name)
         return instance.activity if instance else Activity()
 
-    def ended(self, name: str, *, is_crash: bool) -> int:
+    def ended(self, name: str, *, is_crash: bool, reason: str = "") -> int:
         """Note that a process ended that was admitted with `reports_exit`, before it is withdrawn.
 
         Args:
             name: The instance.
-            is_crash: Whether a signal ended it that was not ours.
+            is_crash: Whether a signal ended it that was not ours, and a request may be to blame.
+            reason: Why it ended, where clients should be told.
 
         Returns:
             How many requests of clients it computed, including those whose clients have left.
@@ -136,7 +137,7 @@ class Router:
         instance = self._instances.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
-            lease.set_process_exit(is_crash=is_crash)
+            lease.set_process_exit(is_crash=is_crash, reason=reason)
         # One request may hold several slots.
         requests = {
             id(lease.request): lease.request for lease in leases if not lease.request.is_background
@@ -262,6 +263,11 @@ class Router:
                         raise UpstreamCrashed(
                             f"{lease.upstream.name} crashed while computing this request, which is "
                             "not retried; see its log (`corral logs`)"
+                        ) from error
+                    if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
+                        raise UpstreamFailed(
+                            f"{lease.upstream.name} ended while it computed this request: "
+                            f"{lease.exit_reason}"
                         ) from error
                     raise
                 self._crash_suspects.clear(request)

@@ -108,10 +108,11 @@ def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
 def may_change_slots(planned: Plan, settings: ModelSettings) -> bool:
     """Whether the number of slots is ours to choose: left to us, and each has its own cache.
 
-    A trial compares equals, so its model keeps what it has.
+    A trial compares equals, so its model keeps what it has. So does one with RPC workers: they
+    serve no successor beside it.
     """
     is_ours = {SLOTS, CONTEXT} <= planned.derived and planned.has_own_slots
-    return is_ours and settings.trial is None
+    return is_ours and settings.trial is None and not planned.workers
 
 
 def most_slots(planner: LaunchPlanner, model: str) -> int | None:

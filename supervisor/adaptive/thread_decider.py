@@ -136,5 +136,6 @@ def _busy(
 
 def _may_change(model: ModelView) -> bool:
     """Whether the threads are ours to choose, and decode; a trial compares what it was told to."""
-    decodes = model.plan.embedding is None and not model.plan.engine.devices
+    is_here = not (model.plan.engine.devices or model.plan.workers)
+    decodes = model.plan.embedding is None and is_here
     return decodes and THREADS in model.base.derived and model.settings.trial is None

@@ -24,6 +24,8 @@ from supervisor.memory.estimate import Estimate
 from supervisor.memory.fit import RESERVE_SHARE
 
 HOST: Final = "host"
+# A worker serves one engine at a time: its whole capacity is taken by the model that uses it.
+_WORKER: Final = "worker {}"
 # More launch fingerprints than a machine has in a year of reloads.
 _OBSERVED_MAX: Final = 256
 
@@ -75,7 +77,7 @@ class MemoryUsage:
             found = self._fleet.planner.capacity(self._fleet.planner.engine())
         except CorralError:  # without an engine nothing is loaded, and its start reports why
             return {}
-        return {HOST: found.host, **found.devices}
+        return {HOST: found.host, **found.devices, **self._workers_of(self._fleet.planner.entries)}
 
     def free(self) -> Bytes:
         """Return what they may still take, and the machine has free.
@@ -114,8 +116,15 @@ class MemoryUsage:
                 mapped_bytes = max(mapped_bytes, found.mapped_bytes)
                 required[HOST] += max(found.own_at_start_bytes, self._own(replica))
                 required.update({name: device.total for name, device in found.devices.items()})
+                required.update(self._workers_of([replica.place.model]))
         required[HOST] += mapped_bytes
         return required
+
+    def _workers_of(self, models: Iterable[str]) -> Bytes:
+        workers = self._fleet.planner.workers
+        return {
+            _WORKER.format(one.name): 1 for model in models for one in workers.addresses_of(model)
+        }
 
     def _own(self, replica: Replica) -> int:
         pid, found = replica.instance.snapshot().pid, replica.fingerprint
@@ -158,5 +167,8 @@ def _is_present(replica: Replica) -> bool:
 
 
 def _resident(replica: Replica) -> int:
-    pid = replica.instance.snapshot().pid
-    return memory_bytes(pid) or 0 if pid else 0
+    """Memory that an instance takes, with what workers here hold for it once it is ready."""
+    facts = replica.instance.snapshot()
+    is_ready = facts.state is State.READY and replica.plan is not None
+    held = replica.plan.estimate.local_workers_bytes if is_ready and replica.plan else 0
+    return held + (memory_bytes(facts.pid) or 0 if facts.pid else 0)

@@ -19,7 +19,7 @@ from typing import Final
 
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
 from supervisor.engine_client.endpoint import Endpoint
-from supervisor.errors import CorralError, EngineFailed, StartFailed
+from supervisor.errors import CorralError, EngineFailed, SettingsInvalid, StartFailed
 from supervisor.flags.plan import Plan, unix_sockets
 from supervisor.host.paths import Directories, make_private
 from supervisor.instance.limits import InstanceLimits
@@ -104,6 +104,11 @@ def _run(launch: Launch) -> ProcessRun:
 
 
 def _launch(plan: Plan, directories: Directories) -> Launch:
+    if any(one.address.endswith(":0") for one in plan.workers):
+        raise SettingsInvalid(
+            f"{plan.model} uses workers with local = true, which only the daemon runs",
+            hint="run them by `corral worker`, and set their addresses",
+        )
     socket = directories.engine_socket(_NAME) if unix_sockets(plan.engine) else None
     host, port = (str(socket), None) if socket else (_LOOPBACK, 0)
     argv = plan.argv(host=host, port=port)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from supervisor.adaptive.slots import most_slots
 from supervisor.commands.adapted import adapted_values
+from supervisor.commands.seen_workers import see_workers
 from supervisor.commands.targets import choose
 from supervisor.flags.plan import Plan
 from supervisor.flags.tuned import Tuned
@@ -19,6 +20,7 @@ from supervisor.memory.estimate import Estimate, MemoryBreakdown, estimate
 from supervisor.memory.fit import MemoryCapacity, Suggestion, advice, misfit_reason, suggestions
 from supervisor.memory.replicas import Replicas
 from supervisor.output import CommandResult, colored, size, table
+from supervisor.workers.known import KnownWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ class _Found:
 def plan(word: str, config: Path | None) -> CommandResult:
     where = directories()
     targets = choose([word], config, where)
-    planner = LaunchPlanner(targets.loaded.settings, where)
+    known = KnownWorkers()
+    planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
     (name,) = targets.names
+    see_workers(known, planner, name, where)
     planner = planner.adapting(name, adapted_values(where.control_socket, planner.entry(name)))
     made = planner.plan(name)
     room = planner.capacity(made.engine)
@@ -94,6 +98,10 @@ def _data(found: _Found) -> dict[str, object]:
         "memory": {
             "host": _bytes(taken.host),
             "devices": {name: _bytes(take) for name, take in taken.devices.items()},
+            "workers": {
+                name: {**_bytes(one.taken), "has": one.has_bytes, "here": one.is_main_memory}
+                for name, one in taken.workers.items()
+            },
             "shared_bytes": taken.mapped_bytes,
             "layers_offloaded": taken.layers_offloaded,
             "room": asdict(found.room),
@@ -161,13 +169,15 @@ def _full_window_bytes(made: Plan) -> int | None:
 
 
 def _whole(taken: Estimate) -> int:
-    return sum(take.total for take in (taken.host, *taken.devices.values()))
+    workers = (one.taken for one in taken.workers.values())
+    return sum(take.total for take in (taken.host, *taken.devices.values(), *workers))
 
 
 def _memory(found: _Found) -> Iterator[str]:
     """Yield a table of one instance's memory, without columns that are all zero."""
     estimate = found.plan.estimate
-    taken = {"main memory": estimate.host, **estimate.devices}
+    workers = {f"worker {name}": one.taken for name, one in estimate.workers.items()}
+    taken = {"main memory": estimate.host, **estimate.devices, **workers}
     used = [
         f.name
         for f in fields(MemoryBreakdown)

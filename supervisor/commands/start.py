@@ -31,7 +31,7 @@ from supervisor.output import CommandResult
 # end of an engine is a failed start.
 _SETTINGS_CODES: Final = frozenset(
     {"settings_invalid", "engine_missing", "engine_broken", "model_invalid"}
-    | {"no_room", "state_denied"}
+    | {"no_room", "state_denied", "worker_mismatch"}
 )
 # How long a daemon may hold its lock before it answers, and how often to ask.
 _ANSWER_TIMEOUT_S: Final = 5.0

@@ -11,6 +11,7 @@ from supervisor.control.messages import (
     ModelStatus,
     NodeStatus,
     WeightStatus,
+    WorkerStatus,
 )
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
@@ -19,6 +20,7 @@ from supervisor.output import CommandResult, colored, duration, size, table
 _HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
 _NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
 _WEIGHTS_HEAD = ("REQUESTS TO", "WEIGHT", "REASON")
+_WORKERS_HEAD = ("WORKER", "STATE", "ADDRESS", "PID", "MEMORY", "MODELS", "RESTARTS")
 _STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": "yellow"}
 
 
@@ -48,6 +50,7 @@ def render(status: DaemonStatus) -> str:
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
         *(line for _, instance in instances for line in _problems(instance)),
+        *_workers(status["workers"]),
         *_nodes(status["nodes"]),
         *_weights(status["weights"]),
     ]
@@ -102,6 +105,26 @@ def _draft(instance: InstanceStatus) -> Iterator[str]:
     if draft and draft["acceptance"] is not None:
         accepted = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
         yield f"\n{instance['name']}: {accepted}"
+
+
+def _workers(workers: list[WorkerStatus]) -> list[str]:
+    if not workers:
+        return []
+    problems = [one for one in workers if one["reason"]]
+    lines = [f"\n{one['name']}: {colored(one['reason'] or '', 'red')}" for one in problems]
+    return ["", table(_WORKERS_HEAD, [*map(_worker_row, workers)]), *lines]
+
+
+def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+    return (
+        worker["name"],
+        worker["state"],
+        worker["address"],
+        str(worker["pid"] or "-"),
+        size(sum(worker["devices_bytes"]) or None),
+        ", ".join(worker["models"]) or "-",
+        str(worker["restarts"]),
+    )
 
 
 def _nodes(nodes: list[NodeStatus]) -> list[str]:

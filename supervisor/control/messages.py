@@ -115,6 +115,25 @@ class WeightStatus(TypedDict):
     reason: str
 
 
+class WorkerStatus(TypedDict):
+    """An RPC worker.
+
+    `state`: of one on this machine ready, starting, backoff or failed; of another ready or lost as
+    it was when it was last asked, or unknown. `devices_bytes`: memory of each of its devices.
+    """
+
+    name: str
+    address: str
+    local: bool
+    state: str
+    reason: str | None
+    hint: str | None
+    pid: int | None
+    restarts: int
+    devices_bytes: list[int]
+    models: list[str]
+
+
 class TrialNote(TypedDict):
     """A trial in a model's status; `instance` runs `profile` for this share of conversations."""
 
@@ -185,6 +204,7 @@ class DaemonStatus(TypedDict):
     models: list[ModelStatus]
     nodes: list[NodeStatus]
     weights: list[WeightStatus]
+    workers: list[WorkerStatus]
 
 
 class ReloadReport(TypedDict):

@@ -95,7 +95,10 @@ def instance_status(
         "address": str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
         "log": _text(facts.log_path),
         "error": _error(cause, cause.sentence, facts.log_path) if cause else None,
-        "warnings": [f"{warning.sentence}: {warning.hint}" for warning in facts.warnings],
+        "warnings": [
+            *(plan.lost_workers if plan and facts.pid else ()),
+            *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
+        ],
         "draft": _draft(stats) if plan and spec_types(plan.memory_inputs.chosen) else None,
     }
 

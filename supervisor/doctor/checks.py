@@ -21,6 +21,7 @@ from supervisor.doctor.host import (
 )
 from supervisor.doctor.models import MemoryNeed, check_memory, check_models
 from supervisor.doctor.processor import check_processor
+from supervisor.doctor.workers import check_workers
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
 from supervisor.fleet.planner import LaunchPlanner
@@ -57,6 +58,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     else:
         yield from check_engine(engine)
         yield from _models(planner, engine, status, here)
+        yield from check_workers(loaded.settings, engine, status)
     yield check_processor(_own_pids(status))
     yield check_files(max(1, planner.instances))
     yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)

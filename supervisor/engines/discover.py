@@ -44,6 +44,8 @@ class Device:
     name: str  # as `--device` takes it, such as `Vulkan0`
     description: str
     total_mib: int  # 0 if it has no memory of its own
+    worker: str | None = None  # the RPC worker that offers it; None for a device of this machine
+    is_main_memory: bool = False  # whether its memory is this machine's main memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         build=pin.build if pin else _build(output.version),
         source=candidate.source,
         library_dirs=override.library_dirs,
-        devices=tuple(_devices(output.devices)),
+        devices=tuple(read_devices(output.devices)),
         flags=flags_help.parse(output.help),
         note=override.note,
         warning=override.warning,
@@ -199,7 +201,8 @@ def _build(version: str) -> int | None:
     return int(found.group(1)) if found and int(found.group(1)) >= _BUILD_TRUSTED else None
 
 
-def _devices(text: str) -> Iterator[Device]:
+def read_devices(text: str) -> Iterator[Device]:
+    """Read the devices of a build from its `--list-devices`."""
     for line in text.splitlines():
         if found := _DEVICE.fullmatch(line):
             name, description, total = found.groups()

@@ -56,6 +56,7 @@ class PlanInputs:
     machine: Machine
     device_bytes: int  # memory of all devices that layers can be offloaded to; 0 without a device
     instances: int  # processes that share the machine
+    worker_bytes: int = 0  # memory of all RPC workers on other machines
     # Values that the daemon changed while it serves; they replace what would be derived.
     adapted: Settings = field(default_factory=dict)
     measured: ThreadMeasurement | None = None  # None: thread counts are not measured
@@ -82,6 +83,9 @@ class PlanInputs:
         the weights, which instances of one model share by mapping the file. At least an eighth of
         the memory, so that there is a plan at all.
         """
+        if self.worker_bytes:  # for one engine alone
+            room = self.worker_bytes * 9 // 10 - self.gguf.tensor_bytes
+            return max(room, self.worker_bytes // 8)
         if self.device_bytes:
             room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
             return max(room, self.device_bytes // 8) // self.instances

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.engines.discover import Engine
+from supervisor.engines.discover import Device, Engine
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.flags.auto import PlanInputs, cache_count, ctx_slot, slots
 from supervisor.flags.constraints import reason_against
@@ -21,6 +21,7 @@ from supervisor.flags.render import OmittedFlag, Rendered, canonical, render
 from supervisor.flags.resolve import CORRAL_DEFAULTS, ModelEntry, is_auto, resolve
 from supervisor.flags.setting import CORRAL, Settings, values
 from supervisor.flags.thread_speeds import ThreadMeasurement
+from supervisor.flags.workers import RPC, RpcWorker, devices_of
 from supervisor.gguf.embedding import Embedding, embedding
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
@@ -59,6 +60,9 @@ class Plan:
     adapted: Settings = field(default_factory=dict)
     derived: frozenset[str] = frozenset()  # the options that were `auto`
     untried_threads: int | None = None  # the thread count whose speed its first run measures
+    workers: tuple[RpcWorker, ...] = ()  # those that compute its layers, in the order of --rpc
+    # Workers that it runs without, as sentences.
+    lost_workers: tuple[str, ...] = ()
 
     @property
     def embedding(self) -> Embedding | None:
@@ -82,17 +86,19 @@ class Plan:
     def estimate(self) -> Estimate:
         return estimate(self.memory_inputs)
 
-    def argv(self, *, host: str, port: int | None) -> tuple[str, ...]:
+    def argv(self, *, host: str, port: int | None, rpc: str | None = None) -> tuple[str, ...]:
         """The command line, the engine's path first.
 
         Args:
             host: An address, or the path of a unix socket that ends in `.sock`.
             port: None for a unix socket; 0 lets the system choose.
+            rpc: Where the workers are reached, if not at their own addresses.
         """
         words = [str(self.engine.path), "--host", host]
         words += [] if port is None else ["--port", str(port)]
         for line in self.lines:
-            words += [line.flag] if line.value is None else [line.flag, line.value]
+            value = rpc if rpc and line.flag == f"--{RPC}" else line.value
+            words += [line.flag] if value is None else [line.flag, value]
         return tuple(words)
 
 
@@ -114,17 +120,20 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     Raises:
         SettingsInvalid: A flag that no build has, or a value that this build would reject.
     """
+    remote = devices_of(entry.workers)
+    devices = () if remote else engine.devices
     inputs = PlanInputs(
         gguf=gguf,
         machine=machine,
-        device_bytes=sum(device.total_mib for device in engine.devices) * 1024**2,
+        device_bytes=sum(device.total_mib for device in devices) * 1024**2,
+        worker_bytes=_worker_bytes(remote),
         instances=max(1, instances),
         adapted={key: replace(one, is_adapted=True) for key, one in adapted.items()},
         measured=measured,
         ctx_each=entry.batching.max_context_length,
         prefers_pure_decode=entry.batching.prefer_pure_decode,
     )
-    settings = resolve(entry, profile, engine.flags, inputs, draft)
+    settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
     kept, barred = without_conflicts(settings, inputs)
     chosen = values(kept)
     rendered = render(chosen, engine.flags)
@@ -142,7 +151,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         memory_inputs=MemoryInputs(
             gguf=gguf,
             chosen={line.key: chosen[line.key] for line in rendered.lines},
-            engine=engine,
+            engine=replace(engine, devices=(*remote, *engine.devices)),
             cpu_flags=machine.cpu_flags,
             draft=draft.gguf,
             projector_bytes=projector_bytes,
@@ -150,7 +159,15 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         adapted={key: one for key, one in kept.items() if one.is_adapted},
         derived=frozenset(key for key, one in kept.items() if one.is_derived),
         untried_threads=inputs.untried_threads if _derives_threads(kept) else None,
+        workers=entry.workers,
     )
+
+
+def _worker_bytes(devices: tuple[Device, ...]) -> int:
+    """Memory of workers elsewhere; 0 if one takes main memory, which then limits all."""
+    if any(one.is_main_memory for one in devices):
+        return 0
+    return sum(one.total_mib for one in devices) * 1024**2
 
 
 def _derives_threads(settings: Settings) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
+from supervisor.engines.discover import Device
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.engines.spec_types import draft_limits
 from supervisor.flags.adapted_slots import CONTEXT, SLOTS, adapt_slots
@@ -30,6 +31,7 @@ from supervisor.flags.embedding_settings import embedding_batches, embedding_slo
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import canonical
 from supervisor.flags.setting import CORRAL, Setting, Settings, values
+from supervisor.flags.workers import RPC, RpcWorker, fitting_split, rpc_settings
 
 # Defaults for every engine, with reasons. Profiles and models override them; a build without the
 # option does not get it.
@@ -62,14 +64,24 @@ class ModelEntry:
     draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
     aliases: tuple[str, ...] = ()
     batching: BatchingSettings = field(default_factory=BatchingSettings)
+    workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
 
 
 def resolve(
-    entry: ModelEntry, profile: Profile, flags: Flags, inputs: PlanInputs, draft: Draft
+    entry: ModelEntry,
+    profile: Profile,
+    flags: Flags,
+    inputs: PlanInputs,
+    draft: Draft,
+    devices: tuple[Device, ...] = (),
 ) -> Settings:
-    """All settings of a model by today's name, with nothing left to derive."""
+    """All settings of a model by today's name, with nothing left to derive.
+
+    `devices` are those of this machine.
+    """
     gguf = inputs.gguf
-    merged = explicit_purpose(_merge(entry, profile, flags, draft), entry.args, entry.name, gguf)
+    found = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
+    merged = explicit_purpose(found, entry.args, entry.name, gguf)
     derived = _cap_context(_derived(embedding_slots(merged, gguf), inputs), inputs)
     return _raise_batch(embedding_batches(derived, gguf))
 
@@ -97,6 +109,19 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
         }
     # A profile may have numbers for drafting, which are useless without a draft model.
     return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
+
+
+def _with_workers(
+    merged: Settings, entry: ModelEntry, flags: Flags, devices: tuple[Device, ...]
+) -> Settings:
+    """With the options of workers, `--rpc` first: `--device` may name what it adds."""
+    if not entry.workers:
+        return merged
+    own = {key: one for key, one in merged.items() if one.is_own}
+    remote = rpc_settings(entry.workers, own, flags, devices)
+    kept = fitting_split(own, entry.workers)
+    rest = {key: one for key, one in merged.items() if key in kept or not one.is_own}
+    return {RPC: remote[RPC], **rest, **remote, **kept}
 
 
 def _canonical(

@@ -178,6 +178,12 @@ class Fleet:
         if replica := self._find(instance):
             replica.instance.overdue(replica.instance.snapshot().run, reason)
 
+    def worker_ended(self, name: str) -> None:
+        """Replace the processes that a worker computed for: they fail with their next request."""
+        for replica in self.all_replicas():
+            if replica.plan and name in {one.name for one in replica.plan.workers}:
+                self.overdue(replica.name, f"worker {name} has ended")
+
     def restore_verified(self, instance: str, id_slot: int, timings: Timings) -> None:
         if replica := self._find(instance):
             replica.slots.restore_used(id_slot, timings)
@@ -258,7 +264,15 @@ class Fleet:
             emit=self._emit_change,
             persister=replica.slots,
             calibrator=calibrator(replica, self.all_replicas, self._traffic, self._emit),
+            prepare=lambda: self._ask_workers(replica),
         )
+
+    async def _ask_workers(self, replica: Replica) -> None:
+        """Ask the workers of a model before it starts; raises where it waits for one."""
+        planner, model = replica.planner, replica.place.model
+        if planner.workers.addresses_of(model):
+            for reason in await planner.workers.ask(model, planner.engine()):
+                self._emit("worker.lost", model=model, reason=reason)
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)

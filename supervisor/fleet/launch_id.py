@@ -41,3 +41,4 @@ class LaunchFingerprint:
     flags: Mapping[str, FlagValue]
     args: tuple[str, ...]
     batching: BatchingSettings = field(default_factory=BatchingSettings)
+    workers: tuple[str, ...] = ()

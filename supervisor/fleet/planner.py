@@ -42,10 +42,21 @@ from supervisor.slot_store.config import slot_persistence
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import LearnedPrompts
 from supervisor.warmup.prompts import WarmPrompt
+from supervisor.workers.address import WorkerAddress
+from supervisor.workers.known import KnownWorkers
+from supervisor.workers.of_models import ModelWorkers
 
 _LOOPBACK: Final = "127.0.0.1"
 # Larger models take long to load, and lose less to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
+
+
+# Where an instance reaches its workers, if not directly.
+Relayed = Callable[[str, tuple[WorkerAddress, ...]], tuple[WorkerAddress, ...]]
+
+
+def _directly(_instance: str, workers: tuple[WorkerAddress, ...]) -> tuple[WorkerAddress, ...]:
+    return workers
 
 
 def _nothing_adapted(_model: str) -> FlagSettings:
@@ -58,6 +69,8 @@ class LaunchPlanner:
     Args:
         adapted: Returns the values of a model that the daemon changed while it serves.
         read_tuned: For tuned profiles that are no files.
+        known_workers: What is known of workers; unset: nothing.
+        relayed: Returns where an instance reaches its workers.
     """
 
     def __init__(
@@ -67,6 +80,8 @@ class LaunchPlanner:
         adapted: Callable[[str], FlagSettings] = _nothing_adapted,
         *,
         read_tuned: ReadTuned | None = None,
+        known_workers: KnownWorkers | None = None,
+        relayed: Relayed = _directly,
     ) -> None:
         self.adapted = adapted
         self._engine_setting = settings.engine
@@ -79,6 +94,8 @@ class LaunchPlanner:
         self._replicas: dict[str, Replicas] = {}
         self.slot_persistence = slot_persistence(directories, settings.supervisor)
         self.learned = LearnedPrompts(directories.prompts)
+        self.workers = ModelWorkers(settings, known_workers or KnownWorkers())
+        self._relayed = relayed
 
     @property
     def instances(self) -> int:
@@ -106,6 +123,8 @@ class LaunchPlanner:
         return self._replicas[model]
 
     def _count(self, entry: ModelEntry) -> Replicas:
+        if self._settings.models[entry.name].workers:
+            return Replicas(1, "a worker serves one engine at a time")
         is_set = "replicas" in self._settings.models[entry.name].model_fields_set
         if not is_set and (count := self.tuned_profiles.replicas(entry)):
             return Replicas(count, "tuned")
@@ -174,24 +193,26 @@ class LaunchPlanner:
         return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
 
     def _plan(self, entry: ModelEntry, adapted: FlagSettings, *, instances: int) -> Plan:
-        cache = self._directories.cache
+        cache, engine, here = self._directories.cache, self.engine(), self._machine()
+        entry = replace(entry, workers=self.workers.used_by(entry.name, engine, here))
         under = self.tuned_profiles.profile(entry)
         found = metadata.read(entry.path, cache_dir=cache)
         projector = {**under.flags, **entry.flags}.get("mmproj")
         plan = make_plan(
             entry,
             under,
-            self.engine(),
+            engine,
             found,
-            self._machine(),
+            here,
             instances=instances,
             draft=draft_model.choose(entry.draft, found, cache_dir=cache),
             projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
             adapted=adapted,
-            measured=self._measured(found),
+            measured=None if entry.workers else self._measured(found),
         )
-        warnings = self.tuned_profiles.warnings(entry, plan)
-        return replace(plan, warnings=(*plan.warnings, *warnings))
+        tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
+        warnings = (*plan.warnings, *tuned, *lost, *self.workers.assumed(entry.name))
+        return replace(plan, warnings=warnings, lost_workers=lost)
 
     def _measured(self, found: Gguf) -> ThreadMeasurement | None:
         is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
@@ -225,6 +246,7 @@ class LaunchPlanner:
             flags={**under.flags, **entry.flags},
             args=entry.args,
             batching=entry.batching,
+            workers=self.workers.fingerprint(entry.name),
         )
 
     def _draft_version(self, entry: ModelEntry) -> FileVersion | None:
@@ -264,7 +286,9 @@ class LaunchPlanner:
         """
         endpoint = self._endpoint(plan.engine, instance)
         api_key = secrets.token_hex(16)
-        argv = (*_argv(plan, endpoint), *self.slot_persistence.prepare(plan, instance))
+        relayed = self._relayed(instance, self.workers.addresses(plan.model))
+        rpc = ",".join(map(str, relayed)) or None
+        argv = (*_argv(plan, endpoint, rpc), *self.slot_persistence.prepare(plan, instance))
         return Launch(
             argv=argv,
             env=clean_environment(
@@ -308,10 +332,10 @@ def file_version(path: Path) -> FileVersion:
     return FileVersion(path, found.st_size, found.st_mtime_ns)
 
 
-def _argv(plan: Plan, endpoint: Endpoint) -> tuple[str, ...]:
+def _argv(plan: Plan, endpoint: Endpoint, rpc: str | None = None) -> tuple[str, ...]:
     if endpoint.socket:
-        return plan.argv(host=str(endpoint.socket), port=None)
-    return plan.argv(host=endpoint.host, port=endpoint.port)
+        return plan.argv(host=str(endpoint.socket), port=None, rpc=rpc)
+    return plan.argv(host=endpoint.host, port=endpoint.port, rpc=rpc)
 
 
 def _entry(name: str, model: ModelSettings) -> ModelEntry:

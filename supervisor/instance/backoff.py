@@ -79,8 +79,8 @@ def decide(
 class RestartTracker:
     """The failures of one instance.
 
-    Crashes that requests may have caused are counted apart and never give up: otherwise one client
-    could take a model from all others.
+    Crashes that requests may have caused, and waits for an RPC worker, are counted apart and never
+    give up: otherwise one client, or another machine, could take a model from all others.
     """
 
     def __init__(self, policy: RestartPolicy, clock: Callable[[], float]) -> None:

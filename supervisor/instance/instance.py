@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from proxy.failures import persist
+from proxy.failures import FAILURES, persist
 from supervisor.engine_client.endpoint import Endpoint
+from supervisor.errors import CorralError
 from supervisor.events import Emit
 from supervisor.instance import states
 from supervisor.instance.backoff import RestartPolicy, RestartTracker
@@ -54,6 +55,7 @@ class Instance:
     Args:
         name: Unique among instances; part of file names.
         launch: Returns the launch of run number N; may raise CorralError.
+        prepare: Awaited before each launch; may raise CorralError.
         persister: Saves and restores its KV slots.
         calibrator: Measures its first runs.
         clock: Monotonic seconds.
@@ -72,6 +74,7 @@ class Instance:
         emit: Emit,
         persister: SlotPersister | None = None,
         calibrator: Calibrator | None = None,
+        prepare: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -83,6 +86,7 @@ class Instance:
         self._emit: Emit = functools.partial(emit, instance=name, model=model)
         self._persister = persister or NoSlotPersister()
         self._calibrator = calibrator or NoCalibrator()
+        self._prepare = prepare
         self._clock = clock
 
         self._lifecycle = Lifecycle()
@@ -120,7 +124,10 @@ class Instance:
         self._command(Event.RESTART)
 
     def overdue(self, run: int, reason: str) -> None:
-        """Drain and replace the process of a run that computes for a client that disconnected."""
+        """Drain and replace the process of a run that is of no use any more.
+
+        It computes for a client that disconnected, or has lost a worker.
+        """
         self._apply(Event.OVERDUE, run, reason=reason)
 
     def configure(self, limits: InstanceLimits, policy: RestartPolicy) -> None:
@@ -278,10 +285,16 @@ class Instance:
         if state is State.STARTING:
             process = self._run_process(self._lifecycle.run)
             self._group.create_task(process, name=f"{self.name} process")
-        if task := STATE_TASKS.get(state):
-            self._task = self._group.create_task(self._work(task), name=f"{self.name} {state}")
+        else:
+            self._begin_task()
         if limit := STATES[state].deadline:
             self._set_timer(self._limit_s(limit))
+
+    def _begin_task(self) -> None:
+        """Begin the task of the state; that of STARTING once there is a run to watch."""
+        state = self._lifecycle.state
+        if self._group and (task := STATE_TASKS.get(state)):
+            self._task = self._group.create_task(self._work(task), name=f"{self.name} {state}")
 
     def _cancel(self) -> None:
         if self._timer:
@@ -332,11 +345,24 @@ class Instance:
     # The process of one run.
 
     async def _run_process(self, number: int) -> None:
-        end = await run_to_exit(lambda: self._new_run(number))
+        end = await self._unready_cause() or await run_to_exit(lambda: self._new_run(number))
         if isinstance(end, Exit):
             self._exited(number, end)
         else:
-            self._ended(number, end)
+            self._ended(number, end, is_own=end.code not in exit_cause.EXTERNAL)
+
+    async def _unready_cause(self) -> FailureCause | None:
+        """Prepare a run; return why it cannot begin, or None."""
+        if self._prepare is None:
+            return None
+        try:
+            await self._prepare()
+        except CorralError as error:
+            return exit_cause.not_launchable(error)
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("instance preparation", error)
+            return exit_cause.internal(error)
+        return None if self._lifecycle.state is State.STARTING else exit_cause.withdrawn()
 
     def _new_run(self, number: int) -> ProcessRun:
         launch = self._launch(number)
@@ -356,6 +382,7 @@ class Instance:
             self._calibrator,
             PrefillQueue(launch.prompts, on_prefill, has_prompt_cache=launch.has_prompt_cache),
         )
+        self._begin_task()
         return self._context.run
 
     def _exited(self, number: int, end: Exit) -> None:
@@ -367,12 +394,19 @@ class Instance:
             up_s=round(self._up_s(), 3),
             fault=self._lifecycle.exit_outcome is ExitOutcome.FAILURE,
         )
-        is_crash = self._lifecycle.stop_reason is None and end.is_crash
-        computed = self._traffic.ended(self.name, is_crash=is_crash)
+        found = self._find_cause(end)
+        is_external = found.code in exit_cause.EXTERNAL and self._uses_workers()
+        is_crash = self._lifecycle.stop_reason is None and end.is_crash and not is_external
+        reason = found.sentence if is_external else ""
+        computed = self._traffic.ended(self.name, is_crash=is_crash, reason=reason)
         if is_crash and computed:
-            self._ended(number, exit_cause.crashed(end.returncode, computed), by_request=True)
+            self._ended(number, exit_cause.crashed(end.returncode, computed), is_own=False)
         else:
-            self._ended(number, self._find_cause(end))
+            self._ended(number, found, is_own=not is_external)
+
+    def _uses_workers(self) -> bool:
+        """Whether workers compute for the latest run: a client's text in its log proves nothing."""
+        return self._run is not None and "--rpc" in self._run.launch.argv
 
     def _find_cause(self, end: Exit) -> FailureCause:
         match self._lifecycle.stop_reason:
@@ -384,13 +418,13 @@ class Instance:
                 lines = self._run.last_lines(_LINES_TO_JUDGE) if self._run else ()
                 return exit_cause.diagnose(end.returncode, lines)
 
-    def _ended(self, number: int, cause: FailureCause, *, by_request: bool = False) -> None:
-        """Apply EXITED, and count it if it is a failure."""
+    def _ended(self, number: int, cause: FailureCause, *, is_own: bool) -> None:
+        """Apply EXITED, and count it if it is a failure; `is_own`: the engine may be to blame."""
         if self._lifecycle.exit_outcome is not ExitOutcome.FAILURE:
             self._apply(Event.EXITED, number)
             return
         self._cause = cause
-        give_up = not self._restart.record(by_request=by_request) or cause.permanent
+        give_up = not self._restart.record(by_request=not is_own) or cause.permanent
         self._apply(Event.EXITED, number, give_up=give_up, reason=cause.code)
         if give_up:
             log_path = self._run.launch.log_path if self._run else None

@@ -17,8 +17,10 @@ class Traffic(BackgroundLeases, Protocol):
     def withdraw(self, name: str, /) -> None:
         """Send no new requests; those in flight continue."""
 
-    def ended(self, name: str, /, *, is_crash: bool) -> int:
+    def ended(self, name: str, /, *, is_crash: bool, reason: str = "") -> int:
         """Note that the process has exited; called before `withdraw`.
+
+        `reason` is for clients whose answers it cuts.
 
         Returns:
             The number of client requests it was computing.

@@ -52,7 +52,7 @@ class StopReason(StrEnum):
 
     REQUESTED = "requested"
     MEASURED = "measured"
-    OVERDUE = "overdue"  # it still computes for a client that disconnected
+    OVERDUE = "overdue"  # it computes for a client that disconnected, or has lost a worker
     LOAD_TIMEOUT = "load_timeout"
     UNRESPONSIVE = "unresponsive"
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Final
 
+from supervisor.engines.discover import Device
 from supervisor.gguf.ggml_types import block_bytes
 from supervisor.gguf.metadata import Gguf
 from supervisor.memory import kv_cache
 from supervisor.memory.compute import compute_bytes, input_bytes, output_bytes
 from supervisor.memory.context import Chosen, ContextLayout, context_layout, draft_layout
-from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs
+from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs, WorkerMemory
 from supervisor.memory.offload import (
     count_offloaded,
     devices_of,
@@ -74,16 +75,22 @@ class Estimate:
     devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
     mapped_bytes: int  # of main memory, what all instances that map the same file share
     layers_offloaded: int  # layers on devices; the output counts as one
+    workers: Mapping[str, WorkerMemory] = field(default_factory=dict)  # by name
 
     @property
     def own_bytes(self) -> int:
         """Main memory that no other instance shares."""
-        return self.host.total - self.mapped_bytes
+        return self.host.total - self.mapped_bytes + self.local_workers_bytes
 
     @property
     def own_at_start_bytes(self) -> int:
         """Of `own_bytes`, the part allocated before the first request."""
-        return self.host.at_start - self.mapped_bytes
+        return self.host.at_start - self.mapped_bytes + self.local_workers_bytes
+
+    @property
+    def local_workers_bytes(self) -> int:
+        """Main memory that workers on this machine take for it."""
+        return sum(one.taken.at_start for one in self.workers.values() if one.is_main_memory)
 
 
 def estimate(memory_inputs: MemoryInputs) -> Estimate:
@@ -109,11 +116,39 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         projector=0 if extra_bytes else memory_inputs.projector_bytes,
         base=_base_bytes(gguf),
     )
+    taken = split_between(
+        on_devices(memory_inputs, layout, count, extra_bytes), devices, memory_inputs.chosen
+    )
+    here = {one.name for one in devices if one.worker is None}
     return Estimate(
         host=host,
-        devices=split_between(on_devices(memory_inputs, layout, count, extra_bytes), devices),
+        devices={name: one for name, one in taken.items() if name in here},
         mapped_bytes=host.weights if is_mapped else 0,
         layers_offloaded=count,
+        workers=_by_worker(taken, devices),
+    )
+
+
+def _by_worker(
+    taken: Mapping[str, MemoryBreakdown], devices: tuple[Device, ...]
+) -> Mapping[str, WorkerMemory]:
+    names = dict.fromkeys(one.worker for one in devices if one.worker and one.name in taken)
+    return {
+        name: _of_worker([one for one in devices if one.worker == name], taken) for name in names
+    }
+
+
+def _of_worker(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> WorkerMemory:
+    parts = [taken[one.name] for one in devices if one.name in taken]
+    return WorkerMemory(
+        taken=MemoryBreakdown(
+            **{
+                each.name: sum(getattr(one, each.name) for one in parts)
+                for each in fields(parts[0])
+            }
+        ),
+        has_bytes=sum(one.total_mib for one in devices) * _MIB,
+        is_main_memory=any(one.is_main_memory for one in devices),
     )
 
 

@@ -58,11 +58,19 @@ def capacity(
 
 def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
     """Why an instance cannot fit even alone, or None."""
-    if found.host.at_start > has.host:
+    local_bytes = found.local_workers_bytes
+    if found.host.at_start + local_bytes > has.host:
+        within = f", {size(local_bytes)} of it in workers" if local_bytes else ""
         return (
-            f"it needs {size(found.host.at_start)} of main memory, "
+            f"it needs {size(found.host.at_start + local_bytes)} of main memory{within}, "
             f"but models may use {size(has.host)}"
         )
+    for name, one in found.workers.items():
+        if one.taken.at_start > one.has_bytes:
+            return (
+                f"it needs {size(one.taken.at_start)} of worker {name}, "
+                f"which has {size(one.has_bytes)}"
+            )
     for name, take in found.devices.items():
         if take.at_start > has.devices.get(name, 0):
             there = size(has.devices.get(name, 0))
@@ -107,7 +115,7 @@ def _first_fitting(
     for flags in changes:
         found = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, **flags}))
         if misfit_reason(found, has) is None:
-            return Suggestion(flags, found.host.at_start)
+            return Suggestion(flags, found.host.at_start + found.local_workers_bytes)
     return None
 
 

@@ -36,6 +36,15 @@ class MemoryBreakdown:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Memory that an instance takes of one RPC worker."""
+
+    taken: MemoryBreakdown
+    has_bytes: int
+    is_main_memory: bool  # whether it is this machine's main memory
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryInputs:
     """What the memory of an instance depends on."""
 

@@ -7,7 +7,8 @@ and is copied if it serves as output. Follows the source, not measured.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -96,18 +97,33 @@ def on_devices(
 
 
 def split_between(
-    take: MemoryBreakdown, devices: tuple[Device, ...]
+    take: MemoryBreakdown, devices: tuple[Device, ...], chosen: Chosen
 ) -> Mapping[str, MemoryBreakdown]:
-    """Split by the devices' memory; each has a whole compute buffer."""
+    """Split by `tensor-split`, or by the devices' memory; each has a whole compute buffer."""
     if not take.total:
         return {}
-    whole = sum(one.total_mib for one in devices)
+    weights = _weights(devices, str(chosen.get("tensor-split", "")))
 
-    def share(device: Device) -> MemoryBreakdown:
+    whole = sum(weights)
+
+    def share(weight: float) -> MemoryBreakdown:
         parts = {
-            field.name: getattr(take, field.name) * device.total_mib // whole
-            for field in fields(take)
+            field.name: int(getattr(take, field.name) * weight // whole) for field in fields(take)
         }
         return MemoryBreakdown(**parts | {"compute": take.compute})
 
-    return {device.name: share(device) for device in devices}
+    return {
+        device.name: share(weight)
+        for device, weight in zip(devices, weights, strict=True)
+        if weight
+    }
+
+
+def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
+    """The shares of devices; those of an option that no engine would accept do not count."""
+    try:
+        given = [float(one) for one in split.split(",")]
+    except ValueError:
+        given = []
+    is_valid = len(given) == len(devices) and min(given) >= 0 and 0 < sum(given) < math.inf
+    return given if is_valid else [one.total_mib for one in devices]

@@ -169,6 +169,8 @@ def _prepare(  # pragma: no cover (runs between fork and exec)
     parent_pid: int, core: tuple[int, int]
 ) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, core)
+    # A worker that answers a client which has left would die of it (build 10434).
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _die_with(parent_pid)
 
 

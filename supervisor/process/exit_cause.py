@@ -49,6 +49,10 @@ class StartWarning:
     hint: str
 
 
+# Causes outside of the engine and its requests: an RPC worker is gone. They are waited for, and
+# count neither against the engine nor against a request.
+EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable"})
+
 # Signals that say enough, whatever the log says.
 SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
     {
@@ -163,7 +167,15 @@ def spawn_failed(error: OSError, program: str) -> FailureCause:
 
 def not_launchable(error: CorralError) -> FailureCause:
     hint = error.hint or "correct what it names, then `corral start`"
-    return FailureCause(error.code, error.message, hint, permanent=not _is_transient(error))
+    is_permanent = not (_is_transient(error) or error.code in EXTERNAL)
+    return FailureCause(error.code, error.message, hint, permanent=is_permanent)
+
+
+def withdrawn() -> FailureCause:
+    """Return the cause of a run that was stopped before it began."""
+    return FailureCause(
+        "stopped", "it was stopped before it began", "corral start starts it", permanent=False
+    )
 
 
 def internal(error: Exception) -> FailureCause:

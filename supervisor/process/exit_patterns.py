@@ -303,8 +303,9 @@ FAILURE_PATTERNS: Final = (
     LogPattern(
         "rpc_lost",
         r"Remote RPC server crashed or returned malformed response",
-        "an RPC worker was lost",
-        "look at the worker's log; engine and worker must be of the same build",
+        "an RPC worker that computes layers of the model was lost",
+        "`corral status` shows workers; look at the worker's log, engine and worker must be of the "
+        "same build",
         permanent=False,
     ),
     LogPattern(

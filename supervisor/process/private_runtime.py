@@ -1,4 +1,4 @@
-"""Runtime directories of engines that belong to a command and not to the daemon.
+"""Runtime directories of processes that belong to a command and not to the daemon.
 
 Each has a lock, which a killed process loses. The next process that makes a directory removes those
 without a lock, with their engines.
@@ -21,19 +21,23 @@ from supervisor.process.orphans import kill_orphans
 
 # Short, because the path of a socket is.
 _PARENT: Final = "own"
+WORKERS: Final = "workers"
 _LOCK: Final = "lock"
 # Others hold the lock of all directories for as long as they end engines of killed processes.
 _TIMEOUT_S: Final = 20.0
 
 
 @contextmanager
-def private_runtime(directories: Directories) -> Iterator[Path]:
+def private_runtime(directories: Directories, kind: str = _PARENT) -> Iterator[Path]:
     """Make a directory for the block, mode 0700, after removing what killed processes left.
+
+    Args:
+        kind: The directory that it lies in: of engines that are measured, or WORKERS.
 
     Raises:
         AccessDenied: It cannot be made.
     """
-    parent = make_private(make_private(directories.runtime) / _PARENT)
+    parent = make_private(make_private(directories.runtime) / kind)
     with _locked(parent):
         for old in sorted(parent.iterdir()):
             _remove_stale(old)
@@ -49,7 +53,7 @@ def private_runtime(directories: Directories) -> Iterator[Path]:
 
 
 def is_in_use(directories: Directories) -> bool:
-    """Whether a process has such a directory now."""
+    """Whether a process measures an engine now."""
     parent = directories.runtime / _PARENT
     if not parent.is_dir():
         return False
@@ -74,7 +78,7 @@ def _locked(directory: Path) -> Iterator[None]:
     except filelock.Timeout as error:
         raise AccessDenied(
             f"cannot lock {directory}: another process has held it for {_TIMEOUT_S:g} s",
-            hint="retry when no other `corral bench` or `corral tune` begins",
+            hint="retry when no other `corral bench`, `corral tune` or `corral worker` begins",
         ) from error
 
 

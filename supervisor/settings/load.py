@@ -18,7 +18,13 @@ from supervisor.host.files import NotRegular, expanded, stat_regular
 from supervisor.host.toml_file import read_toml
 from supervisor.output import warn
 from supervisor.settings import trust
-from supervisor.settings.messages import check_batching, check_names, check_tables, explain
+from supervisor.settings.messages import (
+    check_batching,
+    check_names,
+    check_tables,
+    check_workers,
+    explain,
+)
 from supervisor.settings.schema import ModelSettings, Settings
 
 FILE_NAME: Final = "corral.toml"
@@ -72,6 +78,7 @@ def load(
         ) from error
     check_names(settings.models, path)
     check_batching(settings.models, path)
+    check_workers(settings, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}
     return Loaded(_resolved(settings, path.parent if path else _here()), path, origins)
 

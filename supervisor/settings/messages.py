@@ -88,6 +88,23 @@ def check_batching(models: Mapping[str, ModelSettings], path: Path | None) -> No
             )
 
 
+def check_workers(settings: Settings, path: Path | None) -> None:
+    """Reject a model with a worker that there is not.
+
+    Raises:
+        SettingsInvalid: There is one.
+    """
+    for name, model in settings.models.items():
+        for worker in model.workers:
+            if worker not in settings.workers:
+                near = difflib.get_close_matches(worker, settings.workers, n=1)
+                raise SettingsInvalid(
+                    f"{f'{path}: ' if path else ''}models.{name}.workers: no worker is named "
+                    f"{worker}" + (f"; did you mean {near[0]}?" if near else ""),
+                    hint=f'write [workers.{worker}] with address = "HOST:PORT" or local = true',
+                )
+
+
 def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
     yield from model.aliases
     for base in (name, *model.aliases):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from proxy.config.types import ExpandedPath, SettingsTable, Text
@@ -18,7 +18,15 @@ from supervisor.flags.trial import TrialSettings
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.limits import InstanceLimits
 from supervisor.settings.adaptive import SlotSettings
-from supervisor.settings.types import Alias, Bytes, ModelName, NodeName, VariantName
+from supervisor.settings.types import (
+    Alias,
+    Bytes,
+    ModelName,
+    NodeName,
+    VariantName,
+    WorkerName,
+)
+from supervisor.settings.workers import WorkerSettings
 
 
 class EvictionSettings(SettingsTable):
@@ -137,6 +145,24 @@ class ModelSettings(ResidencyPolicy):
     trial: TrialSettings | None = Field(
         None, description="another profile, on one more replica, for a share of conversations"
     )
+    workers: tuple[WorkerName, ...] = Field(
+        (), max_length=16, description="names of [workers] that compute its layers, in this order"
+    )
+    on_worker_loss: Literal["wait", "without"] = Field(
+        "wait",
+        description="while one of them does not answer: wait for it, or run without it",
+    )
+
+    @model_validator(mode="after")
+    def _has_workers_of_its_own(self) -> Self:
+        if len(set(self.workers)) < len(self.workers):
+            raise ValueError("workers names one twice")
+        if self.workers and (self.replicas != 1 or self.trial):
+            raise ValueError(
+                "with workers there is one replica and no trial: a worker serves one engine at a "
+                "time"
+            )
+        return self
 
 
 class Settings(BaseSettings):
@@ -157,6 +183,9 @@ class Settings(BaseSettings):
     )
     nodes: dict[NodeName, NodeSettings] = Field(
         default_factory=dict, description="other machines whose models are served too"
+    )
+    workers: dict[WorkerName, WorkerSettings] = Field(
+        default_factory=dict, description="RPC servers that compute layers for models here"
     )
 
     @classmethod

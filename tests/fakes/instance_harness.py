@@ -6,7 +6,7 @@ import asyncio
 import os
 import select
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class RecordingTraffic:
         self.now = Activity()
         self.computed = 0
         self.ends: list[bool] = []
+        self.end_reasons: list[str] = []
         self.busy = asyncio.Event()
         self.busy.set()
         self.fingerprints: Callable[
@@ -77,9 +78,10 @@ class RecordingTraffic:
         assert name == "chat.0"
         yield lambda: self.now.in_flight > 0
 
-    def ended(self, name: str, /, *, is_crash: bool) -> int:
+    def ended(self, name: str, /, *, is_crash: bool, reason: str = "") -> int:
         assert name == "chat.0"
         self.ends.append(is_crash)
+        self.end_reasons.append(reason)
         return self.computed
 
     async def wait_idle(self, name: str, /) -> None:
@@ -105,6 +107,7 @@ class InstanceHarness:
         limits: InstanceLimits = QUICK,
         policy: RestartPolicy = PATIENT,
         calibrator: Calibrator | None = None,
+        prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.launch = launch
         self.traffic = RecordingTraffic()
@@ -120,6 +123,7 @@ class InstanceHarness:
             admit=self.traffic.admit,
             emit=stream.emit,
             calibrator=calibrator,
+            prepare=prepare,
         )
 
     @property

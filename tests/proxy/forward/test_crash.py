@@ -126,6 +126,24 @@ async def test_a_stream_under_way_ends_with_the_reason(proxy: ProxyHarness) -> N
         assert b"crashed while computing" in await response.content.readuntil(b"\n\n")
 
 
+async def test_a_stream_whose_engine_lost_a_worker_ends_with_that_and_is_no_suspect(
+    proxy: ProxyHarness,
+) -> None:
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(EVENT)
+        call.drop()
+        proxy.router.ended("chat.1", is_crash=False, reason="an RPC worker was lost")
+        proxy.router.withdraw("chat.1")
+
+    for _ in range(3):
+        await watched(proxy, speak, "chat.1")
+        async with proxy.ask(stream=True) as response:
+            assert await response.content.readuntil(b"\n\n") == EVENT
+            error = await response.content.readuntil(b"\n\n")
+        assert b"ended while it computed this request: an RPC worker was lost" in error
+
+
 async def test_what_needs_no_slot_counts_as_well(proxy: ProxyHarness) -> None:
     for name in ("chat.1", "chat.2"):
         await watched(proxy, crashing(proxy, name), name)

@@ -79,3 +79,17 @@ def test_the_least_recently_used_fingerprints_are_forgotten() -> None:
     observed.note(replace(FINGERPRINT, args=("--verbose",)), 3)
     assert observed.own_bytes(FINGERPRINT) == 1
     assert observed.own_bytes(OTHER) == 0
+
+
+def test_a_worker_serves_one_model_at_a_time(tmp_path: Path) -> None:
+    one = {"path": "/models/chat.gguf", "workers": ["a"]}
+    other = {"path": "/models/chat.gguf"}
+    settings = Settings(
+        models={"one": one, "two": one, "three": other}, workers={"a": {"local": True}}
+    )
+    fleet = Fleet(
+        Planned(settings, Directories(*[tmp_path] * 5)), RecordingTraffic(), lambda *_, **__: None
+    )
+    usage = MemoryUsage(fleet)
+    assert usage.capacity()["worker a"] == 1
+    assert [usage.required(one).get("worker a", 0) for one in fleet.models.values()] == [1, 1, 0]

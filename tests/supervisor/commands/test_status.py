@@ -23,6 +23,7 @@ STATUS: DaemonStatus = {
     "models": [],
     "nodes": [],
     "weights": [],
+    "workers": [],
 }
 
 

@@ -62,6 +62,7 @@ class Service:
             "models": [],
             "nodes": [],
             "weights": [],
+            "workers": [],
         }
 
     def trials(self) -> list[TrialStatus]:

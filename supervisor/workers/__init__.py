@@ -1,0 +1,1 @@
+"""RPC workers: `ggml-rpc-server` processes that compute layers for models."""
