@@ -25,9 +25,12 @@ async def together(http: aiohttp.ClientSession, clients: int, tokens: int = TOKE
     return sum(task.result() for task in tasks) / (time.monotonic() - began_at_s)
 
 
-async def answer(http: aiohttp.ClientSession, text: str, tokens: int) -> Mapping[str, Any]:
+async def answer(
+    http: aiohttp.ClientSession, text: str, tokens: int, *, reuses_cache: bool = True
+) -> Mapping[str, Any]:
     """The engine's `timings` of one answer of exactly so many tokens."""
     body = {
+        "cache_prompt": reuses_cache,
         "model": "m",
         "messages": [{"role": "user", "content": text}],
         "max_tokens": tokens,
