@@ -10,8 +10,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from supervisor.bench.calibration import measure_threads
 from supervisor.bench.comparison import compare
 from supervisor.commands.targets import choose
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host import machine
 from supervisor.host.paths import directories
 from supervisor.tune.job import TuneJob, TuneOptions
@@ -42,6 +44,13 @@ def job(options: argparse.Namespace, seed: int) -> TuneJob:
     return TuneJob(
         targets.loaded.settings, where, targets.names[0], wanted, first=(too_many_threads(),)
     )
+
+
+def calibrate(model: str) -> None:
+    """Measure thread counts, as `corral tune` does first."""
+    where = directories()
+    targets = choose([model], None, where)
+    measure_threads(LaunchPlanner(targets.loaded.settings, where), targets.names[0], where)
 
 
 def too_many_threads() -> Variant:
@@ -95,6 +104,7 @@ async def measured(
 
 def main() -> int:
     options = arguments()
+    calibrate(options.model)
     winners = [searched(options, seed) for seed in SEEDS]
     trials, final, best = asyncio.run(measured(options, winners))
     most = trials.ratio(best, final)
