@@ -120,9 +120,7 @@ async def figures(url: str) -> Mapping[str, float]:
         # Whole prompts: the words of the chat template are 24 tokens, and a prompt that begins
         # behind as many cached ones takes 5 % longer (its batches end at other multiples of 256).
         long = [
-            await answer(
-                http, " ".join(rng.choices(WORDS, k=PROMPT_WORDS)), 1, reuses_cache=False
-            )
+            await answer(http, " ".join(rng.choices(WORDS, k=PROMPT_WORDS)), 1, reuses_cache=False)
             for _ in range(4)
         ]
         return {
