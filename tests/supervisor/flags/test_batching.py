@@ -169,7 +169,7 @@ def test_an_embedding_model_computes_long_inputs_in_one_piece() -> None:
 
 def test_a_set_context_may_need_a_smaller_cache_type() -> None:
     given = {"max_context_length": 8192, "max_sbatch_sequences": 16}
-    plan = planned(given, memory_bytes=12 * GIB)
+    plan = planned(given, memory_bytes=6 * GIB)
     assert line(plan, "--cache-type-k").value == "q8_0"
     assert plan.ctx_size == 16 * 8192
 
