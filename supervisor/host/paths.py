@@ -37,7 +37,7 @@ class Directories:
     """The directories of the daemon and its commands."""
 
     config: Path  # corral.toml, profiles/ and profiles.d/
-    data: Path  # fetched models, learned prompts, slots, figures of requests, batches
+    data: Path  # models, learned prompts, slots, figures of requests, batches, layers of workers
     cache: Path  # engines' help, GGUF metadata, CPU libraries
     log: Path  # of each instance and the daemon
     runtime: Path  # lock, state file and sockets of one daemon; mode 0700
@@ -81,6 +81,10 @@ class Directories:
     @property
     def trials(self) -> Path:
         return self.data / "trials"
+
+    @property
+    def layer_shares(self) -> Path:
+        return self.data / "layers"
 
     @property
     def daemon_log(self) -> Path:

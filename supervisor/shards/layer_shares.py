@@ -1,0 +1,62 @@
+"""How many layers of a split model each worker gets, as `corral balance --apply` left it.
+
+One file for each model. It is not used once the model has other workers or another number of
+layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from supervisor.errors import AccessDenied
+from supervisor.host import json_cache
+from supervisor.host.files import write_atomic
+from supervisor.host.paths import is_ours, make_private
+
+
+class LayerShares:
+    """The files in a directory, which is made when something is written."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def layers(self, model: str, workers: Sequence[str], layers: int) -> tuple[int, ...] | None:
+        """Return the layers of each worker of a model that has this many; None if not usable."""
+        found = _counts(json_cache.get(self._root, model))
+        if found.keys() != set(workers) or sum(found.values()) != layers:
+            return None
+        return tuple(found[name] for name in workers)
+
+    def write(self, model: str, layers: Mapping[str, int]) -> Path:
+        """Replace a model's file; raises AccessDenied."""
+        path = make_private(self._root) / f"{model}.json"
+        try:
+            write_atomic(path, json.dumps({"layers": dict(layers)}))
+        except OSError as error:
+            raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
+        return path
+
+    def remove(self, model: str) -> bool:
+        """Remove a model's file; return whether there was one. Raises AccessDenied."""
+        path = self._root / f"{model}.json"
+        if not is_ours(self._root):
+            return False
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise AccessDenied(f"cannot remove {path}: {error.strerror}") from error
+        return True
+
+
+def _counts(found: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return the layers by worker; empty where a file says something else."""
+    layers = found.get("layers") if found else None
+    if not isinstance(layers, dict):
+        return {}
+    counts = {name: count for name, count in layers.items() if type(count) is int and count > 0}
+    return counts if len(counts) == len(layers) else {}

@@ -1,0 +1,162 @@
+"""A relay between an engine, or a client in its place, and a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+
+from supervisor.shards.relay import Address, Relay
+
+COMPUTE = bytes([10]) + (4).to_bytes(8, "little") + b"node"
+GET_TENSOR = bytes([8]) + (0).to_bytes(8, "little")
+LIMIT_S = 10
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def ignore(_latency_us: int) -> None:
+    pass
+
+
+@asynccontextmanager
+async def worker(serve: Serve) -> AsyncIterator[Address]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def relayed(
+    serve: Serve, on_forward: Callable[[int], None] = ignore
+) -> AsyncIterator[Streams]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(LIMIT_S))
+        relay = Relay(await stack.enter_async_context(worker(serve)), on_forward)
+        await stack.enter_async_context(relay.serve())
+        reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
+        stack.callback(writer.close)
+        yield reader, writer
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(65536):
+        writer.write(chunk)
+        await writer.drain()
+    writer.close()
+
+
+async def assert_closed(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
+
+
+async def test_bytes_pass_unchanged_in_both_directions() -> None:
+    """seed 000"""
+    sent = bytes(range(256)) * 40_000
+    async with relayed(echo) as (reader, writer):
+        writer.write(sent)
+        assert await reader.readexactly(len(sent)) == sent
+
+
+async def test_a_pass_is_timed_until_the_next_response() -> None:
+    """seed 000: record"""
+    found: list[int] = []
+
+    async def compute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(COMPUTE + GET_TENSOR))
+        asyncio.get_running_loop().call_later(0.05, writer.write, b"answer")
+        await reader.read()
+        writer.close()
+
+    async with relayed(compute, found.append) as (reader, writer):
+        writer.write(COMPUTE + GET_TENSOR)
+        assert await reader.readexactly(6) == b"answer"
+    assert len(found) == 1
+    assert 45_000 <= found[0] < 5_000_000
+
+
+async def test_a_response_without_a_pass_is_not_timed() -> None:
+    """seed 000: record"""
+    found: list[int] = []
+    async with relayed(echo, found.append) as (reader, writer):
+        writer.write(GET_TENSOR)
+        assert await reader.readexactly(len(GET_TENSOR)) == GET_TENSOR
+    assert found == []
+
+
+async def test_a_worker_that_does_not_read_stops_the_engine_from_writing() -> None:
+    resume = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await resume.wait()
+        while await reader.read(1024**2):
+            pass
+        writer.close()
+
+    async with relayed(slow) as (_, writer):
+        sent, chunk = 0, bytes(1024**2)
+        with pytest.raises(TimeoutError):
+            while True:
+                writer.write(chunk)
+                async with asyncio.timeout(0.5):
+                    await writer.drain()
+                sent += len(chunk)
+        # Buffers of three sockets, and one of the relay.
+        assert sent < 64 * 1024**2
+        resume.set()
+        await writer.drain()
+
+
+async def test_a_worker_that_is_gone_closes_the_connection() -> None:
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with relayed(hang_up) as (reader, _):
+        assert await reader.read() == b""
+
+
+async def test_a_worker_that_does_not_listen_closes_the_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    relay = Relay(Address("127.0.0.1", port), ignore)
+    async with asyncio.timeout(LIMIT_S), relay.serve():
+        reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
+        await assert_closed(reader)
+        writer.close()
+
+
+async def test_at_its_end_every_connection_is_closed() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(COMPUTE))
+        began.set()
+        await assert_closed(reader)
+        ended.set()
+        writer.close()
+
+    async with asyncio.timeout(LIMIT_S), worker(wait) as address:
+        relay = Relay(address, ignore)
+        async with relay.serve():
+            reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
+            writer.write(COMPUTE)
+            await began.wait()
+        await assert_closed(reader)
+        await ended.wait()
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(relay.address.host, relay.address.port)
+
+
+def test_it_listens_on_loopback_and_can_be_closed_unused() -> None:
+    relay = Relay(Address("127.0.0.1", 1), ignore)
+    assert relay.address.host == "127.0.0.1"
+    assert relay.address.port > 0
+    relay.close()
