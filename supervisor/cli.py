@@ -346,6 +346,26 @@ def trial(
 
 
 @app.command()
+def balance(
+    model: Annotated[
+        str | None, typer.Argument(help="A model with workers; none means all.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Move the layers as suggested; loads the model again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how long each worker of a split model takes, and which layers should move.
+
+    --apply keeps the new split in a file of the daemon's; a request waits for the model meanwhile.
+    """
+    from supervisor.commands.balance import apply as move
+    from supervisor.commands.balance import show
+
+    _finish("balance", lambda: move(model) if apply else show(model), as_json=as_json)
+
+
+@app.command()
 def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[str, typer.Argument(help="From corral.toml, fetched, or a GGUF file.")],
     goal: Annotated[

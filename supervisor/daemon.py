@@ -28,6 +28,7 @@ from supervisor import __version__
 from supervisor.adaptive.apply import ChangeApplier
 from supervisor.adaptive.controller import AdaptiveController
 from supervisor.adaptive.engine_processes import engine_processes, measured_speeds
+from supervisor.adaptive.layer_mover import LayerMover
 from supervisor.adaptive.slots import SlotDecider
 from supervisor.adaptive.thread_decider import ThreadDecider
 from supervisor.adaptive.values import AdaptedValues
@@ -35,7 +36,15 @@ from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.admission.model_state import Waiting
 from supervisor.control import server as server_module
-from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus, TrialStatus
+from supervisor.control.balance_status import balance_status, moved_layers
+from supervisor.control.messages import (
+    BalanceStatus,
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    MovedLayers,
+    TrialStatus,
+)
 from supervisor.control.status import (
     instance_status,
     model_status,
@@ -61,12 +70,14 @@ from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes
+from supervisor.proxy_adapter.shard_metrics import shard_metrics
 from supervisor.reload.reload import Reload, ReloadResult
 from supervisor.reload.replace import Replacer
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.request_record.files import RecordFiles
 from supervisor.request_record.recorder import RequestRecorder
 from supervisor.settings.load import Loaded
+from supervisor.shards.layer_shares import LayerShares
 from supervisor.slot_store.config import clean_up
 from supervisor.slot_store.manifest import Manifest
 from supervisor.trial.storage import TrialStore
@@ -135,6 +146,10 @@ class Daemon:
             ],
             is_memory_wanted=lambda: bool(self._admission.waiting()),
         )
+        self._layer_mover = LayerMover(
+            self._fleet, replacer, LayerShares(directories.layer_shares), events.emit, self._now_s
+        )
+        self._metrics.add(lambda: shard_metrics(self._layer_mover.runs()))
         self._reload = Reload(
             self._fleet,
             loaded,
@@ -242,9 +257,11 @@ class Daemon:
             recorder = group.create_task(persist("request record", self._recorder.serve))
             trials = group.create_task(persist("trials", self._trials.serve))
             jobs = group.create_task(persist("jobs", self._server.serve))
+            layers = group.create_task(persist("balance", self._layer_mover.serve))
             workers = group.create_task(persist("workers", self._workers.serve))
             yield
             jobs.cancel()
+            layers.cancel()
             adaptive.cancel()
             reload.cancel()
             admission.cancel()
@@ -371,6 +388,20 @@ class Daemon:
             if trial
         )
         return [status for status in statuses if status]
+
+    def balances(self) -> list[BalanceStatus]:
+        now_s = self._now_s()
+        return [
+            balance_status(replica.place.model, replica.name, run, now_s)
+            for replica, run in self._layer_mover.runs()
+        ]
+
+    def balance(self, model: str) -> asyncio.Task[MovedLayers | CorralError]:
+        return self._fleet.spawn(self._balance(model))
+
+    async def _balance(self, model: str) -> MovedLayers | CorralError:
+        moved = await self._layer_mover.move(model)
+        return moved if isinstance(moved, CorralError) else moved_layers(moved)
 
     def _memory_bytes(self, replica: Replica) -> int | None:
         facts = replica.instance.snapshot()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
-from supervisor.control.messages import DaemonStatus, StreamMessage, TrialStatus
+from supervisor.control.messages import BalanceStatus, DaemonStatus, StreamMessage, TrialStatus
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
 
@@ -41,6 +41,14 @@ class Client:
     def trials(self) -> list[TrialStatus]:
         with _response(self._socket, "GET", "/v1/trials") as response:
             return cast("list[TrialStatus]", json.load(response)["trials"])
+
+    def balances(self) -> list[BalanceStatus]:
+        with _response(self._socket, "GET", "/v1/balance") as response:
+            return cast("list[BalanceStatus]", json.load(response)["balances"])
+
+    def balance(self, model: str) -> Iterator[StreamMessage]:
+        """Move the layers of a model as suggested."""
+        return self._messages("POST", f"/v1/models/{quote(model)}/balance", {})
 
     def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
         """Start, stop, restart, load or unload models, or all."""

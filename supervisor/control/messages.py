@@ -221,6 +221,54 @@ class ReloadReport(TypedDict):
     failures: list[ErrorFields]
 
 
+class ShardStatus(TypedDict):
+    """One worker of a split model, since the model was loaded; `last_update` is ISO 8601 in UTC.
+
+    `layers_max`: how many its memory holds. `suggested_layers`: None where nothing is to be moved.
+    `has_output`: it also computes the output, which is not in `layer_count`.
+    """
+
+    shard_name: str
+    layer_count: int
+    has_output: bool
+    layers_max: int | None
+    suggested_layers: int | None
+    total_forwards: int
+    total_latency_us: int
+    min_latency_us: int | None
+    max_latency_us: int
+    last_latency_us: int
+    last_update: str | None
+    avg_latency_us: int
+    avg_latency_per_layer_us: int
+
+
+class BalanceStatus(TypedDict):
+    """`decision`: balanced, insufficient_data or rebalance.
+
+    `estimated_speedup`: of one stream; `bottleneck_speedup`: of the slowest worker alone.
+    """
+
+    model: str
+    instance: str
+    decision: str
+    reason: str
+    estimated_speedup: float | None
+    bottleneck_speedup: float | None
+    shards: list[ShardStatus]
+
+
+class MovedLayers(TypedDict):
+    """Layers by worker, before and after they were moved; `file` keeps them."""
+
+    model: str
+    before: dict[str, int]
+    after: dict[str, int]
+    reason: str
+    estimated_speedup: float
+    file: str
+
+
 class SavedSlot(TypedDict):
     """`saved_at` is ISO 8601 in UTC."""
 
@@ -257,7 +305,7 @@ class LoadProgress(TypedDict):
 
 
 class StreamMessage(TypedDict):
-    """Exactly one key; the last five end the stream. `waiting`: seconds without another message."""
+    """Exactly one key; the last six end the stream. `waiting`: seconds without another message."""
 
     event: NotRequired[EventLine]
     progress: NotRequired[LoadProgress]
@@ -266,6 +314,7 @@ class StreamMessage(TypedDict):
     reloaded: NotRequired[ReloadReport]
     slots: NotRequired[list[SavedSlot]]
     warmed: NotRequired[list[WarmedInstance]]
+    moved: NotRequired[MovedLayers]
     error: NotRequired[ErrorFields]
 
 

@@ -2,6 +2,7 @@
 
     GET  /v1/status     status of the daemon, its models and instances
     GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
+    GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
     POST /v1/stop       {"models": [names]}; until each has stopped
@@ -11,10 +12,11 @@
     POST /v1/reload     {"dry_run": bool}; until the settings are applied or rejected
     POST /v1/slots/save {"models": [names]}; until their idle slots are saved
     POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
+    POST /v1/models/NAME/balance   until its layers are moved as suggested
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but status and trials are streams of supervisor.control.messages.StreamMessage. A client that
-disconnects stops no command.
+All but status, trials and GET balance are streams of supervisor.control.messages.StreamMessage. A
+client that disconnects stops no command.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.models import PrefillResult
-from supervisor.control.messages import DaemonStatus, StreamMessage, TrialStatus, daemon_exited
+from supervisor.control.messages import (
+    BalanceStatus,
+    DaemonStatus,
+    MovedLayers,
+    StreamMessage,
+    TrialStatus,
+    daemon_exited,
+)
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
 from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
@@ -55,6 +64,11 @@ class Service(Protocol):
     def status(self) -> DaemonStatus: ...
 
     def trials(self) -> list[TrialStatus]: ...
+
+    def balances(self) -> list[BalanceStatus]: ...
+
+    def balance(self, model: str) -> asyncio.Future[MovedLayers | CorralError]:
+        """Begin to move the layers of a model as suggested."""
 
     async def refresh(self) -> None:
         """Update the figures of `status` and `trials`, in a fraction of a second."""
@@ -85,11 +99,13 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
         [
             web.get("/v1/status", api.status),
             web.get("/v1/trials", api.trials),
+            web.get("/v1/balance", api.balances),
             web.get("/v1/events", api.events),
             web.post("/v1/{verb:start|stop|restart|load|unload}", api.command),
             web.post("/v1/reload", api.reload),
             web.post("/v1/slots/save", api.save_slots),
             web.post("/v1/models/{model}/warm", api.warm),
+            web.post("/v1/models/{model}/balance", api.balance),
             web.post("/v1/shutdown", api.shutdown),
         ]
     )
@@ -131,6 +147,13 @@ class _Api:
     async def trials(self, _: web.Request) -> web.StreamResponse:
         await self._service.refresh()
         return _json({"trials": self._service.trials()})
+
+    async def balances(self, _: web.Request) -> web.StreamResponse:
+        return _json({"balances": self._service.balances()})
+
+    async def balance(self, request: web.Request) -> web.StreamResponse:
+        task = self._service.balance(request.match_info["model"])
+        return await _send(request, _pauses(task), lambda: _last_message(task, _moved))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
@@ -242,6 +265,10 @@ def _saved(saved: Sequence[Manifest]) -> StreamMessage:
 
 def _warmed(warmed: Sequence[PrefillResult]) -> StreamMessage:
     return {"warmed": [warmed_instance(one) for one in warmed]}
+
+
+def _moved(moved: MovedLayers) -> StreamMessage:
+    return {"moved": moved}
 
 
 async def _models(request: web.Request) -> list[str]:

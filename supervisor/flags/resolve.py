@@ -65,6 +65,7 @@ class ModelEntry:
     aliases: tuple[str, ...] = ()
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
+    split: str | None = None  # the `--tensor-split` to which its layers were moved
 
 
 def resolve(
@@ -118,7 +119,7 @@ def _with_workers(
     if not entry.workers:
         return merged
     own = {key: one for key, one in merged.items() if one.is_own}
-    remote = rpc_settings(entry.workers, own, flags, devices)
+    remote = rpc_settings(entry.workers, own, flags, devices, entry.split)
     kept = fitting_split(own, entry.workers)
     rest = {key: one for key, one in merged.items() if key in kept or not one.is_own}
     return {RPC: remote[RPC], **rest, **remote, **kept}

@@ -35,9 +35,15 @@ def devices_of(workers: Sequence[RpcWorker]) -> tuple[Device, ...]:
 
 
 def rpc_settings(
-    workers: Sequence[RpcWorker], own: Settings, flags: Flags, local: Sequence[Device]
+    workers: Sequence[RpcWorker],
+    own: Settings,
+    flags: Flags,
+    local: Sequence[Device],
+    split: str | None = None,
 ) -> Settings:
     """The settings that put all layers on workers, `--rpc` first; `own` are those of the model.
+
+    `split` is the one to which layers were moved.
 
     Raises:
         SettingsInvalid: The build has no RPC, or the model sets `rpc` itself.
@@ -54,7 +60,9 @@ def rpc_settings(
     found = {
         RPC: Setting(",".join(one.address for one in workers), origin),
         "gpu-layers": Setting("all", origin, "every layer goes to a worker"),
-        SPLIT: Setting(*_split(devices, origin)),
+        SPLIT: Setting(split, "corral balance", "by the time of each worker")
+        if split
+        else Setting(*_split(devices, origin)),
         "fit": Setting("off", origin, "the split is fixed"),
     }
     if local:

@@ -18,6 +18,7 @@ from supervisor.instance.instance import Instance
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.process.launch import Launch
 from supervisor.settings.schema import ResidencyPolicy
+from supervisor.shards.run import ShardRun
 from supervisor.slot_store.manager import SlotManager
 
 
@@ -37,6 +38,7 @@ class Replica:
         self.planner = planner  # of its next run
         self.plan: Plan | None = None  # of its latest run
         self.fingerprint: LaunchFingerprint | None = None  # likewise
+        self.shards: ShardRun | None = None  # likewise; None without workers
         self.life: asyncio.Task[None] | None = None
         self.slots = slots(self)
         self.instance = instance(self)
@@ -46,7 +48,13 @@ class Replica:
         plan = self.planner.plan_at(self.place)
         self.fingerprint = self.planner.fingerprint(self.place, plan.engine)
         self.plan = plan
-        return self.planner.launch(plan, self.name)
+        self.shards = self.planner.shards(plan)
+        try:
+            return self.planner.launch(plan, self.name, self.shards)
+        except BaseException:
+            if self.shards:
+                self.shards.close()
+            raise
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
         plan, endpoint = self.plan, snapshot.endpoint

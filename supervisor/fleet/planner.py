@@ -10,7 +10,7 @@ import copy
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -37,26 +37,21 @@ from supervisor.instance.backoff import RestartPolicy
 from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
 from supervisor.memory.replicas import Replicas, decide
 from supervisor.process.launch import Launch, ProcessTag, clean_environment
+from supervisor.settings.balance import BalanceSettings
 from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
+from supervisor.shards.layer_shares import LayerShares
+from supervisor.shards.plan import shard_plans, worker_split
+from supervisor.shards.run import ShardRun
 from supervisor.slot_store.config import slot_persistence
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import LearnedPrompts
 from supervisor.warmup.prompts import WarmPrompt
-from supervisor.workers.address import WorkerAddress
 from supervisor.workers.known import KnownWorkers
 from supervisor.workers.of_models import ModelWorkers
 
 _LOOPBACK: Final = "127.0.0.1"
 # Larger models take long to load, and lose less to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
-
-
-# Where an instance reaches its workers, if not directly.
-Relayed = Callable[[str, tuple[WorkerAddress, ...]], tuple[WorkerAddress, ...]]
-
-
-def _directly(_instance: str, workers: tuple[WorkerAddress, ...]) -> tuple[WorkerAddress, ...]:
-    return workers
 
 
 def _nothing_adapted(_model: str) -> FlagSettings:
@@ -70,7 +65,6 @@ class LaunchPlanner:
         adapted: Returns the values of a model that the daemon changed while it serves.
         read_tuned: For tuned profiles that are no files.
         known_workers: What is known of workers; unset: nothing.
-        relayed: Returns where an instance reaches its workers.
     """
 
     def __init__(
@@ -81,7 +75,6 @@ class LaunchPlanner:
         *,
         read_tuned: ReadTuned | None = None,
         known_workers: KnownWorkers | None = None,
-        relayed: Relayed = _directly,
     ) -> None:
         self.adapted = adapted
         self._engine_setting = settings.engine
@@ -95,7 +88,8 @@ class LaunchPlanner:
         self.slot_persistence = slot_persistence(directories, settings.supervisor)
         self.learned = LearnedPrompts(directories.prompts)
         self.workers = ModelWorkers(settings, known_workers or KnownWorkers())
-        self._relayed = relayed
+        self._layer_shares = LayerShares(directories.layer_shares)
+        self._layers: Mapping[str, Mapping[str, int]] = {}
 
     @property
     def instances(self) -> int:
@@ -144,6 +138,12 @@ class LaunchPlanner:
         """Return a planner of the same settings with other adapted values of one model."""
         other = copy.copy(self)
         other.adapted = lambda name: to if name == model else self.adapted(name)
+        return other
+
+    def with_layers(self, model: str, layers: Mapping[str, int]) -> LaunchPlanner:
+        """Return a planner of the same settings with these layers for the workers of one model."""
+        other = copy.copy(self)
+        other._layers = {**self._layers, model: layers}  # noqa: SLF001 (a copy of this one)
         return other
 
     def engine(self) -> Engine:
@@ -197,6 +197,7 @@ class LaunchPlanner:
         entry = replace(entry, workers=self.workers.used_by(entry.name, engine, here))
         under = self.tuned_profiles.profile(entry)
         found = metadata.read(entry.path, cache_dir=cache)
+        entry = replace(entry, split=self._split(entry, found))
         projector = {**under.flags, **entry.flags}.get("mmproj")
         plan = make_plan(
             entry,
@@ -213,6 +214,23 @@ class LaunchPlanner:
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
         warnings = (*plan.warnings, *tuned, *lost, *self.workers.assumed(entry.name))
         return replace(plan, warnings=warnings, lost_workers=lost)
+
+    def _split(self, entry: ModelEntry, found: Gguf) -> str | None:
+        """Return the `--tensor-split` to which the layers of a model were moved, if they were."""
+        names = [one.name for one in entry.workers]
+        layers = self._layers.get(entry.name)
+        if layers is None or layers.keys() != set(names):
+            layers = self._layer_shares.layers(entry.name, names, found.layers)
+        return worker_split(entry.workers, layers) if layers else None
+
+    def shards(self, plan: Plan) -> ShardRun | None:
+        """Begin to measure the workers of a run; None without workers."""
+        plans = shard_plans(plan, self.workers.addresses(plan.model))
+        return ShardRun(plans, self._settings.balance) if plans else None
+
+    @property
+    def balance(self) -> BalanceSettings:
+        return self._settings.balance
 
     def _measured(self, found: Gguf) -> ThreadMeasurement | None:
         is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
@@ -277,8 +295,10 @@ class LaunchPlanner:
         known = ", ".join(self.entries) or "none"
         raise NoSuchModel(f"no model is named {model!r}", hint=f"models: {known}")
 
-    def launch(self, plan: Plan, instance: str) -> Launch:
+    def launch(self, plan: Plan, instance: str, shards: ShardRun | None = None) -> Launch:
         """Make one run of a plan, with a random key and its own socket or port.
+
+        The engine reaches its workers through the relays of `shards`, if there are any.
 
         Raises:
             SettingsInvalid: A warm prompt is missing.
@@ -286,8 +306,7 @@ class LaunchPlanner:
         """
         endpoint = self._endpoint(plan.engine, instance)
         api_key = secrets.token_hex(16)
-        relayed = self._relayed(instance, self.workers.addresses(plan.model))
-        rpc = ",".join(map(str, relayed)) or None
+        rpc = ",".join(map(str, shards.addresses)) if shards else None
         argv = (*_argv(plan, endpoint, rpc), *self.slot_persistence.prepare(plan, instance))
         return Launch(
             argv=argv,
@@ -304,6 +323,7 @@ class LaunchPlanner:
             log_path=make_private(self._directories.log) / f"{instance}.log",
             prompts=self._prompts(plan.model),
             has_prompt_cache=plan.has_prompt_cache,
+            surroundings=shards.serve if shards else nullcontext,
         )
 
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:

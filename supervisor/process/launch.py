@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -57,6 +58,7 @@ class Launch:
         env: The complete environment.
         prompts: To prefill, in this order.
         has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
+        surroundings: What is open from before the spawn until after the exit.
     """
 
     argv: tuple[str, ...]
@@ -67,6 +69,7 @@ class Launch:
     log_path: Path
     prompts: tuple[WarmPrompt, ...] = ()
     has_prompt_cache: bool = False
+    surroundings: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 def clean_environment(

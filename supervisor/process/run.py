@@ -75,15 +75,19 @@ class ProcessRun:
             OSError: The engine cannot be spawned.
             AccessDenied: Its log cannot be written; nothing was spawned.
         """
-        with LogFile(self.launch.log_path) as self._log:
-            self._log.write(self._header())
+        async with self.launch.surroundings():
+            with LogFile(self.launch.log_path) as self._log:
+                return await self._run_child(self._log)
+
+    async def _run_child(self, log: LogFile) -> Exit:
+        log.write(self._header())
+        self._remove_socket()
+        try:
+            self._child = Child.spawn(self.launch)
+            return await self._child.wait(self._on_stdout, self._on_stderr)
+        finally:
+            self._child = None
             self._remove_socket()
-            try:
-                self._child = Child.spawn(self.launch)
-                return await self._child.wait(self._on_stdout, self._on_stderr)
-            finally:
-                self._child = None
-                self._remove_socket()
 
     def request_exit(self) -> str | None:
         """Ask the engine to exit; return by which means, or None if there is no process."""

@@ -18,6 +18,7 @@ from supervisor.flags.trial import TrialSettings
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.limits import InstanceLimits
 from supervisor.settings.adaptive import SlotSettings
+from supervisor.settings.balance import BalanceSettings
 from supervisor.settings.types import (
     Alias,
     Bytes,
@@ -177,6 +178,7 @@ class Settings(BaseSettings):
     )
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()
+    balance: BalanceSettings = BalanceSettings()
     jobs: JobSettings = JobSettings()
     models: dict[ModelName, ModelSettings] = Field(
         default_factory=dict, description="the models, by the name clients use"

@@ -28,13 +28,11 @@ class LoadBalancer:
         self,
         config: LoadBalanceConfig,
         *,
-        shards: Callable[[Sequence[ShardMetrics]], Sequence[Shard]] = lambda found: [
-            Shard(one) for one in found
-        ],
+        shards: Callable[[Sequence[ShardMetrics]], Sequence[Shard]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._shards = shards
+        self._shards = shards or _unlimited
         self._clock = clock
         self._metrics: dict[str, ShardMetrics] = {}
         self._last_eval_s: float | None = None
@@ -74,3 +72,7 @@ class LoadBalancer:
         """Forget all measurements, as after layers were moved."""
         self.register_shards([(one.shard_name, one.layer_count) for one in self._metrics.values()])
         self._last_eval_s = None
+
+
+def _unlimited(metrics: Sequence[ShardMetrics]) -> Sequence[Shard]:
+    return [Shard(one) for one in metrics]

@@ -7,14 +7,14 @@ layers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from supervisor.errors import AccessDenied
 from supervisor.host import json_cache
 from supervisor.host.files import write_atomic
-from supervisor.host.paths import is_ours, make_private
+from supervisor.host.paths import make_private
 
 
 class LayerShares:
@@ -23,12 +23,11 @@ class LayerShares:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def layers(self, model: str, workers: Sequence[str], layers: int) -> tuple[int, ...] | None:
-        """Return the layers of each worker of a model that has this many; None if not usable."""
+    def layers(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
+        """Return the layers by worker of a model that has this many; None if not usable."""
         found = _counts(json_cache.get(self._root, model))
-        if found.keys() != set(workers) or sum(found.values()) != layers:
-            return None
-        return tuple(found[name] for name in workers)
+        is_usable = found.keys() == set(workers) and sum(found.values()) == layers
+        return found if is_usable else None
 
     def write(self, model: str, layers: Mapping[str, int]) -> Path:
         """Replace a model's file; raises AccessDenied."""
@@ -38,19 +37,6 @@ class LayerShares:
         except OSError as error:
             raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
         return path
-
-    def remove(self, model: str) -> bool:
-        """Remove a model's file; return whether there was one. Raises AccessDenied."""
-        path = self._root / f"{model}.json"
-        if not is_ours(self._root):
-            return False
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise AccessDenied(f"cannot remove {path}: {error.strerror}") from error
-        return True
 
 
 def _counts(found: Mapping[str, Any] | None) -> dict[str, int]:

@@ -6,8 +6,9 @@ While one side does not read, the other is not read either, so that no tensor pi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, cast
 
 from supervisor.shards.latency import ComputeTimer
 from supervisor.shards.rpc_requests import RequestReader
@@ -28,9 +29,8 @@ class _Side(asyncio.Protocol):
         self.other: _Side | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=_BUFFER_MAX_BYTES)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self.transport.set_write_buffer_limits(high=_BUFFER_MAX_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (as asyncio calls it)
         self.transport = None
@@ -46,12 +46,12 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def write(self, chunk: bytes) -> None:
-        if self.transport:
+        if self.transport and not self.transport.is_closing():
             self.transport.write(chunk)
 
 
 class EngineSide(_Side):
-    """The connection from the engine; not read before the worker has accepted the other one.
+    """The connection from the engine; read on once the worker has accepted the other one.
 
     Args:
         on_forward: Called with the latency of each pass, in microseconds.
@@ -65,13 +65,12 @@ class EngineSide(_Side):
         self._is_open = is_open
         self._requests = RequestReader()
         self._timer = ComputeTimer()
+        self._early: list[bytes] = []  # what came before the worker accepted; one or two chunks
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._is_open.add(self)
-        assert self.transport
-        self.transport.pause_reading()
         self._connecting = asyncio.get_running_loop().create_task(self._connect_worker())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,12 +82,29 @@ class EngineSide(_Side):
     def data_received(self, data: bytes) -> None:
         if self.other:
             self.other.write(data)
+        else:
+            self._wait_for_worker(data)
+        # The clock of uvloop counts whole milliseconds.
         for _ in range(self._requests.feed(data)):
-            self._timer.asked(asyncio.get_running_loop().time())
+            self._timer.asked(time.monotonic())
+
+    def _wait_for_worker(self, data: bytes) -> None:
+        # Not paused in connection_made, after which uvloop begins to read all the same.
+        self._early.append(data)
+        if self.transport:
+            self.transport.pause_reading()
+
+    def begin(self, worker: _Side) -> None:
+        """The worker has accepted."""
+        self.other = worker
+        worker.write(b"".join(self._early))
+        self._early.clear()
+        if self.transport:
+            self.transport.resume_reading()
 
     def answered(self) -> None:
         """The worker begins to answer, or goes on."""
-        if forwards := self._timer.answered(asyncio.get_running_loop().time()):
+        if forwards := self._timer.answered(time.monotonic()):
             for _ in range(forwards.count):
                 self._on_forward(round(forwards.each_s * _US_PER_S))
 
@@ -103,9 +119,6 @@ class EngineSide(_Side):
                 await self._connect(lambda: _WorkerSide(self))
         except OSError:  # the engine then reports that its worker is gone
             self.abort()
-        else:
-            if self.transport:
-                self.transport.resume_reading()
 
 
 class _WorkerSide(_Side):
@@ -117,7 +130,8 @@ class _WorkerSide(_Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.other, self._engine.other = self._engine, self
+        self.other = self._engine
+        self._engine.begin(self)
         if self._engine.transport is None and self.transport:  # it has gone meanwhile
             self.transport.close()
 

@@ -35,6 +35,7 @@ from supervisor.reload.replace import Replacement, Replacer
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import ModelSettings, Settings
+from supervisor.shards.run import ShardRun
 
 READY = frozenset({State.READY})
 GOOD = (sys.executable, str(FAKE))
@@ -96,7 +97,8 @@ class FakePlanner(LaunchPlanner):
         file = FileVersion(Path("/models/chat.gguf"))
         return LaunchFingerprint(file, (), file, None, {}, self.entry(place.model).args)
 
-    def launch(self, plan: Plan, instance: str) -> Launch:
+    def launch(self, plan: Plan, instance: str, shards: ShardRun | None = None) -> Launch:
+        assert shards is None
         socket = self._runtime / f"{instance}.sock"
         return Launch(
             argv=(

@@ -1,6 +1,6 @@
 """What the comparisons make of measured values."""
 
-from scripts.bench import decode_gaps, demand, device, router
+from scripts.bench import decode_gaps, demand, device, router, shards
 from scripts.bench.overhead_report import Figures, Target, result_of
 
 
@@ -61,3 +61,11 @@ def test_an_answer_is_the_alphabet_or_wrong() -> None:
     assert device.is_alphabet(text)
     assert not device.is_alphabet(text[:-1])
     assert not device.is_alphabet(text.replace("m", "n"))
+
+
+def test_an_estimate_that_does_not_come_true_is_missed() -> None:
+    """seed 000: estimated_speedup"""
+    true, promised = (shards.Round(10, 15, estimated, 4) for estimated in (1.5, 2.5))
+    assert shards.result([true]).missed == []
+    (missed,) = shards.result([promised]).missed
+    assert missed == "0.60 (0.60 to 0.60) of the estimate, within 25 %"

@@ -15,7 +15,13 @@ from fakes.slot_files import manifest
 from proxy.models import PrefillResult
 from supervisor.control import server
 from supervisor.control.client import Client
-from supervisor.control.messages import DaemonStatus, StreamMessage, TrialStatus
+from supervisor.control.messages import (
+    BalanceStatus,
+    DaemonStatus,
+    MovedLayers,
+    StreamMessage,
+    TrialStatus,
+)
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
@@ -37,6 +43,15 @@ CHAT = ReplicaId("chat", 0)
 KILLED = FailureCause("killed", "it was killed", "see dmesg", permanent=False)
 FAILURE = ReplicaFailure(CHAT, KILLED, log_path=None, stays=True)
 RELOADED = ReloadResult(Difference((), (), (CHAT,), ()), ("a note",), (FAILURE,))
+
+MOVED: MovedLayers = {
+    "model": "chat",
+    "before": {"a": 3, "b": 3},
+    "after": {"a": 5, "b": 1},
+    "reason": "b is slow",
+    "estimated_speedup": 1.5,
+    "file": "/data/layers/chat.json",
+}
 
 
 class Service:
@@ -67,6 +82,14 @@ class Service:
 
     def trials(self) -> list[TrialStatus]:
         return []
+
+    def balances(self) -> list[BalanceStatus]:
+        return []
+
+    def balance(self, model: str) -> asyncio.Future[MovedLayers | CorralError]:
+        if model == "even":
+            return self._over("balance", [model], SettingsInvalid("no layer is to be moved"))
+        return self._over("balance", [model], MOVED)
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -319,3 +342,12 @@ def test_a_socket_that_does_not_speak_http_is_a_busy_daemon(path: Path) -> None:
         Client(path).status()
     thread.join()
     listener.close()
+
+
+async def test_layers_are_moved_and_told(service: Service, path: Path) -> None:
+    """seed 000"""
+    assert await asyncio.to_thread(Client(path).balances) == []
+    assert await lines(lambda: Client(path).balance("chat")) == [{"moved": MOVED}]
+    assert service.commands == [("balance", ["chat"])]
+    with pytest.raises(SettingsInvalid, match="no layer is to be moved"):
+        await lines(lambda: Client(path).balance("even"))

@@ -16,9 +16,7 @@ def test_one_pass_takes_until_the_response() -> None:
     assert timer.answered(1.5) is None
 
 
-@given(
-    st.lists(st.floats(0, 10), min_size=1, max_size=20), st.floats(0.001, 10), st.floats(0, 1)
-)
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.floats(0.001, 10), st.floats(0, 1))
 def test_passes_that_wait_for_each_other_are_told_apart(
     pauses_s: list[float], each_s: float, start_s: float
 ) -> None:

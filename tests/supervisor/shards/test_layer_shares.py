@@ -10,16 +10,12 @@ from supervisor.errors import AccessDenied
 from supervisor.shards.layer_shares import LayerShares
 
 
-def test_what_was_written_is_read_in_the_order_of_the_workers(tmp_path: Path) -> None:
+def test_what_was_written_is_read(tmp_path: Path) -> None:
     shares = LayerShares(tmp_path / "layers")
     assert shares.layers("chat", ["a", "b"], 30) is None
     path = shares.write("chat", {"a": 24, "b": 6})
     assert path.stat().st_mode & 0o777 == 0o600
-    assert shares.layers("chat", ["a", "b"], 30) == (24, 6)
-    assert shares.layers("chat", ["b", "a"], 30) == (6, 24)
-    assert shares.remove("chat")
-    assert not shares.remove("chat")
-    assert shares.layers("chat", ["a", "b"], 30) is None
+    assert shares.layers("chat", ["b", "a"], 30) == {"a": 24, "b": 6}
 
 
 def test_shares_of_other_workers_or_another_file_are_not_used(tmp_path: Path) -> None:
@@ -33,8 +29,15 @@ def test_shares_of_other_workers_or_another_file_are_not_used(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"layers": 3}', '{"layers": {"a": 31, "b": -1}}']
-    + ['{"layers": {"a": 29.5, "b": 0.5}}', '{"layers": {"a": true, "b": 29}}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"layers": 3}',
+        '{"layers": {"a": 31, "b": -1}}',
+        '{"layers": {"a": 29.5, "b": 0.5}}',
+        '{"layers": {"a": true, "b": 29}}',
+    ],
 )
 def test_a_file_that_says_something_else_counts_as_missing(tmp_path: Path, text: str) -> None:
     shares = LayerShares(tmp_path / "layers")

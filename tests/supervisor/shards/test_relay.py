@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
+import uvloop
 
 from supervisor.shards.relay import Address, Relay
 
@@ -25,11 +26,30 @@ def ignore(_latency_us: int) -> None:
 
 @asynccontextmanager
 async def worker(serve: Serve) -> AsyncIterator[Address]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    """Serve until the block ends; every connection must have been closed by then."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await serve(reader, writer)
+        await close(writer)
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(handle(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
         server.close()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -41,7 +61,7 @@ async def relayed(
         relay = Relay(await stack.enter_async_context(worker(serve)), on_forward)
         await stack.enter_async_context(relay.serve())
         reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
-        stack.callback(writer.close)
+        stack.push_async_callback(close, writer)
         yield reader, writer
 
 
@@ -49,7 +69,13 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     while chunk := await reader.read(65536):
         writer.write(chunk)
         await writer.drain()
-    writer.close()
+
+
+async def send(writer: asyncio.StreamWriter, size: int) -> None:
+    for _ in range(size // 1024**2):
+        writer.write(bytes(1024**2))
+        async with asyncio.timeout(0.5):
+            await writer.drain()
 
 
 async def assert_closed(reader: asyncio.StreamReader) -> None:
@@ -57,12 +83,20 @@ async def assert_closed(reader: asyncio.StreamReader) -> None:
         assert await reader.read() == b""
 
 
-async def test_bytes_pass_unchanged_in_both_directions() -> None:
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_bytes_pass_unchanged_in_both_directions(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     """seed 000"""
     sent = bytes(range(256)) * 40_000
-    async with relayed(echo) as (reader, writer):
-        writer.write(sent)
-        assert await reader.readexactly(len(sent)) == sent
+
+    async def exchange() -> None:
+        async with relayed(echo) as (reader, writer):
+            writer.write(sent)
+            assert await reader.readexactly(len(sent)) == sent
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(exchange())
 
 
 async def test_a_pass_is_timed_until_the_next_response() -> None:
@@ -73,7 +107,6 @@ async def test_a_pass_is_timed_until_the_next_response() -> None:
         await reader.readexactly(len(COMPUTE + GET_TENSOR))
         asyncio.get_running_loop().call_later(0.05, writer.write, b"answer")
         await reader.read()
-        writer.close()
 
     async with relayed(compute, found.append) as (reader, writer):
         writer.write(COMPUTE + GET_TENSOR)
@@ -94,22 +127,15 @@ async def test_a_response_without_a_pass_is_not_timed() -> None:
 async def test_a_worker_that_does_not_read_stops_the_engine_from_writing() -> None:
     resume = asyncio.Event()
 
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def slow(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await resume.wait()
         while await reader.read(1024**2):
             pass
-        writer.close()
 
     async with relayed(slow) as (_, writer):
-        sent, chunk = 0, bytes(1024**2)
+        # Buffers of four sockets, and one of the relay.
         with pytest.raises(TimeoutError):
-            while True:
-                writer.write(chunk)
-                async with asyncio.timeout(0.5):
-                    await writer.drain()
-                sent += len(chunk)
-        # Buffers of three sockets, and one of the relay.
-        assert sent < 64 * 1024**2
+            await send(writer, 64 * 1024**2)
         resume.set()
         await writer.drain()
 
@@ -129,18 +155,17 @@ async def test_a_worker_that_does_not_listen_closes_the_connection() -> None:
     async with asyncio.timeout(LIMIT_S), relay.serve():
         reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
         await assert_closed(reader)
-        writer.close()
+        await close(writer)
 
 
 async def test_at_its_end_every_connection_is_closed() -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
-    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def wait(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(len(COMPUTE))
         began.set()
         await assert_closed(reader)
         ended.set()
-        writer.close()
 
     async with asyncio.timeout(LIMIT_S), worker(wait) as address:
         relay = Relay(address, ignore)
@@ -150,7 +175,7 @@ async def test_at_its_end_every_connection_is_closed() -> None:
             await began.wait()
         await assert_closed(reader)
         await ended.wait()
-        writer.close()
+        await close(writer)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(relay.address.host, relay.address.port)
 

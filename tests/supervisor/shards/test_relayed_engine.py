@@ -12,6 +12,8 @@ from pathlib import Path
 from socket import create_server
 
 import tiny_gguf
+from corral_cli import until
+from fakes.slow_worker import worker
 
 from supervisor.engines.discover import Engine
 from supervisor.engines.probe import environment
@@ -30,7 +32,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def process(engine: Engine, *argv: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    env = environment(os.environ, engine.library_dirs)
+    env = environment(os.environ, engine.path, engine.library_dirs)
     found = await asyncio.create_subprocess_exec(
         *map(str, argv),
         env=env,
@@ -46,19 +48,6 @@ async def process(engine: Engine, *argv: object) -> AsyncIterator[asyncio.subpro
 
 
 @asynccontextmanager
-async def worker(engine: Engine) -> AsyncIterator[Address]:
-    program, port = engine.path.with_name("ggml-rpc-server"), free_port()
-    async with process(engine, program, "-H", "127.0.0.1", "-p", port, "-t", 1):
-        while True:
-            with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                break
-            await asyncio.sleep(0.01)
-        yield Address("127.0.0.1", port)
-
-
-@asynccontextmanager
 async def head(
     engine: Engine, model: Path, workers: Sequence[Address], split: Sequence[int]
 ) -> AsyncIterator[int]:
@@ -67,8 +56,7 @@ async def head(
     options = ("--port", port, "--rpc", rpc, "--tensor-split", ",".join(map(str, split)))
     fixed = ("--gpu-layers", "all", "--fit", "off", "--threads", 1, "--parallel", 1)
     async with process(engine, engine.path, "--model", model, *options, *fixed):
-        while not await asyncio.to_thread(is_ready, port):
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: is_ready(port))
         yield port
 
 
@@ -103,15 +91,14 @@ async def test_every_pass_of_each_shard_is_measured(engine: Engine, tmp_path: Pa
         expected = await asyncio.to_thread(complete, alone)
         addresses = []
         for one in shards:
-            relay = Relay(await stack.enter_async_context(worker(engine)), one.record)
+            _, rpc_port = stack.enter_context(worker(engine))
+            relay = Relay(Address("127.0.0.1", rpc_port), one.record)
             await stack.enter_async_context(relay.serve())
             addresses.append(relay.address)
         port = await stack.enter_async_context(head(engine, model, addresses, split))
         before = [one.total_forwards for one in shards]
         assert await asyncio.to_thread(complete, port) == expected
-    passes = [
-        one.total_forwards - count for one, count in zip(shards, before, strict=True)
-    ]
+    passes = [one.total_forwards - count for one, count in zip(shards, before, strict=True)]
     # The prompt and each token but the last.
     assert passes == [TOKENS, TOKENS]
     assert all(0 < one.min_latency_us <= one.avg_latency_us <= one.max_latency_us for one in shards)
