@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 
 from proxy.upstream.upstream import Upstream
 from supervisor.flags.plan import ModelEntry, Plan
+from supervisor.fleet.gpu_use import gpu_use
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.instance.instance import Instance
@@ -70,7 +71,7 @@ class Replica:
             aliases=aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
             reports_exit=True,
-            gpu_layers=plan.estimate.layers_offloaded if plan else 0,
+            gpu_layers=gpu_use([plan.estimate]).layers if plan else 0,
             trial_share=trial.share if trial else 0.0,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
         )

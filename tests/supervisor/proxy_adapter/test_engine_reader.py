@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from samples import GIB, GPU, engine, machine, model
+from samples import GPU, engine, machine, model
 
 from proxy.errors import Unavailable
 from proxy.models import GpuUse
@@ -14,11 +14,10 @@ from supervisor.engines.discover import Device
 from supervisor.errors import EngineMissing
 from supervisor.flags.plan import ModelEntry, Plan, make_plan
 from supervisor.flags.profile import load
+from supervisor.fleet.gpu_use import gpu_use
 from supervisor.host.paths import shipped
 from supervisor.instance.states import State
-from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter, gpu_use
-
-WORKER = Device("RPC0", "a worker", 8 * 1024)
+from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 
 
 def planned(*devices: Device, **flags: Any) -> Plan:
@@ -45,25 +44,6 @@ def adapter(*replicas: tuple[Plan | None, State], failure: Exception | None = No
         models={"chat": SimpleNamespace(replicas=made)}, planner=SimpleNamespace(engine=found)
     )
     return EngineReaderAdapter(cast("Any", fleet))
-
-
-def test_layers_and_memory_on_a_gpu_are_those_of_the_plan() -> None:
-    plan = planned(GPU)
-    use = gpu_use([plan.estimate])
-    assert use == GpuUse(31, plan.estimate.devices["Vulkan0"].total, ("Vulkan0",))
-    assert 0 < use.memory_bytes < GIB
-
-
-def test_without_a_device_nothing_is_on_a_gpu() -> None:
-    assert gpu_use([planned().estimate]) == GpuUse()
-    assert gpu_use([]) == GpuUse()
-    assert gpu_use([planned(GPU, **{"gpu-layers": 0}).estimate]) == GpuUse()
-
-
-def test_a_worker_is_no_gpu() -> None:
-    assert gpu_use([planned(WORKER).estimate]) == GpuUse()
-    shared = gpu_use([planned(GPU, WORKER).estimate])
-    assert (shared.layers, shared.devices) == (round(31 * 24 / 32), ("Vulkan0",))
 
 
 def test_the_memory_of_all_ready_instances_counts() -> None:

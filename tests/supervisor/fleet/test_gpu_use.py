@@ -1,0 +1,42 @@
+"""What of a model is on GPUs, by its plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samples import GIB, GPU, engine, machine, model
+
+from proxy.models import GpuUse
+from supervisor.engines.discover import Device
+from supervisor.flags.plan import ModelEntry, Plan, make_plan
+from supervisor.flags.profile import load
+from supervisor.fleet.gpu_use import gpu_use
+from supervisor.host.paths import shipped
+
+WORKER = Device("RPC0", "a worker", 8 * 1024)
+
+
+def planned(*devices: Device, **flags: Any) -> Plan:
+    found = model()
+    entry = ModelEntry("chat", found.path, flags=flags)
+    base = load("base", (shipped("profiles"),))
+    return make_plan(entry, base, engine("b10434", *devices), found, machine(), instances=1)
+
+
+def test_layers_and_memory_on_a_gpu_are_those_of_the_plan() -> None:
+    plan = planned(GPU)
+    use = gpu_use([plan.estimate])
+    assert use == GpuUse(31, plan.estimate.devices["Vulkan0"].total, ("Vulkan0",))
+    assert 0 < use.memory_bytes < GIB
+
+
+def test_without_a_device_nothing_is_on_a_gpu() -> None:
+    assert gpu_use([planned().estimate]) == GpuUse()
+    assert gpu_use([]) == GpuUse()
+    assert gpu_use([planned(GPU, **{"gpu-layers": 0}).estimate]) == GpuUse()
+
+
+def test_a_worker_is_no_gpu() -> None:
+    assert gpu_use([planned(WORKER).estimate]) == GpuUse()
+    shared = gpu_use([planned(GPU, WORKER).estimate])
+    assert (shared.layers, shared.devices) == (round(31 * 24 / 32), ("Vulkan0",))
