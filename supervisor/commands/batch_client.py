@@ -62,9 +62,6 @@ class BatchClient:
         found: list[Object] = self._json("GET", "/v1/batches", params={"limit": _LIST_MAX})["data"]
         return found
 
-    def delete_file(self, file_id: str) -> None:
-        self._json("DELETE", f"/v1/files/{file_id}")
-
     def download(self, file_id: str, path: Path) -> None:
         """Write a file; it is there whole or not at all."""
         with _answers(), self._http.stream("GET", f"/v1/files/{file_id}/content") as response:

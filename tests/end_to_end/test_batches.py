@@ -142,3 +142,20 @@ def test_every_line_has_one_result_whenever_the_daemon_is_killed(
     output = tmp_path / "all.jsonl"
     corral.ok("batch", "show", found["id"], "--output", str(output))
     assert ids(output) == [f"r{i}" for i in range(40)]
+
+
+def test_the_key_comes_from_the_environment(
+    corral: CorralCli, tiny_model: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text('[keys.me]\nkey = "corral-me-1234"\n')
+    proxy = f'[proxy]\nlisten = "127.0.0.1:0"\napi_keys_file = "{keys}"\n'
+    corral.configure(SETTINGS.format(path=tiny_model) + proxy)
+    corral.ok("start")
+    path = write(tmp_path / "some.jsonl", 2)
+    refused = corral("batch", "run", str(path))
+    assert (refused.returncode, "CORRAL_API_KEY" in refused.stderr) == (1, True)
+    corral.env["CORRAL_API_KEY"] = "corral-me-1234"
+    assert corral("batch", "run", str(path)).returncode == 0
+    assert ids(tmp_path / "some.output.jsonl") == ["r0", "r1"]
