@@ -69,7 +69,7 @@ class Counts:
 
 _COUNTERS: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {
     "corral_batch_requests_queued": ("Batch requests that joined.", lambda one: one.total_queued),
-    "corral_batches": ("Batches that began.", lambda one: one.total_batches),
+    "corral_batches_formed": ("Batches that began.", lambda one: one.total_batches),
     "corral_batch_requests_single": (
         "Batch requests that began singly.",
         lambda one: one.total_single,

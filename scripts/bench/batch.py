@@ -1,8 +1,9 @@
 """Compare prompts of one batch with the same one after another, and measure streams beside it.
 
-SmolLM2 with 8 slots. In each round, in an order that alternates: 64 prompts through
-`/v1/batch/completions`, and the same through `/completion` one by one; the first token of an
-interactive stream alone, and of one that is repeated as long as a batch runs. Each prompt is new.
+SmolLM2 with 8 slots. In each round: 64 prompts through `/v1/batch/completions`, and before and
+after them 32 through `/completion` one by one; then the first token of an interactive stream that
+is repeated as long as a batch runs, and before and after it that of a few alone. Each prompt is
+new.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ALONE, BESIDE = "alone", "beside a batch"
 SLOTS: Final = 8
 RATIO_MIN, FIRST_TOKEN_MAX = 2.0, 1.3
 TOKENS, PROMPT_WORDS = 32, 12
-_STREAMS, STREAM_WORDS, STREAM_TOKENS, PAUSE_S = 12, 120, 16, 0.25
+STREAMS, STREAM_WORDS, STREAM_TOKENS, PAUSE_S = 6, 120, 16, 0.25
 SETTINGS = """
 [models.chat]
 path = "{path}"
@@ -49,38 +50,46 @@ class Round:
         self._rng = random.Random(seed)  # noqa: S311 (a workload, no secret)
         self._count = prompts
 
-    async def one_by_one(self) -> float:
-        """Return tokens per second."""
-        prompts, began_at_s, tokens = self._prompts(), time.monotonic(), 0
+    async def speeds(self) -> tuple[float, float]:
+        """Return tokens per second one after another, and of a batch."""
+        before_s = await self._one_by_one(self._count // 2)
+        batch = await self.batch()
+        after_s = await self._one_by_one(self._count // 2)
+        return self._count // 2 * 2 * TOKENS / (before_s + after_s), batch
+
+    async def first_tokens(self) -> tuple[float, float]:
+        """Return the mean time to a stream's first token, in seconds, alone and beside a batch."""
+        before, beside, after = await self._alone(), await self._beside(), await self._alone()
+        return statistics.mean([*before, *after]), statistics.mean(beside)
+
+    async def _one_by_one(self, count: int) -> float:
+        """Return the seconds that so many prompts take."""
+        prompts, began_at_s = self._prompts(count), time.monotonic()
         for prompt in prompts:
-            body = {"prompt": prompt, "n_predict": TOKENS, "ignore_eos": True}
-            answer = await self._post("/completion", {**body, "temperature": 0})
-            tokens += answer["tokens_predicted"]
-        return tokens / (time.monotonic() - began_at_s)
+            body = {"prompt": prompt, "n_predict": TOKENS, "ignore_eos": True, "temperature": 0}
+            await self._post("/completion", body)
+        return time.monotonic() - began_at_s
 
     async def batch(self) -> float:
-        """Return tokens per second."""
-        body = {"prompts": self._prompts(), "max_tokens": TOKENS, "ignore_eos": True}
+        """Return its tokens per second."""
+        body = {"prompts": self._prompts(self._count), "max_tokens": TOKENS, "ignore_eos": True}
         began_at_s = time.monotonic()
         answer = await self._post("/v1/batch/completions", body)
         if any("error" in one for one in answer["results"]):
             raise RuntimeError("a prompt failed")
         return float(answer["stats"]["total_tokens"]) / (time.monotonic() - began_at_s)
 
-    async def alone(self) -> float:
-        """Return the mean time to the first token, in seconds."""
-        return statistics.mean([await self._first_token_s() for _ in range(_STREAMS)])
+    async def _alone(self) -> list[float]:
+        return [await self._first_token_s() for _ in range(STREAMS)]
 
-    async def beside(self) -> float:
-        """Return the mean time to the first token while a batch runs, in seconds."""
-        times = [await self._first_token_s()]  # interactive requests were there before
-        times.clear()
+    async def _beside(self) -> list[float]:
+        times: list[float] = []
         async with asyncio.TaskGroup() as group:
             batch = group.create_task(self.batch())
             await asyncio.sleep(PAUSE_S)
             while not batch.done():
                 times.append(await self._first_token_s())
-        return statistics.mean(times)
+        return times
 
     async def _first_token_s(self) -> float:
         """Stream an answer to its end; return when its first token arrived."""
@@ -100,8 +109,8 @@ class Round:
         await asyncio.sleep(PAUSE_S)
         return first_s
 
-    def _prompts(self) -> list[str]:
-        return [" ".join(self._rng.choices(WORDS, k=PROMPT_WORDS)) for _ in range(self._count)]
+    def _prompts(self, count: int) -> list[str]:
+        return [" ".join(self._rng.choices(WORDS, k=PROMPT_WORDS)) for _ in range(count)]
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         async with self._http.post(path, json=body) as response:
@@ -144,14 +153,12 @@ async def _measure(url: str, prompts: int, repeats: int) -> Result:
     async with session(url) as http:
         for number in range(repeats):
             run = Round(http, number, prompts)
-            steps = [
-                (speeds[ONE_BY_ONE], run.one_by_one),
-                (speeds[BATCH], run.batch),
-                (firsts[ALONE], run.alone),
-                (firsts[BESIDE], run.beside),
-            ]
-            for values, step in steps if number % 2 == 0 else reversed(steps):
-                values.append(await step())
+            for figures, found in (
+                (speeds, await run.speeds()),
+                (firsts, await run.first_tokens()),
+            ):
+                for values, value in zip(figures.values(), found, strict=True):
+                    values.append(value)
     return _result(speeds, firsts)
 
 

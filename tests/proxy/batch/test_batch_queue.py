@@ -137,7 +137,7 @@ def test_the_figures_for_prometheus() -> None:
     samples = [one for family in families for one in family.samples]
     assert {one.name: one.value for one in samples} == {
         "corral_batch_requests_queued_total": 71,
-        "corral_batches_total": 2,
+        "corral_batches_formed_total": 2,
         "corral_batch_requests_single_total": 1,
         "corral_batch_size_mean": 35.0,
         "corral_batch_wait_mean_seconds": 0.25,

@@ -195,7 +195,7 @@ async def test_the_batches_are_counted(proxy: ProxyHarness, socket: Path) -> Non
         "avg_batch_size": 5.0,
     }
     async with proxy.http.get("/metrics") as response:
-        assert 'corral_batches_total{model="chat"} 1.0' in await response.text()
+        assert 'corral_batches_formed_total{model="chat"} 1.0' in await response.text()
 
 
 async def test_other_batch_requests_gather_too_and_streams_stay_streams(
