@@ -103,6 +103,16 @@ PARTS: Final = (
         quick_s=120,
     ),
     Part(
+        "Layers between two workers",
+        "scripts/bench/shards",
+        "A model over two workers, one at a quarter of the other's speed: what is estimated, and "
+        "what moving layers gains.",
+        ("--repeats", "3"),
+        ("--repeats", "1"),
+        full_s=180,
+        quick_s=60,
+    ),
+    Part(
         "Cache affinity",
         "scripts/bench/affinity",
         "Two engines of one thread each: routing by cache against other policies.",
