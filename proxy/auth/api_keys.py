@@ -19,7 +19,8 @@ from aiohttp import web
 from proxy.access_log import Emit
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
 from proxy.errors import ConfigError, Unauthorized
-from proxy.models import ModelInfo
+from proxy.headers import HOP
+from proxy.models import ModelInfo, ModelLoader, without_nodes
 
 # None: the request needs no key.
 KEY: Final[web.RequestKey[Key | None]] = web.RequestKey("key", Key)
@@ -89,6 +90,14 @@ def find(given: str, keys: Iterable[Key]) -> Key | None:
         if hmac.compare_digest(digest, key.digest):
             found = key
     return found
+
+
+def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
+    """The models that the client may see; for another proxy, without nodes."""
+    model_infos = loader.models()
+    if HOP in request.headers:
+        model_infos = without_nodes(model_infos)
+    return visible(model_infos, request[KEY])
 
 
 def visible(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from proxy.auth.api_keys import KEY
@@ -19,6 +18,7 @@ from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.errors import QueueTimeout
 from proxy.generate.sampling import with_model
+from proxy.json_response import json_response
 from proxy.models import EngineReader, GpuUse, ModelLoader, ModelNames
 from proxy.request import client_of, named_model
 from proxy.router.in_flight import InFlightRequest, ServerState
@@ -54,15 +54,15 @@ class EngineEndpoints:
             name = named_model(with_model(members)) or request.query.get("model")
             model = self._names(request).resolve(name).model_info.id
             await self._load(model, share.settings.queue_timeout_s)
-        return _json(warmup_answer(model, self._engine.gpu_use(model)))
+        return json_response(warmup_answer(model, self._engine.gpu_use(model)))
 
     async def status(self, request: web.BaseRequest) -> web.Response:
         infos = self._names(request).model_infos
         uses = [self._engine.gpu_use(info.id) for info in infos]
-        return _json(status_answer(uses, self._batch))
+        return json_response(status_answer(uses, self._batch))
 
     async def runtime(self, _: web.BaseRequest) -> web.Response:
-        return _json(await self._engine.runtime())
+        return json_response(await self._engine.runtime())
 
     async def _load(self, model: str, limit_s: float) -> None:
         try:
@@ -110,7 +110,3 @@ async def _members(request: web.BaseRequest, share: Share) -> dict[str, Any]:
         return {}
     await check_complexity(body, share)
     return await share.run(len(body), lambda: members_of(body))
-
-
-def _json(content: object) -> web.Response:
-    return web.Response(body=orjson.dumps(content), content_type="application/json")

@@ -13,12 +13,12 @@ from proxy.errors import NotFound, quoted
 from proxy.jobs import batch_rows
 from proxy.jobs.access import owner_of
 from proxy.jobs.batch_request import new_batch
-from proxy.jobs.files_endpoint import json_response
 from proxy.jobs.line_runner import Tools
 from proxy.jobs.objects import batch_object, page_object
 from proxy.jobs.queries import limit_of
 from proxy.jobs.records import Batch
 from proxy.jobs.runner import Runner
+from proxy.json_response import json_response
 from proxy.request import client_of
 from proxy.routes import PATH_ID, Routes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from proxy.auth.api_keys import KEY
@@ -19,6 +18,7 @@ from proxy.jobs.records import StoredFile
 from proxy.jobs.runner import Runner
 from proxy.jobs.upload import Upload
 from proxy.jobs.upload_form import read_upload
+from proxy.json_response import json_response
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import PATH_ID, Routes
 
@@ -128,10 +128,6 @@ class FilesEndpoint:
         if found is None:
             raise _missing(file_id)
         return found
-
-
-def json_response(content: object) -> web.Response:
-    return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
 def _missing(file_id: str) -> NotFound:

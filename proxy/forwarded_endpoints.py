@@ -1,0 +1,146 @@
+"""Endpoints that an instance answers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from aiohttp import web
+
+from proxy.access_log import CLIENT_GONE
+from proxy.auth.api_keys import KEY, client_models
+from proxy.batch import completions
+from proxy.batch.batch_queue import gathers
+from proxy.batch.completions import BatchCompletions
+from proxy.body.bodies import Bodies, Share
+from proxy.endpoints import ENDPOINTS
+from proxy.errors import NotLoaded, ProxyError
+from proxy.forward import props
+from proxy.forward.client_response import ClientResponse
+from proxy.forward.forward import Forward
+from proxy.forward.props import PropsResponse, Remembered
+from proxy.generate.translated import TRANSLATED, TranslatedResponse
+from proxy.headers import HOP
+from proxy.metrics.prometheus import Metrics
+from proxy.middleware import ACCESS_RECORD
+from proxy.models import ModelLoader, ModelNames, PromptWarmer
+from proxy.prompt_cache.shared_prefixes import SharedPrefixes
+from proxy.request import ProxyRequest, Translation, client_of, read_request
+from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.routes import Routes
+
+_Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
+
+
+class ForwardedEndpoints:
+    def __init__(  # noqa: PLR0913, PLR0917 (what a request passes through)
+        self,
+        loader: ModelLoader,
+        forward: Forward,
+        server_state: ServerState,
+        metrics: Metrics,
+        warmer: PromptWarmer | None,
+        bodies: Bodies,
+        batches: BatchCompletions,
+    ) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._forward = forward
+        self._server_state = server_state
+        self._metrics = metrics
+        self._warmer = warmer
+        self._bodies = bodies
+        self._shared_prefixes = SharedPrefixes()
+        self._remembered = Remembered()
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(props.PATH, get=self.props)
+        for path in ENDPOINTS["POST"]:
+            routes.add(path, post=functools.partial(self.served_by, self._serve))
+        routes.add(completions.PATH, post=functools.partial(self.served_by, self._batches.serve))
+        for path, response in TRANSLATED.items():
+            routes.add(path, post=functools.partial(self.translated, response))
+
+    async def props(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer `/props`, from memory where its model is not loaded."""
+        model_infos = client_models(self._loader, request)
+        answer = PropsResponse(request, request[ACCESS_RECORD])
+        try:
+            response = await self._answered(request, answer, self._serve)
+        except NotLoaded:
+            found = self._remembered.page(
+                ModelNames(model_infos).resolve(request.query.get("model")).model_info
+            )
+            if found is None:
+                raise
+            answer.record.model = None  # a page of our own is not counted
+            return found
+        if answer.page:
+            model_info = ModelNames(model_infos).resolve(request.query.get("model")).model_info
+            self._remembered.keep(
+                model_info, answer.page, [one.id for one in self._loader.models()]
+            )
+        return response
+
+    async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
+
+    async def translated(
+        self, response: type[TranslatedResponse], request: web.BaseRequest
+    ) -> web.StreamResponse:
+        answer = response(request, request[ACCESS_RECORD])
+        serve = functools.partial(self._serve, translation=answer.translation())
+        return await self._answered(request, answer, serve)
+
+    async def _answered(
+        self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
+    ) -> web.StreamResponse:
+        try:
+            body = self._bodies.share(client_of(request))
+            in_flight = InFlightRequest(self._server_state.in_flight)
+            with in_flight, self._metrics.counting(answer.record), body as share:
+                await serve(request, answer, share, self._names(request))
+        except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
+            answer.record.status = CLIENT_GONE
+        except ProxyError as error:
+            if not answer.has_begun:
+                raise
+            answer.record.status = error.status
+            await answer.abort(error)
+        return answer.response
+
+    def _names(self, request: web.BaseRequest) -> ModelNames:
+        """The models that the client may use; for another proxy, without nodes."""
+        names = self._loader.names()
+        if HOP in request.headers:
+            names = names.local
+        key = request[KEY]
+        return names.visible(key.models) if key else names
+
+    async def _serve(
+        self,
+        request: web.BaseRequest,
+        answer: ClientResponse,
+        share: Share,
+        names: ModelNames,
+        *,
+        translation: Translation | None = None,
+    ) -> None:
+        record = answer.record
+        proxy_request = await read_request(request, record.request_id, names, share, translation)
+        record.model, record.kind = proxy_request.model, proxy_request.kind
+        if gathers(proxy_request):
+            await self._batches.queue.gather(proxy_request.model)
+        await self._forward.handle(proxy_request, answer)
+        if record.status == HTTPStatus.OK:
+            self._learn(proxy_request)
+
+    def _learn(self, proxy_request: ProxyRequest) -> None:
+        """Learn a shared prefix, if that is enabled."""
+        if self._warmer is None or not self._warmer.learns(proxy_request.model):
+            return
+        if prefix := self._shared_prefixes.observe(
+            proxy_request.model, proxy_request.kind, proxy_request.json
+        ):
+            self._warmer.learn(proxy_request.model, prefix)
