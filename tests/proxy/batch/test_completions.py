@@ -145,7 +145,9 @@ async def test_more_than_may_wait_are_refused(proxy: ProxyHarness) -> None:
     await proxy.fake(hold)
     await proxy.open(batch=proxy.settings.batch.model_copy(update={"queue_size": 5}))
     waiting = asyncio.get_running_loop().create_task(post(proxy, prompts=["a"] * 5))
-    await until(lambda: proxy.router.in_flight("chat.1") >= 1)
+    await until(lambda: "chat" in proxy.router.queues())
+    await until(lambda: proxy.router.queues()["chat"].batch == 1)
+    assert proxy.router.in_flight("chat.1") == 2  # the others are in no queue yet
     async with proxy.http.post(PATH, json={"prompts": ["a"] * 5}) as response:
         assert (response.status, response.headers["Retry-After"]) == (429, "1")
         assert (await response.json())["error"]["code"] == "queue_full"
