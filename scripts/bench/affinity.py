@@ -40,7 +40,7 @@ W3 = Workload("W3", applications=1, conversations=48, turns=1, clients=8)
 W4 = Workload("W4")
 W5 = Workload("W5", applications=0, conversations=48, turns=1, clients=8)
 W7 = Workload("W7", conversations=24, turns=3, clients=24)
-W8 = Workload("W8", conversations=24, turns=4, tokens=48, clients=6)
+W8 = Workload("W8", conversations=16, turns=3, tokens=32, clients=6)
 FIRST_SEED = 101
 # Fits 3 of W2's 24 conversations.
 SMALL_CACHE: Mapping[str, object] = {"cache-ram": 32}
@@ -164,10 +164,8 @@ def bench_w8(model: Path, seeds: int, repeats: int) -> Result:
     results = _interleaved([EQUAL, BY_SPEED], model, W8, repeats)
     _show(W8, results)
     p95 = _ratios(results, EQUAL, BY_SPEED, _first_token_p95_s)
-    wall = _ratios(results, EQUAL, BY_SPEED, lambda result: result.wall_s)
     print(f"first token, 95th percentile: equal weights take {_spread(p95)} times as long")
-    goal = f"W8: equal weights take longer ({_spread(wall)} times)"
-    return _result(W8, results, {goal: statistics.median(wall) > 1})
+    return _result(W8, results, {})
 
 
 BENCHES: Mapping[str, Callable[[Path, int, int], Result]] = {
