@@ -27,6 +27,7 @@ from proxy.forward.array import PromptArray, array_of
 from proxy.forward.client_response import RequestWriter, ResponseWriter
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
+from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
 from proxy.models import ModelLoader
@@ -140,6 +141,8 @@ class Forward:
             async with self._router.lease(request, avoid, self._loader) as lease:
                 is_leased = True
                 client_response.leased(lease)
+                if has_chunks(lease):
+                    await PrefillChunks(lease, self._router, self._settings).compute()
                 if not await self._exchange(plan, lease, client_response):
                     await self._exchange(plain(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:

@@ -8,6 +8,7 @@ up the instance, not our memory. Timings and message are read after the bytes we
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -253,6 +254,8 @@ class ResponseRelay:
         await self._client_response.finish(last)
 
     def _learn(self, completion: Completion) -> None:
+        if timings := completion.timings:
+            completion = replace(completion, timings=timings.with_chunks(self._lease.chunked))
         # Before the client has taken the end: a slow one must not keep the slot.
         self._client_response.record.timings = completion.timings
         self._router.finish(self._lease, completion)

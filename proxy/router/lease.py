@@ -84,6 +84,8 @@ class Lease(InFlightRequest):
         position: In the queue when it joined, from 1; 0 if it did not wait.
         slot: The slot that it uses, where the slots of the instance are tracked.
         id_slot: The slot that the request names, or None: the engine chooses.
+        chunked: Sums of the requests that computed parts of its prompt before it; None without.
+        is_paused: Its slot is idle between two of those.
         beside: Leases of the further slots of a request for several completions.
         is_ending: The request is over and the engine may still use the slot.
         is_diverted: Its side of a trial had no slot free.
@@ -116,6 +118,8 @@ class Lease(InFlightRequest):
         self.is_diverted = False
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
+        self.chunked: Timings | None = None
+        self.is_paused = False
         self.verifies_restore = False
         self.beside: tuple[Lease, ...] = ()
         self.is_ending = False
@@ -147,6 +151,13 @@ class Lease(InFlightRequest):
     def is_decoding(self) -> bool:
         """Whether its first token has arrived."""
         return not self.is_ending and (self._first or self).progress.decoded > 0
+
+    def add_chunk(self, timings: Timings, slot: int, total: int) -> None:
+        """Note that a request computed one more part of a prompt of `total` tokens, in a slot."""
+        self.chunked = timings.added_to(self.chunked)
+        self.id_slot = slot
+        done = timings.cached_tokens + timings.prompt_tokens
+        self.progress.set_prompt(done, total, done - self.chunked.prompt_tokens)
 
     def end(self) -> None:
         self.is_ending = True

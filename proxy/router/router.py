@@ -279,6 +279,11 @@ class Router:
         finally:
             self._end(lease)
 
+    def note_chunk(self, lease: Lease) -> None:
+        """Note that one more request for a lease is sent now, to compute a part of its prompt."""
+        if lease.slot:
+            self._prefix_index.slot_map(lease.upstream.name).mark_sent(lease.slot)
+
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
         """Free the slots of a complete response, and learn from it.
 

@@ -107,7 +107,7 @@ class SlotReleaser:
         self, instance: Instance, busy: int | None, free: Callable[[Lease], None]
     ) -> None:
         ending = instance.ending
-        live = len(instance.leases) - len(ending)
+        live = sum(not (one.is_ending or one.is_paused) for one in instance.leases)
         still_busy = 0 if busy is None else min(max(0, busy - live), len(ending))
         idle = ending[: len(ending) - still_busy]
         for lease in idle:

@@ -74,11 +74,24 @@ async def select_slots(lease: Lease, prefix_index: PrefixIndex, settings: ProxyS
             lease.verifies_restore = _looks_in_cache(lease.request) and slot.verifies_restore(
                 lease.request.prompt
             )
+        await _keep_paused(lease, slot_map, settings)
         slot_map.mark_sent(slot)
     for one in lease.beside:
         if tracked := slot_map.reserve(one, None, lease.clock()):
             one.slot = tracked
             slot_map.mark_sent(tracked)
+
+
+async def _keep_paused(lease: Lease, slot_map: SlotMap, settings: ProxySettings) -> None:
+    """Use the slots once more whose prompts pause between two chunks, so that none is taken."""
+    paused = [one for one in lease.instance.leases if one.is_paused and one.slot]
+    if lease.id_slot is not None or not paused:
+        return
+    slots = [one.id_slot for one in paused if one.id_slot is not None]
+    await refresh_slots(lease.upstream, slots, settings)
+    for one in paused:
+        if one.slot:
+            slot_map.mark_sent(one.slot)
 
 
 async def _target_existing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 # Weight of the newest value: the last five make up most of the average.
@@ -52,6 +52,18 @@ class Timings:
             float(decode_ms),
             int(drafted),
             int(accepted),
+        )
+
+    def with_chunks(self, chunked: Timings | None) -> Timings:
+        """Count as computed what earlier requests computed and this one found in the cache."""
+        if chunked is None:
+            return self
+        computed = min(chunked.prompt_tokens, self.cached_tokens)
+        return replace(
+            self,
+            cached_tokens=self.cached_tokens - computed,
+            prompt_tokens=self.prompt_tokens + computed,
+            prompt_ms=self.prompt_ms + chunked.prompt_ms,
         )
 
     def added_to(self, other: Timings | None) -> Timings:

@@ -33,9 +33,6 @@ _CORE_FLOPS: Final = 40e9
 _BATCH_S: Final = 0.5
 _BATCH_MIN: Final = 32
 _BATCH_MAX: Final = 2048
-# How many times smaller a batch is where running streams are to pause shortly: half the pause takes
-# more than half the batch off, because small ones are computed more slowly.
-_PURE_DECODE: Final = 4
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
 _MANY_SLOTS: Final = 8
@@ -61,7 +58,6 @@ class PlanInputs:
     adapted: Settings = field(default_factory=dict)
     measured: ThreadMeasurement | None = None  # None: thread counts are not measured
     ctx_each: int | None = None  # tokens of context that each slot is set to have
-    prefers_pure_decode: bool = False  # running streams pause as shortly as possible
 
     @property
     def cores(self) -> int:
@@ -161,11 +157,7 @@ def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Sett
 
 def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     """Tokens of prompts in one batch, and with them the longest pause of a running stream."""
-    found = _usual_batch_size(inputs, chosen)
-    if inputs.prefers_pure_decode:
-        size = max(_BATCH_MIN, int(found.value) // _PURE_DECODE)
-        reason = f"prefer_pure_decode: a quarter of {found.value}, {found.reason}"
-        found = Setting(size, BATCHING, reason)
+    found = _batch_by_speed(inputs, chosen)
     # One that is not set yet follows the batch size.
     ubatch = positive("ubatch-size", chosen.get("ubatch-size", 1))
     if ubatch > int(found.value):
@@ -173,7 +165,7 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return found
 
 
-def _usual_batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _batch_by_speed(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting(
             _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"

@@ -52,7 +52,7 @@ class BatchingSettings(SettingsTable):
     prefer_pure_decode: bool = Field(
         default=False,
         description="short pauses of running streams before a short time to the first token: "
-        "prompts are computed one at a time and in small batches while others decode",
+        "prompts are computed one at a time and in chunks while others decode",
     )
 
     def settings(self) -> dict[str, Setting]:
@@ -64,9 +64,6 @@ class BatchingSettings(SettingsTable):
         }
         if self.max_context_length is not None:
             given["ctx-size"] = Setting(AUTO, BATCHING)
-        if self.prefer_pure_decode:
-            given = {"ubatch-size": Setting(AUTO, BATCHING), **given}
-            given["batch-size"] = Setting(AUTO, BATCHING)
         return given
 
     def conflicts(self, flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, str]]:

@@ -38,8 +38,7 @@ def test_a_reload_turns_pure_decode_on(corral: CorralCli, tiny_model: Path) -> N
     with urllib.request.urlopen(f"{corral.url}/slots", timeout=10) as response:
         assert [slot["n_ctx"] for slot in json.load(response)] == [512] * 3
     lines = {one["flag"]: one for one in corral.data("plan", "chat")["lines"]}
-    flags = ("--parallel", "--ctx-size", "--batch-size")
-    assert {lines[flag]["origin"] for flag in flags} == {"batching"}
+    assert {lines[flag]["origin"] for flag in ("--parallel", "--ctx-size")} == {"batching"}
 
 
 def test_an_option_that_is_set_twice_is_refused(corral: CorralCli, tiny_model: Path) -> None:

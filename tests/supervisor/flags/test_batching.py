@@ -145,26 +145,12 @@ def test_a_batch_holds_a_whole_micro_batch() -> None:
 
 
 @pytest.mark.parametrize("devices", [(), (GPU,)], ids=["cpu", "gpu"])
-def test_pure_decode_computes_prompts_in_a_quarter_of_the_batch(devices: tuple[Any, ...]) -> None:
-    """seed 001: BatchConfig.prefer_pure_decode."""
+def test_pure_decode_changes_no_batch(devices: tuple[Any, ...]) -> None:
+    """seed 001: BatchConfig.prefer_pure_decode is the proxy's."""
     usual, pure = (
         planned({"prefer_pure_decode": on}, on=engine(devices=devices)) for on in (False, True)
     )
-    assert number(pure, "--batch-size") == number(usual, "--batch-size") // 4
-    assert line(pure, "--batch-size").origin == "batching"
-    assert number(pure, "--ubatch-size") <= number(pure, "--batch-size")
-
-
-def test_pure_decode_wins_over_the_batch_of_a_profile_and_not_over_the_models() -> None:
-    pure = {"prefer_pure_decode": True}
-    assert number(planned(pure, profile="high-throughput"), "--batch-size") < 2048
-    assert number(planned(pure, {"batch-size": 640}), "--batch-size") == 640
-    assert number(planned({**pure, "max_ubatch_tokens": 640}), "--batch-size") == 640
-
-
-def test_an_embedding_model_computes_long_inputs_in_one_piece() -> None:
-    plan = planned({"prefer_pure_decode": True}, {"embedding": True})
-    assert number(plan, "--batch-size") == number(plan, "--ubatch-size") == plan.ctx_size
+    assert pure.lines == usual.lines
 
 
 def test_a_set_context_may_need_a_smaller_cache_type() -> None:
