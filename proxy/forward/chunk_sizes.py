@@ -13,6 +13,8 @@ _MIN_TOKENS: Final = 64
 _MAX_TOKENS: Final = 512
 _WORTH_CHUNKS: Final = 2
 _PAUSE_MAX_S: Final = 1.0
+# The streams also get a token of each pass with a chunk.
+_PAUSE_SHARE: Final = 0.25
 
 
 def chunk_tokens(prefill_tps: float) -> int:
@@ -39,5 +41,5 @@ def rate_tps(chunk: Timings, before_tps: float) -> float:
 
 
 def pause_s(chunk: Timings) -> float:
-    """Return how long the streams then have the engine for themselves: as long as it took."""
-    return min(_PAUSE_MAX_S, chunk.prompt_ms / 1000)
+    """Return how long the streams then have the engine for themselves: a quarter as long."""
+    return min(_PAUSE_MAX_S, _PAUSE_SHARE * chunk.prompt_ms / 1000)

@@ -2,8 +2,9 @@
 
 An engine computes as much of a prompt in one pass as its batch holds, and all streams wait for that
 pass. So on an instance that prefers pure decode, the proxy first sends growing prefixes of the
-prompt, in tokens, to the slot that the request will use, and waits after each as long as it took.
-The request then finds its prefix in the slot. Whatever fails here, the request is sent as it is.
+prompt, in tokens, to the slot that the request will use, and after each leaves the engine to the
+streams for a quarter as long. The request then finds its prefix in the slot. Whatever fails
+here, the request is sent as it is.
 
 Source: llama-server, build 10434: `n_predict` 0 computes a prompt and answers when it is in the
 slot's cache; `/v1/chat/completions` tokenizes what `/apply-template` returns, with special tokens.
@@ -63,16 +64,26 @@ class PrefillChunks:
         tokens = await self._tokens()
         if not (tokens and await self._fits(len(tokens))):
             return
+        try:
+            await self._grow(tokens)
+        finally:
+            self._lease.is_paused = False
+
+    async def _grow(self, tokens: Sequence[int]) -> None:
         done = self._lease.expected_cached
         while self._lease.instance.work.decoding:
             end = next_end(done, len(tokens), self._tps)
-            if end is None or not await self._compute_to(tokens[:end], len(tokens), done):
+            if end is None:
                 return
+            async with self._lease.instance.chunk_turn:  # two chunks would make one long pass
+                if not await self._compute_to(tokens[:end], len(tokens), done):
+                    return
             done = end
 
     async def _compute_to(self, tokens: Sequence[int], total: int, before: int) -> bool:
         """Compute a prefix, then leave the engine to the streams; return whether to go on."""
         lease = self._lease
+        lease.is_paused = False
         self._router.note_chunk(lease)
         answer = await self._post("/completion", _chunk(tokens, lease.id_slot)) or {}
         timings, slot = Timings.read(answer.get("timings")), answer.get("id_slot")
@@ -86,15 +97,9 @@ class PrefillChunks:
         # The first finds what it finds; each later one what the one before it left.
         if not (is_first or timings.cached_tokens >= before):
             return False
-        await self._pause(timings)
+        lease.is_paused = True  # until the next chunk, which may have to wait for its turn
+        await asyncio.sleep(pause_s(timings))
         return True
-
-    async def _pause(self, timings: Timings) -> None:
-        self._lease.is_paused = True
-        try:
-            await asyncio.sleep(pause_s(timings))
-        finally:
-            self._lease.is_paused = False
 
     async def _fits(self, count: int) -> bool:
         """Return whether the slots have room for a prompt; the engine refuses one that is longer."""

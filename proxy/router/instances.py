@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -65,6 +66,7 @@ class Instance:
         is_silent: It does not respond and gets no request that another can take.
         turn: Its place in the order of use; what has a larger weight comes more often.
         bytes_received: Of responses to requests that are over.
+        chunk_turn: Held for a chunk of a prompt, and for the pause after it.
     """
 
     upstream: Upstream
@@ -75,6 +77,7 @@ class Instance:
     bytes_received: int = 0
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
+    chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def activity(self) -> Activity:

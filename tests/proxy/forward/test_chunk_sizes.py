@@ -34,8 +34,8 @@ def test_a_prompt_of_two_chunks_is_not_divided() -> None:
     assert is_worth(241, 800)
 
 
-def test_the_streams_have_the_engine_for_as_long_as_the_chunk_had() -> None:
-    assert pause_s(chunk(100, 130)) == 0.13
+def test_the_streams_have_the_engine_for_a_quarter_as_long_as_the_chunk_had() -> None:
+    assert pause_s(chunk(100, 200)) == 0.05
     assert pause_s(chunk(100, 60_000)) == 1.0
 
 

@@ -212,6 +212,20 @@ async def test_the_end_of_all_streams_ends_the_chunks(proxy: ProxyHarness) -> No
     assert engine.requests[0]["id_slot"] == SLOT
 
 
+async def test_two_prompts_take_turns(proxy: ProxyHarness) -> None:
+    engine = Engine()
+    async with streaming(proxy, engine), asyncio.TaskGroup() as group:
+        instance = proxy.router._instances.get("chat.1")  # noqa: SLF001 (a turn that is held)
+        assert instance
+        async with instance.chunk_turn:
+            client = group.create_task(ask(proxy, **DIVIDED))
+            await until(lambda: len(instance.leases) == 2)
+            await proxy.send()
+            assert not engine.chunks
+        assert await client == 200
+    assert sizes(engine.chunks) == CHUNKS
+
+
 async def test_another_request_does_not_take_the_slot_between_two_chunks(
     proxy: ProxyHarness,
 ) -> None:
