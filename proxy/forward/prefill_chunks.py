@@ -102,7 +102,7 @@ class PrefillChunks:
         return True
 
     async def _fits(self, count: int) -> bool:
-        """Return whether the slots have room for a prompt; the engine refuses one that is longer."""
+        """Return whether the slots have room for a prompt, or the engine refuses it."""
         try:
             slots = await get_slots(self._lease.upstream, self._settings, _STEP_TIMEOUT_S)
         except UpstreamTimeout:

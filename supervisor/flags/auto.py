@@ -58,7 +58,6 @@ class PlanInputs:
     adapted: Settings = field(default_factory=dict)
     measured: ThreadMeasurement | None = None  # None: thread counts are not measured
     ctx_each: int | None = None  # tokens of context that each slot is set to have
-    prefers_pure_decode: bool = False  # running streams pause as shortly as possible
 
     @property
     def cores(self) -> int:
@@ -280,12 +279,9 @@ def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
     )
 
 
-def _spec_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _spec_type(_inputs: PlanInputs, chosen: Chosen) -> Setting:
     if "spec-draft-model" in chosen:
         return Setting("draft-simple", CORRAL, "a draft model is set")
-    if inputs.prefers_pure_decode:
-        reason = "prefer_pure_decode: drafts of all streams would lengthen each pass with a prompt"
-        return Setting("none", BATCHING, reason)
     reason = "without a draft model, repeated text can be predicted"
     return Setting("ngram-mod", CORRAL, reason)
 

@@ -131,7 +131,6 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         adapted={key: replace(one, is_adapted=True) for key, one in adapted.items()},
         measured=measured,
         ctx_each=entry.batching.max_context_length,
-        prefers_pure_decode=entry.batching.prefer_pure_decode,
     )
     settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
     kept, barred = without_conflicts(settings, inputs)

@@ -193,8 +193,8 @@ async def test_a_chunk_whose_connection_closes_is_a_request_that_is_tried_once_m
 
 async def test_a_client_that_leaves_ends_the_chunks_and_frees_the_slot(proxy: ProxyHarness) -> None:
     engine = Engine(hangs=True)
-    async with streaming(proxy, engine):
-        client = asyncio.create_task(ask(proxy, **DIVIDED))
+    async with streaming(proxy, engine), asyncio.TaskGroup() as group:
+        client = group.create_task(ask(proxy, **DIVIDED))
         await until(lambda: bool(engine.chunks))
         client.cancel()
         await engine.left.wait()
@@ -204,8 +204,8 @@ async def test_a_client_that_leaves_ends_the_chunks_and_frees_the_slot(proxy: Pr
 
 async def test_the_end_of_all_streams_ends_the_chunks(proxy: ProxyHarness) -> None:
     engine = Engine()
-    async with streaming(proxy, engine):
-        client = asyncio.create_task(ask(proxy, **DIVIDED))
+    async with asyncio.TaskGroup() as group, streaming(proxy, engine):
+        client = group.create_task(ask(proxy, **DIVIDED))
         await until(lambda: bool(engine.chunks))
     assert await client == 200
     assert len(engine.chunks) < len(CHUNKS)
@@ -215,7 +215,7 @@ async def test_the_end_of_all_streams_ends_the_chunks(proxy: ProxyHarness) -> No
 async def test_two_prompts_take_turns(proxy: ProxyHarness) -> None:
     engine = Engine()
     async with streaming(proxy, engine), asyncio.TaskGroup() as group:
-        instance = proxy.router._instances.get("chat.1")  # noqa: SLF001 (a turn that is held)
+        instance = proxy.router._instances.get("chat.1")
         assert instance
         async with instance.chunk_turn:
             client = group.create_task(ask(proxy, **DIVIDED))
@@ -230,8 +230,8 @@ async def test_another_request_does_not_take_the_slot_between_two_chunks(
     proxy: ProxyHarness,
 ) -> None:
     engine = Engine()
-    async with streaming(proxy, engine):
-        client = asyncio.create_task(ask(proxy, **DIVIDED))
+    async with asyncio.TaskGroup() as group, streaming(proxy, engine):
+        client = group.create_task(ask(proxy, **DIVIDED))
         await until(lambda: any(one.is_paused for one in leases(proxy)))
         assert await ask(proxy, logprobs=True, messages=[{"role": "user", "content": "new"}]) == 200
         assert engine.refreshed == [SLOT]
@@ -239,5 +239,5 @@ async def test_another_request_does_not_take_the_slot_between_two_chunks(
 
 
 def leases(proxy: ProxyHarness) -> Sequence[Any]:
-    instance = proxy.router._instances.get("chat.1")  # noqa: SLF001 (no other sees a pause)
+    instance = proxy.router._instances.get("chat.1")
     return instance.leases if instance else ()
