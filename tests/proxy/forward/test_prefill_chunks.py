@@ -16,7 +16,7 @@ from fakes.upstream import Call
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 LONG = "words " * 400
 TOKENS = 400
-CHUNKS = [64, 164, 264, 364]  # the least first, then what it computes in 150 ms
+CHUNKS = [32, 132, 232, 332]  # the least first, then what it computes in 150 ms
 SLOT = 2
 JSON_FIELD = "Content-Type: application/json"
 DIVIDED = {"messages": [{"role": "user", "content": LONG}], "logprobs": True}
