@@ -33,8 +33,7 @@ def run(path: Path, output: Path | None) -> CommandResult:
     files = _files_of(output or path.with_suffix(".output.jsonl"))
     _check_new(files)
     with BatchClient() as client:
-        uploaded = client.upload(path)
-        batch = client.create(uploaded["id"], endpoint)
+        batch = _created(client, path, endpoint)
         try:
             batch = wait(client, batch, ProgressMeter())
         except KeyboardInterrupt as interrupt:
@@ -73,6 +72,16 @@ def cancel(batch_id: str) -> CommandResult:
 
 
 # A file and its results.
+
+
+def _created(client: BatchClient, path: Path, endpoint: str) -> Object:
+    try:
+        uploaded = client.upload(path)
+        return client.create(uploaded["id"], endpoint)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(
+            f"stopped while {path} was sent", hint="corral batch list shows whether it runs"
+        ) from interrupt
 
 
 def _endpoint(path: Path) -> str:

@@ -92,6 +92,7 @@ def test_ctrl_c_leaves_the_batch_and_says_how_to_go_on(
             ["batch", "run", str(path)], corral.env, tmp_path, {2: err.fileno()}
         )
         until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
+        until(lambda: "batch_" in (tmp_path / "err").read_text())  # it waits for the batch
         command.send_signal(signal.SIGINT)
         assert command.wait(30) == 130
     said = (tmp_path / "err").read_text()
@@ -115,6 +116,7 @@ def test_a_second_ctrl_c_cancels_the_batch(
             ["batch", "run", str(path)], corral.env, tmp_path, {2: err.fileno()}
         )
         until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
+        until(lambda: "batch_" in (tmp_path / "err").read_text())  # it waits for the batch
         command.send_signal(signal.SIGINT)
         until(lambda: "Ctrl-C again" in (tmp_path / "err").read_text())
         command.send_signal(signal.SIGINT)
