@@ -32,7 +32,7 @@ from proxy.router.lease import Lease
 
 PATH: Final = "/v1/batch/completions"
 _ENGINE_PATH: Final = "/completion"
-# Whoever sends a batch waits for all of it; a prompt waits its turn between those of others.
+# A client waits for its whole batch; each prompt queues between those of other requests.
 _QUEUE_TIMEOUT_S: Final = 3600.0
 
 

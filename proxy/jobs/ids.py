@@ -1,4 +1,4 @@
-"""New ids, which nobody can guess."""
+"""New ids, which cannot be guessed."""
 
 from __future__ import annotations
 

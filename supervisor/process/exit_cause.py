@@ -106,7 +106,7 @@ def crashed(returncode: int, requests: int) -> FailureCause:
 
     Ignores the log, which may hold clients' texts.
     """
-    by = _signal_name(-returncode) if returncode < 0 else f"a signal (code {returncode})"
+    by = signal_name(-returncode) if returncode < 0 else f"a signal (code {returncode})"
     many = "a request" if requests == 1 else f"{requests} requests"
     return FailureCause(
         "crashed_at_request",
@@ -235,7 +235,7 @@ def _by_exit(returncode: int | None, last: str) -> FailureCause:
     if returncode is not None and returncode < 0:
         return FailureCause(
             "signalled",
-            f"the engine was ended by {_signal_name(-returncode)}{detail}",
+            f"the engine was ended by {signal_name(-returncode)}{detail}",
             "look at the log; the signal came from outside, or it crashed",
             permanent=False,
         )
@@ -245,7 +245,7 @@ def _by_exit(returncode: int | None, last: str) -> FailureCause:
     )
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return f"{signal.Signals(number).name} (signal {number})"
     except ValueError:

@@ -11,8 +11,8 @@ from supervisor.host.exposure import exposure
 
 LOOPBACK: Final = "127.0.0.1"
 UNPROTECTED: Final = (
-    "its protocol has no authentication and no encryption: whoever reaches it can read the model "
-    "and the texts, and run code"
+    "its protocol has no authentication and no encryption: any program that reaches it can "
+    "read the model and the texts, and run code"
 )
 
 

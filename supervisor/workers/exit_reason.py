@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from typing import Final
 
 from supervisor.process.child import Exit
-from supervisor.process.exit_cause import FailureCause
+from supervisor.process.exit_cause import FailureCause, signal_name
 from supervisor.process.exit_patterns import LogPattern
 from supervisor.workers.address import WorkerAddress
 
+_OTHER_PORT: Final = (
+    "name another port, or 0 for any; `ip address` lists the addresses of this machine"
+)
 # Source: tools/rpc/rpc-server.cpp and ggml-rpc.cpp, build 10434. The exit code says nothing: a
 # worker that cannot listen ends with 0.
 _PATTERNS: Final = (
@@ -24,7 +26,7 @@ _PATTERNS: Final = (
         "port_in_use",
         r"Failed to create server socket",
         "it cannot listen: the port is taken, or the address is not this machine's",
-        "name another port, or 0 for any; `ip address` lists the addresses of this machine",
+        _OTHER_PORT,
         permanent=False,
     ),
     LogPattern(
@@ -49,7 +51,7 @@ def not_listening(address: WorkerAddress, error: OSError) -> FailureCause:
     return FailureCause(
         "port_in_use",
         f"it cannot listen on {address}: {(error.strerror or str(error)).lower()}",
-        "name another port, or 0 for any; `ip address` lists the addresses of this machine",
+        _OTHER_PORT,
         permanent=False,
     )
 
@@ -66,7 +68,4 @@ def never_listened(limit_s: float) -> FailureCause:
 def _how(end: Exit) -> str:
     if end.signal is None:
         return f"it ended with code {end.code}"
-    try:
-        return f"it was ended by {signal.Signals(end.signal).name} (signal {end.signal})"
-    except ValueError:
-        return f"it was ended by signal {end.signal}"
+    return f"it was ended by {signal_name(end.signal)}"

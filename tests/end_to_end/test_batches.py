@@ -2,11 +2,14 @@
 
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from corral_cli import CorralCli, until
+from fork_server import Fork
 
 SETTINGS = """
 [models.tiny]
@@ -80,20 +83,27 @@ def test_what_is_no_file_of_requests_is_told_with_an_example(
     assert corral("batch", "run", str(tmp_path)).returncode == 1
 
 
+@contextmanager
+def interrupted(corral: CorralCli, model: Path, directory: Path) -> Iterator[Fork]:
+    """`corral batch run` after Ctrl-C, while it waits for the batch; it writes into `err`."""
+    corral.configure(SETTINGS.format(path=model))
+    corral.ok("start")
+    path = write(directory / "some.jsonl", 4, max_tokens=3000)
+    assert corral.fork_server
+    with (directory / "err").open("wb") as err:
+        command = corral.fork_server.start(
+            ["batch", "run", str(path)], corral.env, directory, {2: err.fileno()}
+        )
+        until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
+        until(lambda: "batch_" in (directory / "err").read_text())
+        command.send_signal(signal.SIGINT)
+        yield command
+
+
 def test_ctrl_c_leaves_the_batch_and_says_how_to_go_on(
     corral: CorralCli, slow_model: Path, tmp_path: Path
 ) -> None:
-    corral.configure(SETTINGS.format(path=slow_model))
-    corral.ok("start")
-    path = write(tmp_path / "some.jsonl", 4, max_tokens=3000)
-    assert corral.fork_server
-    with (tmp_path / "err").open("wb") as err:
-        command = corral.fork_server.start(
-            ["batch", "run", str(path)], corral.env, tmp_path, {2: err.fileno()}
-        )
-        until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
-        until(lambda: "batch_" in (tmp_path / "err").read_text())  # it waits for the batch
-        command.send_signal(signal.SIGINT)
+    with interrupted(corral, slow_model, tmp_path) as command:
         assert command.wait(30) == 130
     said = (tmp_path / "err").read_text()
     found = batch(corral)
@@ -107,17 +117,7 @@ def test_ctrl_c_leaves_the_batch_and_says_how_to_go_on(
 def test_a_second_ctrl_c_cancels_the_batch(
     corral: CorralCli, slow_model: Path, tmp_path: Path
 ) -> None:
-    corral.configure(SETTINGS.format(path=slow_model))
-    corral.ok("start")
-    path = write(tmp_path / "some.jsonl", 4, max_tokens=3000)
-    assert corral.fork_server
-    with (tmp_path / "err").open("wb") as err:
-        command = corral.fork_server.start(
-            ["batch", "run", str(path)], corral.env, tmp_path, {2: err.fileno()}
-        )
-        until(lambda: (one := batch(corral)) and one["status"] == "in_progress")
-        until(lambda: "batch_" in (tmp_path / "err").read_text())  # it waits for the batch
-        command.send_signal(signal.SIGINT)
+    with interrupted(corral, slow_model, tmp_path) as command:
         until(lambda: "Ctrl-C again" in (tmp_path / "err").read_text())
         command.send_signal(signal.SIGINT)
         assert command.wait(30) == 130
