@@ -1,9 +1,10 @@
 """Compare prompts of one batch with the same one after another, and measure streams beside it.
 
-SmolLM2 with 8 slots. In each round: 64 prompts through `/v1/batch/completions`, and before and
-after them 32 through `/completion` one by one; then the first token of an interactive stream that
-is repeated as long as a batch runs, and before and after it that of a few alone. Each prompt is
-new.
+SmolLM2 with 8 slots, those of two replicas unless told otherwise, each with as many threads as
+decode fastest (`corral plan`). In each round: 64 prompts through `/v1/batch/completions`, and
+before and after them 32 through `/completion` one by one; then the first token of an interactive
+stream that is repeated as long as a batch runs, and before and after it that of a few alone. Each
+prompt is new.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ STREAMS, STREAM_WORDS, STREAM_TOKENS, PAUSE_S = 6, 120, 16, 0.25
 SETTINGS = """
 [models.chat]
 path = "{path}"
+replicas = {replicas}
 flags = {{ parallel = {slots}, ctx-size = {ctx} }}
 """
 
@@ -123,12 +125,15 @@ def main() -> int:
     """Print the figures; return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
+    parser.add_argument(
+        "--replicas", type=int, choices=(1, 2, 4), default=2, help="that share the 8 slots"
+    )
     parser.add_argument("--quick", action="store_true", help="one round of 16 prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     model = download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
     prompts, repeats = (16, 1) if options.quick else (64, options.repeats)
-    with _serving(model) as corral:
+    with _serving(model, options.replicas) as corral:
         found = asyncio.run(_measure(corral.url, prompts, repeats))
     _print(found)
     found.write(options.json)
@@ -136,10 +141,13 @@ def main() -> int:
 
 
 @contextmanager
-def _serving(model: Path) -> Iterator[CorralCli]:
+def _serving(model: Path, replicas: int) -> Iterator[CorralCli]:
+    slots = SLOTS // replicas
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        corral = CorralCli(Path(home))
-        corral.configure(SETTINGS.format(path=model, slots=SLOTS, ctx=SLOTS * 1024))
+        corral = CorralCli(Path(home), measure_threads=True)
+        corral.configure(
+            SETTINGS.format(path=model, replicas=replicas, slots=slots, ctx=slots * 1024)
+        )
         corral.ok("start")
         try:
             yield corral

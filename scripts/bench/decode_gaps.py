@@ -37,7 +37,7 @@ STREAM_TOKENS: Final = 1200
 PROMPT_WORDS: Final = 2400  # more tokens than are taken of them
 PROMPT_TOKENS: Final = 2000
 ANSWER_TOKENS: Final = 8
-# No thread counts are measured and nothing adapts, so that every daemon runs the same.
+# Nothing adapts, so that every daemon runs the same.
 SETTINGS: Final = """
 [models.m]
 path = "{model}"
@@ -88,7 +88,7 @@ def main() -> int:
 
 def _measure(model: Path, name: str, seed: int, prompts: int, every_s: float) -> Seen:
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        corral = CorralCli(Path(home))
+        corral = CorralCli(Path(home), measure_threads=True)
         corral.configure(SETTINGS.format(model=model, pure=str(name == PURE).lower()))
         try:
             corral.ok("start")
