@@ -18,8 +18,14 @@ from supervisor.host.paths import directories
 # start. Source: POSIX shell, "Asynchronous Lists".
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A machine that does other work takes long for any example; what hangs meets the limit of its test.
+_PATIENT = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("patient", _PATIENT)
 # More examples for the properties: pytest --hypothesis-profile thorough
-hypothesis.settings.register_profile("thorough", max_examples=1000)
+hypothesis.settings.register_profile("thorough", _PATIENT, max_examples=1000)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ async def _greet(process: Worker) -> None:
         return
     offered = ", ".join(size(one.total_mib * 1024**2) for one in found.devices)
     write(
-        f"worker ready at {found.address} ({offered}); to use it, in corral.toml:\n"
+        f"worker ready at {found.address} ({offered or 'in use'}); to use it, in corral.toml:\n"
         f'  [workers.NAME]\n  address = "{found.address}"'
     )
 

@@ -1,7 +1,8 @@
 """One worker on this machine, started again whenever it ends.
 
-It is asked what it offers until it answers once. From then on it is ready as long as its process
-lives: a question would keep the engine out that uses it.
+It is asked what it offers until it answers once, or an engine has connected, which keeps our
+question out. From then on it is ready as long as its process lives: a question would keep the
+engine out that uses it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Worker:
     Args:
         make_launch: Returns the launch of a run, in a thread; may raise CorralError.
         probe: Asks it for its devices, in a thread; raises WorkerUnreachable.
-        on_end: Called when one that was ready has ended.
+        on_end: Called when its process has ended; an engine may have used it before it answered us.
     """
 
     def __init__(
@@ -88,7 +89,16 @@ class Worker:
 
     def snapshot(self) -> WorkerSnapshot:
         pid = self._run.pid if self._run else None
-        return replace(self._snapshot, pid=pid, restarts=max(0, self._runs - 1))
+        found = replace(self._snapshot, pid=pid, restarts=max(0, self._runs - 1))
+        if found.state == "starting" and self._has_accepted:
+            return replace(found, state="ready", cause=None)
+        return found
+
+    @property
+    def _has_accepted(self) -> bool:
+        """Whether it has accepted a connection: ours, or that of an engine."""
+        run = self._run
+        return bool(run and run.pid and _ACCEPTED in run.last_lines(_LINES_TO_JUDGE))
 
     @property
     def is_used(self) -> bool:
@@ -151,8 +161,7 @@ class Worker:
                     await asyncio.sleep(pause_s)
                     devices = await self._ask()
                     # An engine that is connected already keeps our question out.
-                    listens = devices or _ACCEPTED in run.last_lines(_LINES_TO_JUDGE)
-                    if listens and run.pid is not None:
+                    if run.pid is not None and (devices or self._has_accepted):
                         self._note_ready(run.pid, devices)
                         return True
                     pause_s = min(2 * pause_s, _LAST_PROBE_S)
@@ -190,6 +199,5 @@ class Worker:
             log = str(self._snapshot.log_path) if self._snapshot.log_path else None
             self._emit("worker.failed", reason=cause.sentence, hint=cause.hint, log=log)
         self._settled.set()
-        if self._ready_at_s is not None:
-            self._on_end()
+        self._on_end()
         return not cause.permanent

@@ -78,8 +78,8 @@ def test_seed_000_a_model_split_over_two_workers_answers_as_one_alone(
     corral.configure(LOCAL + model("plain", tiny_model) + split)
     corral.ok("start")
     assert answer(corral, "split") == answer(corral, "plain")
+    until(lambda: [one["state"] for one in workers(corral).values()] == ["ready", "ready"])
     found = workers(corral)
-    assert [one["state"] for one in found.values()] == ["ready", "ready"]
     assert [one["models"] for one in found.values()] == [["split"], ["split"]]
     words = words_of(corral, "split.0")
     assert len(words[words.index("--rpc") + 1].split(",")) == 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
@@ -242,7 +242,6 @@ def unfussy(schedule: list[tuple[str, object]]) -> list[tuple[str, object]]:
 
 
 @given(schedules)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nobody_is_lost_and_no_slot_is_held_twice(schedule: list[tuple[str, object]]) -> None:
     world = world_with("least-busy")
     world.is_strict = True
@@ -250,14 +249,12 @@ def test_nobody_is_lost_and_no_slot_is_held_twice(schedule: list[tuple[str, obje
 
 
 @given(schedules)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nobody_is_lost_on_the_way_home_either(schedule: list[tuple[str, object]]) -> None:
     world = world_with("affinity")
     run_in_virtual_time(live(world, schedule))
 
 
 @given(schedules)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_slot_is_not_given_away_while_the_engine_still_uses_it(
     schedule: list[tuple[str, object]],
 ) -> None:
@@ -267,7 +264,6 @@ def test_a_slot_is_not_given_away_while_the_engine_still_uses_it(
 
 
 @given(schedules)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_clients_requests_keep_their_order(schedule: list[tuple[str, object]]) -> None:
     # One slot, so that most of them wait; being put back by a withdrawal may change the order.
     world = world_with("least-busy")

@@ -167,7 +167,6 @@ KEYS = st.sampled_from(
 @pytest.mark.usefixtures("cache")
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
@@ -181,7 +180,7 @@ def test_settings_of_any_values_are_read_or_rejected(
     assert run_command("config show", lambda: config.show_settings(path), as_json=True) in {0, 78}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_rejected(content: bytes) -> None:
     for prefix in (b"", b"[keys.a]\n", b"[models.m]\n", b"a = "):

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 from fakes.instance_harness import PATIENT, is_gone
 
-from supervisor.engines.discover import Engine
+from supervisor.engines.discover import Device, Engine
+from supervisor.errors import WorkerUnreachable
 from supervisor.events import EventStream
 from supervisor.host.paths import Directories
 from supervisor.workers.address import WorkerAddress, free_port
@@ -25,17 +27,28 @@ from supervisor.workers.worker import Worker
 
 
 class Served:
-    def __init__(self, engine: Engine, home: Path, device: str | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        home: Path,
+        device: str | None = None,
+        ask: Callable[[], tuple[Device, ...]] | None = None,
+    ) -> None:
+        self.ends = 0
         self.address = WorkerAddress("a", "127.0.0.1", free_port())
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         options = WorkerOptions("127.0.0.1", self.address.port, threads=1, device=device)
         self.worker = Worker(
             self.address,
             lambda: worker_launch(engine, "a", options, Directories(*[home] * 5)).launch,
-            functools.partial(probe, engine, self.address, 0.5),
+            ask or functools.partial(probe, engine, self.address, 0.5),
             PATIENT,
             EventStream(lambda event: self.events.append((event.name, event.fields))).emit,
+            self._note_end,
         )
+
+    def _note_end(self) -> None:
+        self.ends += 1
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[Worker]:
@@ -80,6 +93,38 @@ async def test_a_killed_worker_comes_back_at_the_same_address(
     (ended,) = served.emitted("worker.exited")
     assert ended["signal"] == signal.SIGKILL
     assert "SIGKILL" in ended["reason"]
+
+
+async def test_a_worker_that_an_engine_uses_is_ready_although_our_question_waits(
+    engine: Engine, tmp_path: Path
+) -> None:
+    is_over = threading.Event()
+
+    def wait() -> tuple[Device, ...]:
+        is_over.wait(20)
+        raise WorkerUnreachable("another engine uses it")
+
+    served = Served(engine, tmp_path, ask=wait)
+    try:
+        async with served.up() as worker:
+            await served.until(lambda: _is_connected(served.address))
+            await served.until(lambda: worker.snapshot().state == "ready")
+            pid = worker.snapshot().pid
+            assert pid
+            os.kill(pid, signal.SIGKILL)
+            await served.until(lambda: served.ends)  # the engine is told that its worker has ended
+            is_over.set()
+    finally:
+        is_over.set()
+
+
+def _is_connected(address: WorkerAddress) -> bool:
+    """Connect as an engine does, and leave."""
+    try:
+        socket.create_connection((address.host, address.port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 async def test_a_client_that_leaves_before_its_answer_does_not_kill_it(
