@@ -138,8 +138,9 @@ class ProxySettings(SettingsTable):
     )
     allowed_origins: tuple[Text, ...] = Field(
         (),
-        description="origins whose web pages may send requests, besides the local ones; "
-        "one * may stand in the host, as in https://*.example.com",
+        description="origins that may send requests, besides the local ones: web pages, browser "
+        "extensions (chrome-extension://ID), apps (capacitor://localhost); one * may stand in the "
+        "host, as in https://*.example.com",
     )
     allowed_hosts: tuple[Text, ...] = Field(
         (),

@@ -32,7 +32,9 @@ _LOCAL_ORIGIN: Final = (
 )
 # Sandboxed frames and redirects of any site send "null".
 _OPAQUE: Final = frozenset({"null", "file://"})
-_ORIGIN: Final = re.compile(rf"[a-z][a-z0-9+.-]*://(?:[A-Za-z0-9._*-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
+_ORIGIN: Final = re.compile(
+    rf"[a-z][a-z0-9+.-]{{0,63}}://(?:[A-Za-z0-9._*-]{{1,253}}|\[[0-9A-Fa-f:]{{2,39}}\]){_PORT}"
+)
 _HOST: Final = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
 _PREFLIGHT_AGE_S: Final = 600
 _FIELD_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{0,4096}")
@@ -60,9 +62,7 @@ class OriginPolicy:
             )
         origin = request.headers.get("Origin")
         if origin is not None and not self._origins.fullmatch(origin):
-            raise Forbidden(
-                f"Origin {quoted(origin)} is not allowed; add it to allowed_origins under [proxy]"
-            )
+            raise Forbidden(f"Origin {quoted(origin)} is not allowed{_how_to_allow(origin)}")
         if origin is None and "Sec-Fetch-Site" in request.headers and _is_cross_site(request):
             raise Forbidden(
                 "cross-site requests without an Origin are not allowed; enter the address by hand, "
@@ -152,11 +152,20 @@ def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
         if origin not in _OPAQUE and (not _ORIGIN.fullmatch(origin) or origin.count("*") > 1):
             raise ConfigError(
                 f"proxy.allowed_origins: {origin!r} is not a valid origin",
-                'use SCHEME://HOST[:PORT] without a path: "https://chat.example.com"; '
-                "the host may contain one *",
+                'use SCHEME://HOST[:PORT] without a path: "https://chat.example.com", '
+                '"chrome-extension://ID"; the host may contain one *',
             )
     patterns = (re.escape(origin).replace(r"\*", r"[A-Za-z0-9._-]+") for origin in named)
     return re.compile("|".join((_LOCAL_ORIGIN, *patterns)), re.IGNORECASE)
+
+
+def _how_to_allow(origin: str) -> str:
+    """A clause for an error; empty for what no setting allows."""
+    if origin not in _OPAQUE and ("*" in origin or not _ORIGIN.fullmatch(origin)):
+        return ""
+    shared = "; pages of any site can send it" if origin in _OPAQUE else ""
+    line = f'allowed_origins = ["{origin}"]'
+    return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"
 
 
 def _is_cross_site(request: web.BaseRequest) -> bool:

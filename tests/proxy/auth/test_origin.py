@@ -1,6 +1,7 @@
 """Which origins and hosts are allowed."""
 
 import socket
+import tomllib
 
 import pytest
 from fakes.proxy_harness import ProxyHarness
@@ -206,6 +207,46 @@ async def test_configured_origins_are_allowed(proxy: ProxyHarness) -> None:
             assert response.headers.get("Access-Control-Allow-Origin") == (
                 origin if status == 200 else None
             )
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "chrome-extension://ojopnmebhacfajjmldcnbkgflkihlfnp",
+        "moz-extension://0f2d5a36-7b41-4c19-9c1e-5d0a8e6f3b27",
+        "safari-web-extension://7D4C2F8E-1B3A-4E5D-9F60-A1B2C3D4E5F6",
+        "capacitor://localhost",
+        "ionic://localhost",
+        "https://chat.example.com:8443",
+        "null",
+    ],
+)
+async def test_a_refused_origin_is_allowed_by_the_line_that_the_error_gives(
+    proxy: ProxyHarness, origin: str
+) -> None:
+    headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+    async with proxy.http.get("/health", headers=headers) as response:
+        assert response.status == 403
+        message = (await response.json())["error"]["message"]
+    line = message.partition("write ")[2].partition(" under [proxy]")[0]
+    await proxy.open(allowed_origins=tuple(tomllib.loads(line)["allowed_origins"]))
+    async with proxy.http.get("/health", headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["Access-Control-Allow-Origin"] == origin
+    asks = {**headers, "Access-Control-Request-Method": "POST"}
+    async with proxy.http.options("/v1/chat/completions", headers=asks) as response:
+        assert response.status == 204
+    async with proxy.http.get("/health", headers={"Origin": f"{origin}x"}) as response:
+        assert response.status == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://*.example", "https://a/b", 'https://a"]', "x", f"https://{'a' * 300}"]
+)
+async def test_no_line_is_given_for_an_invalid_origin(proxy: ProxyHarness, origin: str) -> None:
+    async with proxy.http.get("/health", headers={"Origin": origin}) as response:
+        assert response.status == 403
+        assert "allowed_origins" not in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(
