@@ -208,3 +208,17 @@ def newest_flags() -> Flags:
     """The options of the newest recorded build."""
     *_, newest = recorded_builds().values()
     return parse(newest.read_text("utf-8"))
+
+
+def recorded_flag(name: str) -> Flag | None:
+    """The option of this name in the newest recorded build that has it."""
+    if (flag := newest_flags().find(name)) or plain(name) not in recorded_names():
+        return flag
+    return _recorded_flags()[plain(name)]
+
+
+@functools.cache
+def _recorded_flags() -> Mapping[str, Flag]:
+    builds = (parse(path.read_text("utf-8")) for path in recorded_builds().values())
+    entries = (entry for build in builds for entry in build.entries)
+    return {name.lstrip("-"): entry for entry in entries for name in entry.names}

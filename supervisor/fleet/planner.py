@@ -22,6 +22,7 @@ from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model
 from supervisor.flags.adapted_slots import SLOTS
+from supervisor.flags.file_paths import check_files
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.thread_speeds import ThreadMeasurement
@@ -211,6 +212,7 @@ class LaunchPlanner:
             adapted=adapted,
             measured=None if entry.workers else self._measured(found),
         )
+        check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
         warnings = (*plan.warnings, *tuned, *lost, *self.workers.assumed(entry.name))
         return replace(plan, warnings=warnings, lost_workers=lost)

@@ -14,6 +14,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from proxy.config.toml_text import DEPTH_MAX, is_deeper
 from supervisor.errors import SettingsInvalid
+from supervisor.flags.file_paths import absolute
 from supervisor.host.files import NotRegular, expanded, stat_regular
 from supervisor.host.toml_file import read_toml
 from supervisor.output import warn
@@ -183,8 +184,11 @@ def _resolved(settings: Settings, base: Path) -> Settings:
     """Join relative paths to a directory, and complete the models' restart policies."""
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
+        trial = model.trial
         update = {
             "path": base / model.path,
+            "flags": absolute(model.flags, base),
+            "trial": trial and trial.model_copy(update={"flags": absolute(trial.flags, base)}),
             "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
             "restart": settings.restart_policy(name),

@@ -42,6 +42,19 @@ def test_read_only_commands_show_something(
     assert said in configured.ok(*words)
 
 
+def test_config_check_looks_at_the_files_of_flags(corral: CorralCli, tiny_model: Path) -> None:
+    flags = "[models.tiny.flags]\nchat-template-file = 'agent.jinja'\n"
+    corral.configure(f"[models.tiny]\npath = '{tiny_model}'\n{flags}")
+    failed = corral("config", "check")
+    missing = corral.root / "config" / "agent.jinja"
+    assert failed.returncode == 78
+    assert f"models.tiny.flags.chat-template-file: {missing} does not exist" in failed.stderr
+    assert "the directory of the settings file" in failed.stderr
+    missing.write_text("{{ messages[0].content }}")
+    assert "models: tiny" in corral.ok("config", "check")
+    assert str(missing) in corral.ok("plan", "tiny")
+
+
 def test_the_metadata_of_a_gguf_file_is_shown(corral: CorralCli, tiny_model: Path) -> None:
     assert "llama" in corral.ok("model", "show", str(tiny_model))
     assert corral.data("model", "show", str(tiny_model))["architecture"] == "llama"

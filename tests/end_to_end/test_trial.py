@@ -107,7 +107,8 @@ def test_a_trial_that_does_not_start_harms_nobody(corral: CorralCli, configure: 
     refused = corral("reload")
     assert refused.returncode == 78
     assert "profile 'nothing' not found" in refused.stderr
-    configure(TRIAL + 'flags = { chat-template-file = "/nothing.jinja" }\n')
+    (corral.root / "config" / "broken.jinja").write_text("{% if %}")
+    configure(TRIAL + 'flags = { chat-template-file = "broken.jinja" }\n')
     assert corral("reload").returncode == 1
     assert all(converse(corral, f"question {number}", 1) for number in range(6))
     (found,) = corral.data("trial")

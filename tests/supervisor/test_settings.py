@@ -78,6 +78,15 @@ def test_paths_are_relative_to_the_settings_file(tmp_path: Path) -> None:
     assert read(CHAT).settings.models["chat"].path == tmp_path / "chat.gguf"
 
 
+def test_paths_of_flags_are_relative_to_the_settings_file(tmp_path: Path) -> None:
+    trial = "[models.chat.trial]\nshare = 0.5\nflags = { lora = 'b.gguf' }\n"
+    flags = "[models.chat.flags]\nmmproj = 'a.gguf'\npoll = 3\n"
+    chat = read(CHAT + flags + trial).settings.models["chat"]
+    assert chat.flags == {"mmproj": f"{tmp_path}/a.gguf", "poll": 3}
+    assert chat.trial
+    assert chat.trial.flags == {"lora": f"{tmp_path}/b.gguf"}
+
+
 def test_a_home_directory_is_expanded() -> None:
     found = read('engine = "~/llama-server"\n').settings.engine
     assert found == Path.home() / "llama-server"
