@@ -33,7 +33,7 @@ def plain(
     libraries = ":".join(map(str, engine.library_dirs))
     with (log or Path(os.devnull)).open("wb") as output:
         process = subprocess.Popen(
-            [engine.path, "--port", str(port), *words],
+            [*engine.command, "--port", str(port), *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

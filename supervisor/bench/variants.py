@@ -38,7 +38,7 @@ class VariantSpec:
         """The command line, without the address it listens on."""
         words = [(line.flag, line.value) for line in self.plan.lines]
         return (
-            str(self.plan.engine.path),
+            *self.plan.engine.command,
             *(word for pair in words for word in pair if word is not None),
         )
 

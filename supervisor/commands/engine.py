@@ -57,13 +57,14 @@ def _load(config: Path | None) -> Engine:
 
 
 def _row(one: FoundEngine) -> tuple[str, ...]:
-    path, source = str(one.candidate.path), one.candidate.source
+    source = one.candidate.source
     if one.engine is None:
-        return ("broken", source, "-", path)
+        return ("broken", source, "-", str(one.candidate.path))
+    command = " ".join(one.engine.command)
     devices = ", ".join(
         f"{device.name} {size(device.total_mib << 20)}" for device in one.engine.devices
     )
-    return (str(one.engine.build or "?"), source, devices or "CPU only", path)
+    return (str(one.engine.build or "?"), source, devices or "CPU only", command)
 
 
 def _notes(one: FoundEngine) -> list[str]:
@@ -76,6 +77,7 @@ def _data(one: FoundEngine) -> dict[str, object]:
     found = one.engine
     return {
         "path": str(one.candidate.path),
+        "subcommand": found.subcommand if found else "",
         "source": one.candidate.source,
         **asdict(runtime_metadata(found)),
         "build": found and found.build,

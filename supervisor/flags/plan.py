@@ -87,14 +87,14 @@ class Plan:
         return estimate(self.memory_inputs)
 
     def argv(self, *, host: str, port: int | None, rpc: str | None = None) -> tuple[str, ...]:
-        """The command line, the engine's path first.
+        """The command line, the engine's `command` first.
 
         Args:
             host: An address, or the path of a unix socket that ends in `.sock`.
             port: None for a unix socket; 0 lets the system choose.
             rpc: Where the workers are reached, if not at their own addresses.
         """
-        words = [str(self.engine.path), "--host", host]
+        words = [*self.engine.command, "--host", host]
         words += [] if port is None else ["--port", str(port)]
         for line in self.lines:
             value = rpc if rpc and line.flag == f"--{RPC}" else line.value

@@ -174,7 +174,9 @@ class Settings(BaseSettings):
     )
 
     engine: ExpandedPath | None = Field(
-        None, description="path of llama-server; unset: vendor/, the installed package, PATH"
+        None,
+        description="path of llama-server or of llama.cpp's llama; "
+        "unset: vendor/, the installed package, PATH",
     )
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()

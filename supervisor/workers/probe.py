@@ -36,7 +36,7 @@ def probe(engine: Engine, address: WorkerAddress, limit_s: float = LIMIT_S) -> t
     _connect(address, limit_s)
     try:
         done = subprocess.run(
-            [engine.path, "--rpc", str(address), "--list-devices"],
+            [*engine.command, "--rpc", str(address), "--list-devices"],
             env=environment(os.environ, engine.path, engine.library_dirs) | _NO_BACKTRACE,
             stdin=subprocess.DEVNULL,
             capture_output=True,

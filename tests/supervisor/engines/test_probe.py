@@ -26,5 +26,5 @@ def test_a_probe_has_a_time_limit(tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     engine.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     engine.chmod(0o755)
-    with pytest.raises(EngineBroken, match="--version did not finish"):
+    with pytest.raises(EngineBroken, match="--help did not finish"):
         probe(engine, [], cache_dir=tmp_path, limit_s=0.1)
