@@ -9,6 +9,7 @@ GET   /corral/v1/batch                    how batch requests gathered
       /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
 POST  /corral/v1/models/{id}/warm         prefill a prompt
 POST  /v1/batch/completions               many prompts
+POST  /v1/chat/completions/control        all instances of a model
 POST  /generate  /batch/generate  /stream/generate  /batch/tokenize    an instance, translated
 POST  /v1/gpu/warmup                      load a model
 GET   /v1/gpu/status                      what of the models is on GPUs
@@ -29,6 +30,7 @@ from proxy.batch.requests import OwnRequests
 from proxy.batch.stats import metrics_of
 from proxy.body.bodies import Bodies
 from proxy.connections import Connections, descriptors_max, limit_of
+from proxy.control_endpoint import ControlEndpoint
 from proxy.forward.forward import Forward
 from proxy.forwarded_endpoints import ForwardedEndpoints
 from proxy.generate import batch_tokenize
@@ -89,6 +91,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     connections = Connections[Hashable](limit)
     routes = Routes()
     local.add_routes(routes)
+    ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     if warmer:
         WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)
     if engine:

@@ -53,10 +53,12 @@ _GENERATE_NOTHING: Final = frozenset(
 
 ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
     {
-        "GET": {"/props": EndpointKind.INFO},
+        "GET": {"/lora-adapters": EndpointKind.INFO, "/props": EndpointKind.INFO},
         "POST": {
             "/apply-template": EndpointKind.INFO,
+            "/audio/transcriptions": EndpointKind.TRANSCRIPTION,
             "/chat/completions": EndpointKind.CHAT,
+            "/chat/completions/input_tokens": EndpointKind.INFO,
             "/completion": EndpointKind.LLAMA_COMPLETION,
             "/completions": EndpointKind.LLAMA_COMPLETION,
             "/detokenize": EndpointKind.INFO,
@@ -66,9 +68,11 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
             "/rerank": EndpointKind.EMBED_OR_RERANK,
             "/reranking": EndpointKind.EMBED_OR_RERANK,
             "/responses": EndpointKind.RESPONSES,
+            "/responses/input_tokens": EndpointKind.INFO,
             "/tokenize": EndpointKind.INFO,
             "/v1/audio/transcriptions": EndpointKind.TRANSCRIPTION,
             "/v1/chat/completions": EndpointKind.CHAT,
+            "/v1/chat/completions/input_tokens": EndpointKind.INFO,
             "/v1/completions": EndpointKind.COMPLETION,
             "/v1/embeddings": EndpointKind.EMBED_OR_RERANK,
             "/v1/messages": EndpointKind.MESSAGES,
@@ -76,6 +80,7 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
             "/v1/rerank": EndpointKind.EMBED_OR_RERANK,
             "/v1/reranking": EndpointKind.EMBED_OR_RERANK,
             "/v1/responses": EndpointKind.RESPONSES,
+            "/v1/responses/input_tokens": EndpointKind.INFO,
         },
     }
 )

@@ -9,19 +9,19 @@ from http import HTTPStatus
 from aiohttp import web
 
 from proxy.access_log import CLIENT_GONE
-from proxy.auth.api_keys import KEY, client_models
+from proxy.auth.api_keys import client_models, client_names
 from proxy.batch import completions
 from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
 from proxy.body.bodies import Bodies, Share
 from proxy.endpoints import ENDPOINTS
 from proxy.errors import NotLoaded, ProxyError
-from proxy.forward import props
+from proxy.forward import lora_adapters, props
 from proxy.forward.client_response import ClientResponse
 from proxy.forward.forward import Forward
+from proxy.forward.lora_adapters import LoraAdaptersResponse
 from proxy.forward.props import PropsResponse, Remembered
 from proxy.generate.translated import TRANSLATED, TranslatedResponse
-from proxy.headers import HOP
 from proxy.metrics.prometheus import Metrics
 from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelLoader, ModelNames, PromptWarmer
@@ -56,6 +56,7 @@ class ForwardedEndpoints:
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(props.PATH, get=self.props)
+        routes.add(lora_adapters.PATH, get=self.lora_adapters)
         for path in ENDPOINTS["POST"]:
             routes.add(path, post=functools.partial(self.served_by, self._serve))
         routes.add(completions.PATH, post=functools.partial(self.served_by, self._batches.serve))
@@ -83,6 +84,10 @@ class ForwardedEndpoints:
             )
         return response
 
+    async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
+        return await self._answered(request, answer, self._serve)
+
     async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
 
@@ -100,7 +105,7 @@ class ForwardedEndpoints:
             body = self._bodies.share(client_of(request))
             in_flight = InFlightRequest(self._server_state.in_flight)
             with in_flight, self._metrics.counting(answer.record), body as share:
-                await serve(request, answer, share, self._names(request))
+                await serve(request, answer, share, client_names(self._loader, request))
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
             answer.record.status = CLIENT_GONE
         except ProxyError as error:
@@ -109,14 +114,6 @@ class ForwardedEndpoints:
             answer.record.status = error.status
             await answer.abort(error)
         return answer.response
-
-    def _names(self, request: web.BaseRequest) -> ModelNames:
-        """The models that the client may use; for another proxy, without nodes."""
-        names = self._loader.names()
-        if HOP in request.headers:
-            names = names.local
-        key = request[KEY]
-        return names.visible(key.models) if key else names
 
     async def _serve(
         self,

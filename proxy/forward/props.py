@@ -97,8 +97,9 @@ def without_paths(body: bytes) -> bytes:
         return body
     if not isinstance(members, dict) or not isinstance(members.get("model_path"), str):
         return body
-    return orjson.dumps({**members, "model_path": _name_of(members["model_path"])})
+    return orjson.dumps({**members, "model_path": file_name(members["model_path"])})
 
 
-def _name_of(path: str) -> str:
+def file_name(path: str) -> str:
+    """The last part of a path of this system or of Windows."""
     return PurePosixPath(PureWindowsPath(path).name).name

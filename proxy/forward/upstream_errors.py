@@ -97,7 +97,7 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
         kept = {name: value for name, value in error.items() if name != "code"}
         named = {**kept, "type": anthropic_type(status)}
         return orjson.dumps({"type": "error", "error": named})
-    if kind in _OPENAI:
+    if kind in _OPENAI or path.endswith("/input_tokens"):
         code = _CODES.get(str(error.get("type")), error.get("type"))
         return orjson.dumps({"error": {"param": None, **error, "code": code}})
     return body if parse_error(body) else orjson.dumps({"error": error})

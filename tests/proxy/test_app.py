@@ -40,7 +40,7 @@ async def test_every_get_endpoint_is_forwarded_by_the_model_in_its_query(
     assert (await fake.calls.get()).line == f"GET {path}?model=vendor/chat HTTP/1.1"
 
 
-@pytest.mark.parametrize("path", ["/slots", "/props", "/metrics", "/health", "/v1/models"])
+@pytest.mark.parametrize("path", ["/slots", "/props", "/lora-adapters", "/metrics", "/health", "/v1/models"])
 async def test_endpoints_that_change_an_instance_are_not_forwarded(
     proxy: ProxyHarness, path: str
 ) -> None:
@@ -52,7 +52,7 @@ async def test_endpoints_that_change_an_instance_are_not_forwarded(
 
 
 async def test_an_unknown_path_is_404_in_openais_shape(proxy: ProxyHarness) -> None:
-    async with proxy.http.post("/lora-adapters", json=[]) as response:
+    async with proxy.http.post("/nope", json=[]) as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"], error["param"]) == (404, "not_found", None)
 
