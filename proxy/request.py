@@ -54,6 +54,7 @@ class ProxyRequest:
         is_background: Whether no client waits for it: it does not prevent eviction.
         form: None: the body is JSON.
         slots: Slots that it uses on one instance.
+        is_autoload: Whether it may load its model; false with the query parameter `autoload=false`.
         is_let_in: Whether it is part of a request that was queued already, so that the limit of the
             queue does not apply.
     """
@@ -77,11 +78,12 @@ class ProxyRequest:
     form: Form | None = None
     is_let_in: bool = False
     slots: int = 1
+    is_autoload: bool = True
 
     @property
     def may_load(self) -> bool:
         """GET and HEAD never load a model."""
-        return self.method not in {"GET", "HEAD"}
+        return self.is_autoload and self.method not in {"GET", "HEAD"}
 
     @property
     def is_stream(self) -> bool:
@@ -156,6 +158,7 @@ async def read_request(
         is_from_proxy=HOP in request.headers,
         form=content.form,
         slots=choices_of(kind, members),
+        is_autoload=_is_autoload(request),
     )
 
 
@@ -241,6 +244,11 @@ def _queue_timeout_s(request: web.BaseRequest, limit_s: float) -> float:
     prefer = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
     wanted = _WAIT.search(prefer)
     return min(float(wanted[1]), limit_s) if wanted else limit_s
+
+
+def _is_autoload(request: web.BaseRequest) -> bool:
+    """As llama-server's router mode reads it. Source: tools/server/server-models.cpp."""
+    return request.query.get("autoload", "") in {"", "1", "true"}
 
 
 def _as_forwarded(

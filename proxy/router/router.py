@@ -305,15 +305,16 @@ class Router:
         self, request: ProxyRequest, avoid: Collection[str], loader: ModelLoader | None
     ) -> Lease:
         queue = self._queue(request.model)
+        if not request.may_load:
+            loader = None
+            if not queue.serves(request):
+                raise NotLoaded(
+                    f"{request.model} is not loaded, and this request does not load it; send a "
+                    f"completion request, or run `corral load {request.model}`"
+                )
         if request.kind.takes_slot:
             return await acquire_slot(queue, queued(request, avoid, self._clock()), loader)
-        if request.may_load:
-            await ensure_serving(queue, request, loader)
-        elif not queue.serves(request):
-            raise NotLoaded(
-                f"{request.model} is not loaded, and a GET does not load it; send a completion "
-                f"request, or run `corral load {request.model}`"
-            )
+        await ensure_serving(queue, request, loader)
         instances = [
             instance
             for instance in self._instances.answering(request.model)

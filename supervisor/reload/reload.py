@@ -4,7 +4,7 @@ Everything that can be wrong is found before anything is changed (`diff.prepare`
 
 1. unchanged replicas take the new settings for their next run, and keep running;
 2. removed replicas drain and stop, those of a model with changed ones after the changes;
-3. added replicas start;
+3. added replicas start, unless their model is new and has no `preload`;
 4. changed replicas are replaced one after another, by a successor beside them where they serve and
    memory allows, else in place. The first of a model that fails ends the changes of that model:
    what served keeps serving, or starts again, with its old settings.
@@ -24,7 +24,7 @@ from supervisor.errors import CorralError, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import ReplicaId
-from supervisor.fleet.model import Replica
+from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.reload.diff import Difference, PrepareNodes, ReloadPlan, prepare, reload_notes
 from supervisor.reload.replace import Replacer, ReplicaFailure, start_failure
@@ -127,8 +127,7 @@ class Reload:
         self._retire(difference.removed_at_once)
         for place in difference.kept:
             fleet.apply_settings(fleet.models[place.model].at(place.number), planner)
-        models = fleet.models.items()
-        up = {name for name, model in models if model.is_wanted or not model.is_configured}
+        up = {name for name, model in fleet.models.items() if _is_to_run(model)}
         fresh = [fleet.add(place, planner) for place in difference.added]
         begun = [replica for replica in fresh if replica.place.model in up]
         for replica in begun:
@@ -152,3 +151,8 @@ class Reload:
     def _report(self, done: ReloadResult) -> None:
         notes = [*done.notes, *map(str, done.failures)]
         self._emit("settings.reloaded", **done.difference.names(), notes=notes)
+
+
+def _is_to_run(model: Model) -> bool:
+    """Return whether replicas that are added to a model start; a new model's, as at a start."""
+    return model.is_wanted if model.is_configured else model.residency.preload

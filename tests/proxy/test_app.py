@@ -92,6 +92,28 @@ async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -
     assert proxy.loader.began.is_set()
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(("value", "status"), [("false", 503), ("0", 503), ("true", 200), ("1", 200)])
+async def test_a_request_can_ask_not_to_load(
+    proxy: ProxyHarness, path: str, value: str, status: int
+) -> None:
+    proxy.loader.model_infos = [model_info("chat", "unloaded")]
+    proxy.loader.asleep = [await proxy.fake(is_admitted=False)]
+    async with proxy.ask(f"{path}?autoload={value}") as response:
+        assert response.status == status
+        if status == 503:
+            assert (await response.json())["error"]["code"] == "not_loaded"
+    assert proxy.loader.began.is_set() == (status == 200)
+
+
+async def test_a_request_that_asks_not_to_load_is_answered_by_a_loaded_model(
+    proxy: ProxyHarness,
+) -> None:
+    await proxy.fake()
+    async with proxy.ask("/v1/chat/completions?autoload=false") as response:
+        assert response.status == 200
+
+
 async def test_a_slow_load_is_503_with_retry_after(proxy: ProxyHarness) -> None:
     proxy.loader.failure = ModelLoading("chat is loading: 47 %", retry_after_s=3)
     async with proxy.ask() as response:

@@ -190,6 +190,25 @@ async def test_a_planning_error_changes_nothing(harness: ReloadHarness) -> None:
     ]
 
 
+async def test_a_new_model_starts_unless_it_is_to_be_loaded_on_demand(
+    harness: ReloadHarness,
+) -> None:
+    models = settings(GOOD).models
+    harness.settings = Settings(
+        models={
+            **models,
+            "now": models["chat"],
+            "later": models["chat"].model_copy(update={"preload": False}),
+        }
+    )
+    done = await harness.triggers.start(dry_run=False)
+    assert isinstance(done, ReloadResult)
+    assert list(map(str, done.difference.added)) == ["now.0", "later.0"]
+    assert harness.story("now.0")[-1] == "ready"
+    assert harness.story("later.0") == []
+    assert harness.fleet.models["later"].is_open
+
+
 async def test_an_error_of_a_node_rejects_the_whole_reload(harness: ReloadHarness) -> None:
     def with_node(name: str) -> Settings:
         return harness.settings.model_copy(update={"nodes": {name: NodeSettings(url="http://far")}})
