@@ -31,6 +31,7 @@ class ModelInfo:
         reason: Why it failed, or None.
         is_local: Whether this machine has it; otherwise only others do.
         local_only: The same without other machines, where those make a difference.
+        is_catch_all: Whether it is meant by every name that no model has.
     """
 
     id: str
@@ -43,6 +44,7 @@ class ModelInfo:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     is_local: bool = True
     local_only: ModelInfo | None = None
+    is_catch_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,16 @@ class ModelNames:
 
     `chat:high` is the variant `high` of the model `chat`; a model of exactly that name goes first.
     Their states are those of when it was built.
+
+    Args:
+        model_infos: The models.
+        default: The name that a request without one means, where it is one of these.
     """
 
-    def __init__(self, model_infos: Iterable[ModelInfo]) -> None:
+    def __init__(self, model_infos: Iterable[ModelInfo], default: str | None = None) -> None:
         self.model_infos = tuple(model_infos)
+        self.default = default
+        self._catch_all = next((info for info in self.model_infos if info.is_catch_all), None)
         self._by_name: dict[str, ResolvedModel] = {}
         self._visible: dict[frozenset[str], ModelNames] = {}
         for info in self.model_infos:
@@ -76,18 +84,22 @@ class ModelNames:
                     self._by_name.setdefault(full_name, ResolvedModel(info, members))
 
     def resolve(self, name: str | None) -> ResolvedModel:
-        """Return what a client means; if there is only one model, no name means that one.
+        """Return what a client means.
+
+        No name means the default model, or the only one, or the one that any name means.
 
         Raises:
             BadRequest: No name was given, and there are several models.
             UnknownModel: No model has that name.
         """
-        if found := self._by_name.get(name or ""):
+        if found := self._by_name.get(name or self.default or ""):
             return found
+        if not name and len(self.model_infos) == 1:
+            return ResolvedModel(self.model_infos[0])
+        if self._catch_all:
+            return ResolvedModel(self._catch_all)
         if name:
             raise UnknownModel(name, self._ids())
-        if len(self.model_infos) == 1:
-            return ResolvedModel(self.model_infos[0])
         raise BadRequest(f"the request names no model ({known_models(self._ids())})")
 
     def get(self, name: str) -> ResolvedModel | None:
@@ -95,8 +107,9 @@ class ModelNames:
 
     @cached_property
     def local(self) -> ModelNames:
-        """Those of the models of this machine."""
-        return ModelNames(without_nodes(self.model_infos))
+        """Those of the models of this machine, by their own names."""
+        infos = without_nodes(self.model_infos)
+        return ModelNames((replace(info, is_catch_all=False) for info in infos), self.default)
 
     def visible(self, models: frozenset[str] | None) -> ModelNames:
         """Those of the models with one of these names; None for all."""
@@ -105,9 +118,8 @@ class ModelNames:
         if models not in self._visible:
             if len(self._visible) >= _SUBSETS_MAX:
                 self._visible.clear()
-            self._visible[models] = ModelNames(
-                info for info in self.model_infos if models & {info.id, *info.aliases}
-            )
+            infos = [info for info in self.model_infos if models & {info.id, *info.aliases}]
+            self._visible[models] = ModelNames(infos, self.default)
         return self._visible[models]
 
     def _ids(self) -> list[str]:
@@ -128,7 +140,9 @@ def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
     for variant in model_info.variants:
         end = SEPARATOR + variant
         aliases = tuple(alias + end for alias in model_info.aliases)
-        yield replace(model_info, id=model_info.id + end, aliases=aliases, variants={})
+        yield replace(
+            model_info, id=model_info.id + end, aliases=aliases, variants={}, is_catch_all=False
+        )
 
 
 class ModelLoader(Protocol):

@@ -125,6 +125,11 @@ class ProxySettings(SettingsTable):
         description="which engine gets a request: affinity (the one that caches the conversation), "
         "least-busy or round-robin",
     )
+    default_model: Text | None = Field(
+        None,
+        description="name of the model for requests without one; unset: where there is only one "
+        "model, that one",
+    )
     route_by_speed: bool = Field(
         default=True,
         description="whether an engine that decodes more than twice as fast as another one of its "

@@ -142,7 +142,7 @@ class Nodes:
             return local
         if local is not self._named_local or offered != self._named_offered:
             self._named_local, self._named_offered = local, offered
-            self._names = ModelNames(self.models())
+            self._names = ModelNames(self.models(), local.default)
         return self._names
 
     async def ensure_ready(self, model: str) -> None:

@@ -281,6 +281,11 @@ class LaunchPlanner:
         return None
 
     @property
+    def default_model(self) -> str | None:
+        """The name that a request without one means."""
+        return self._settings.proxy.default_model
+
+    @property
     def supervisor(self) -> SupervisorSettings:
         return self._settings.supervisor
 

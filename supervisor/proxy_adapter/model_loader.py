@@ -13,6 +13,7 @@ from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
 from supervisor.proxy_adapter.redact import without_directories
+from supervisor.settings.types import CATCH_ALL
 
 
 class ModelLoaderAdapter:
@@ -34,7 +35,8 @@ class ModelLoaderAdapter:
         models = [model for model in self._fleet.models.values() if model.is_configured]
         named = [self._fleet.planner, *(model.entry for model in models)]
         if len(named) != len(self._named) or not all(map(is_, named, self._named)):
-            self._named, self._names = named, ModelNames(self.models())
+            self._named = named
+            self._names = ModelNames(self.models(), self._fleet.planner.default_model)
         return self._names
 
     async def ensure_ready(self, model: str) -> None:
@@ -61,17 +63,18 @@ class ModelLoaderAdapter:
         return found
 
     def _model_info(self, model: Model) -> ModelInfo:
-        plan = model.plan
+        plan, aliases = model.plan, model.entry.aliases
         state, reason = availability(model)
         return ModelInfo(
             id=model.entry.name,
-            aliases=model.entry.aliases,
+            aliases=tuple(alias for alias in aliases if alias != CATCH_ALL),
             state=state,
             created=self.created,
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=model.slots,
             reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
+            is_catch_all=CATCH_ALL in aliases,
         )
 
 

@@ -120,9 +120,14 @@ def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
 def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
     """Yield a sentence for each change that no replica shows.
 
-    The proxy keeps what the daemon `began_with`, so `[proxy]` and `[jobs]` are compared with that.
+    The proxy keeps what the daemon `began_with`, so `[proxy]` and `[jobs]` are compared with that;
+    all but `default_model`, which belongs to the models.
     """
-    yield from _restart_notes("proxy", began_with.proxy, after.proxy)
+    default = after.proxy.default_model
+    kept = began_with.proxy.model_copy(update={"default_model": default})
+    yield from _restart_notes("proxy", kept, after.proxy)
+    if before.proxy.default_model != default:
+        yield f"the default model is now {default or 'none'}"
     yield from _restart_notes("jobs", began_with.jobs, after.jobs)
     yield from _node_notes(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:

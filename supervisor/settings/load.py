@@ -21,6 +21,7 @@ from supervisor.output import warn
 from supervisor.settings import trust
 from supervisor.settings.messages import (
     check_batching,
+    check_default_model,
     check_names,
     check_tables,
     check_workers,
@@ -78,6 +79,7 @@ def load(
             explain(error, path), hint="corral config check reads it again"
         ) from error
     check_names(settings.models, path)
+    check_default_model(settings, path)
     check_batching(settings.models, path)
     check_workers(settings, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}

@@ -16,6 +16,7 @@ from supervisor.errors import SettingsInvalid
 from supervisor.host.toml_file import QUOTED_MAX, brief
 from supervisor.settings.renamed import new_name
 from supervisor.settings.schema import ModelSettings, Settings
+from supervisor.settings.types import CATCH_ALL
 
 _LINES_MAX: Final = 20
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
@@ -70,6 +71,24 @@ def check_names(models: Mapping[str, ModelSettings], path: Path | None) -> None:
                     f"belongs to the model {owner}",
                     hint="give the alias or the variant a name that no other model has",
                 )
+
+
+def check_default_model(settings: Settings, path: Path | None) -> None:
+    """Reject a default model that there is not; a node may have it.
+
+    Raises:
+        SettingsInvalid: No model here has the name, and there are no nodes.
+    """
+    default, models = settings.proxy.default_model, settings.models
+    known = {*models, *(name for one in models for name in _further_names(one, models[one]))}
+    if default is None or default in known - {CATCH_ALL} or settings.nodes:
+        return
+    near = difflib.get_close_matches(default, known, n=1)
+    raise SettingsInvalid(
+        f"{f'{path}: ' if path else ''}proxy.default_model: no model is named "
+        f"{brief(default, quoted=False)}" + (f"; did you mean {near[0]}?" if near else ""),
+        hint=f"models: {', '.join(models) or 'none'}; an alias or a variant will do as well",
+    )
 
 
 def check_batching(models: Mapping[str, ModelSettings], path: Path | None) -> None:

@@ -120,7 +120,9 @@ class ModelSettings(ResidencyPolicy):
         description="a smaller GGUF of the same vocabulary, for speculation; "
         "auto: one in the model's directory, where there is one",
     )
-    aliases: tuple[Alias, ...] = Field((), description="other names that clients may use")
+    aliases: tuple[Alias, ...] = Field(
+        (), description="other names that clients may use; * stands for all that no model has"
+    )
     variants: dict[VariantName, Variant] = Field(
         default_factory=dict,
         description="the same processes under NAME:VARIANT, with other request defaults",

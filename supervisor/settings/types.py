@@ -8,7 +8,9 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")
-_ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,127}")
+# Means every name that no model has.
+CATCH_ALL: Final = "*"
+_ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,127}|\*")
 _SHORT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?(KiB|MiB|GiB|TiB)")
 _UNITS: Final = {"KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}

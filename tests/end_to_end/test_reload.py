@@ -3,6 +3,8 @@
 import http.client
 import os
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +142,26 @@ def test_an_alias_changes_without_a_restart(corral: CorralCli, configure: Config
     assert report["notes"] == ["tiny: its aliases are now gpt-4o"]
     assert ask(corral, "gpt-4o")
     assert ready_pid(corral, "tiny") == pid
+
+
+def test_the_default_model_changes_without_a_restart(
+    corral: CorralCli, configure: Configure
+) -> None:
+    configure(slow="preload = false", more='[proxy]\ndefault_model = "slow"')
+    corral.ok("start")
+    configure('aliases = ["*"]', "preload = false", more='[proxy]\ndefault_model = "tiny"')
+    notes = corral.data("reload")["notes"]
+    assert notes == ["the default model is now tiny", "tiny: its aliases are now *"]
+    assert ask(corral, "gpt-9")
+    infill = urllib.request.Request(
+        f"{corral.url}/infill",
+        data=b'{"input_prefix": "a", "input_suffix": "b", "n_predict": 1}',
+        headers={"Content-Type": "application/json"},
+    )
+    with pytest.raises(urllib.error.HTTPError, match="HTTP Error 501") as refused:
+        urllib.request.urlopen(infill)
+    refused.value.close()
+    assert corral.model_states() == {"tiny": "loaded", "slow": "unloaded"}
 
 
 WRONG = {

@@ -40,6 +40,42 @@ def test_no_name_means_the_only_model_however_many_variants_it_has() -> None:
         ModelNames([CHAT, TINY]).resolve(None)
 
 
+@pytest.mark.parametrize(
+    ("default", "meant"),
+    [
+        ("tiny", ResolvedModel(TINY)),
+        ("vendor/chat", ResolvedModel(CHAT)),
+        ("chat:high", ResolvedModel(CHAT, HIGH)),
+    ],
+)
+def test_no_name_means_the_default_model(default: str, meant: ResolvedModel) -> None:
+    names = ModelNames([CHAT, TINY], default)
+    assert names.resolve(None) == names.resolve("") == meant
+    assert names.local.resolve(None) == meant
+    with pytest.raises(UnknownModel):
+        names.resolve("gpt-9")
+
+
+def test_a_default_model_that_a_client_may_not_use_is_not_meant() -> None:
+    names = ModelNames([CHAT, TINY, model_info("other")], "tiny")
+    assert names.visible(frozenset({"tiny", "chat"})).resolve(None) == ResolvedModel(TINY)
+    assert names.visible(frozenset({"chat"})).resolve(None) == ResolvedModel(CHAT)
+    with pytest.raises(BadRequest, match="available models: chat, chat:high, other"):
+        names.visible(frozenset({"chat", "other"})).resolve(None)
+
+
+def test_any_other_name_means_the_catch_all() -> None:
+    catch_all = replace(TINY, is_catch_all=True)
+    names = ModelNames([CHAT, catch_all, model_info("other")])
+    assert names.resolve("gpt-9") == names.resolve(None) == ResolvedModel(catch_all)
+    assert names.resolve("chat:high") == ResolvedModel(CHAT, HIGH)
+    assert ModelNames(names.model_infos, "chat").resolve(None) == ResolvedModel(CHAT)
+    assert names.get("gpt-9") is None
+    for hidden in (names.visible(frozenset({"chat", "other"})), names.local):
+        with pytest.raises(UnknownModel):
+            hidden.resolve("gpt-9")
+
+
 def test_a_list_has_variants_as_models_of_their_own() -> None:
     chat, high, tiny = with_variants([CHAT, TINY])
     assert (chat, tiny) == (CHAT, TINY)

@@ -220,6 +220,28 @@ def test_an_invalid_variant_is_rejected(value: str, reason: str) -> None:
     assert reason in refusal(f"{CHAT}[models.chat.variants.high]\n{value}\n")
 
 
+@pytest.mark.parametrize("name", ["chat", "talk", "chat:high", "talk:high"])
+def test_the_default_model_is_one_of_the_names(name: str) -> None:
+    chat = CHAT + 'aliases = ["talk", "*"]\n[models.chat.variants.high]\ntemperature = 1\n'
+    proxy = f'[proxy]\ndefault_model = "{name}"\n'
+    assert read(chat + proxy).settings.proxy.default_model == name
+
+
+@pytest.mark.parametrize("name", ["chta", "*", "high"])
+def test_a_default_model_that_there_is_not_is_rejected(name: str) -> None:
+    proxy = f'[proxy]\ndefault_model = "{name}"\n'
+    assert f"proxy.default_model: no model is named {name}" in refusal(CHAT + proxy)
+    node = '[nodes.box]\nurl = "http://box:8080"\n'
+    assert read(CHAT + proxy + node).settings.proxy.default_model == name  # the node may have it
+
+
+def test_one_model_alone_may_stand_for_all_other_names() -> None:
+    other = '[models.b]\npath = "b.gguf"\naliases = ["*"]\n'
+    read(CHAT + other)
+    message = refusal(CHAT + 'aliases = ["*"]\n' + other)
+    assert message.endswith("models.b: the name * belongs to the model chat")
+
+
 @pytest.mark.parametrize(
     "other",
     [

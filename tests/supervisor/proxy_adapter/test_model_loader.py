@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,7 +26,7 @@ class Model:
 class FakeAdmission:
     """A fleet of one model, and its admission controller."""
 
-    planner: object = None
+    planner = SimpleNamespace(default_model=None)
 
     def __init__(self, model: Model) -> None:
         self.models = {"chat": model}
@@ -65,8 +66,9 @@ def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.Mon
     model.entry = object()
     second = loader.names()
     assert second is not first
-    fleet.planner = object()
+    fleet.planner = SimpleNamespace(default_model="chat")
     third = loader.names()
     assert third is not second
+    assert (second.default, third.default) == (None, "chat")
     model.is_configured = False
     assert loader.names() is not third

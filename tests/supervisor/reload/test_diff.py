@@ -108,6 +108,13 @@ def test_notes_name_proxy_settings_that_need_a_restart() -> None:
     assert notes(moved, began, began_with=began) == []
 
 
+def test_a_new_default_model_needs_no_restart() -> None:
+    after = Settings(proxy=ProxySettings(default_model="chat"))
+    assert notes(Settings(), after) == ["the default model is now chat"]
+    assert notes(after, Settings()) == ["the default model is now none"]
+    assert notes(after, after, began_with=Settings()) == []
+
+
 def test_notes_name_limits_of_jobs_that_need_a_restart() -> None:
     after = Settings(jobs=JobSettings(max_jobs=3))
     assert notes(Settings(), after) == ["jobs.max_jobs stays 64 until the daemon is restarted"]
