@@ -11,6 +11,8 @@ POST  /corral/v1/models/{id}/warm         prefill a prompt
 POST  /v1/batch/completions               many prompts
 POST  /v1/chat/completions/control        all instances of a model
 POST  /generate  /batch/generate  /stream/generate  /batch/tokenize    an instance, translated
+POST  /models/load  /models/unload        load or unload a model
+GET   /models/sse                         states of the models as they change
 POST  /v1/gpu/warmup                      load a model
 GET   /v1/gpu/status                      what of the models is on GPUs
 GET   /corral/v1/runtime                  the engine
@@ -40,6 +42,8 @@ from proxy.jobs.jobs import Jobs, JobStorage
 from proxy.local_endpoints import LocalEndpoints
 from proxy.metrics.prometheus import Metrics
 from proxy.middleware import RequestMiddleware
+from proxy.model_control.control import ModelControl
+from proxy.model_control.endpoints import ModelControlEndpoints
 from proxy.models import EngineReader, ModelLoader, PromptWarmer
 from proxy.router.in_flight import ServerState
 from proxy.router.router import Router
@@ -67,11 +71,13 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     warmer: PromptWarmer | None = None,
     job_storage: JobStorage | None = None,
     engine: EngineReader | None = None,
+    control: ModelControl | None = None,
 ) -> App:
     """Build the application.
 
-    Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs, and
-    without an `engine` none about GPUs and the runtime.
+    Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
+    without an `engine` none about GPUs and the runtime, and without a `control` none that loads and
+    unloads models.
 
     Raises:
         ConfigError: An origin, a host or the API keys file is invalid.
@@ -96,6 +102,8 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)
     if engine:
         EngineEndpoints(loader, engine, server_state, bodies).add_routes(routes)
+    if control:
+        ModelControlEndpoints(loader, control, server_state, bodies).add_routes(routes)
     forwarded.add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)

@@ -32,6 +32,7 @@ class ModelInfo:
         is_local: Whether this machine has it; otherwise only others do.
         local_only: The same without other machines, where those make a difference.
         is_catch_all: Whether it is meant by every name that no model has.
+        load_progress: While it loads, 0 to 1; else None, and where that is not known.
     """
 
     id: str
@@ -45,6 +46,7 @@ class ModelInfo:
     is_local: bool = True
     local_only: ModelInfo | None = None
     is_catch_all: bool = False
+    load_progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

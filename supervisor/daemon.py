@@ -66,6 +66,7 @@ from supervisor.host.paths import Directories
 from supervisor.process.orphans import kill_orphans
 from supervisor.process.private_runtime import is_in_use
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
+from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
@@ -213,9 +214,15 @@ class Daemon:
         settings = self._reload.loaded.settings
         warmer = PromptWarmerAdapter(self._fleet, self._router, self._events.emit)
         storage = JobStorage(self._directories.jobs, settings.jobs)
-        engine = EngineReaderAdapter(self._fleet)
         app = build_app(
-            self._router, self._nodes, settings.proxy, self._metrics, warmer, storage, engine
+            self._router,
+            self._nodes,
+            settings.proxy,
+            self._metrics,
+            warmer,
+            storage,
+            EngineReaderAdapter(self._fleet),
+            ModelControlAdapter(self._fleet, self._admission, self._events),
         )
         return Server(app, settings.proxy)
 

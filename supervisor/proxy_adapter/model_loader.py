@@ -75,8 +75,15 @@ class ModelLoaderAdapter:
             reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
             is_catch_all=CATCH_ALL in aliases,
+            load_progress=_load_progress(model) if state == "loading" else None,
         )
 
 
 def _redacted(model: Model, reason: str | None) -> str | None:
     return reason and without_directories(reason, [model.entry.path])
+
+
+def _load_progress(model: Model) -> float | None:
+    """Return that of the replica which is farthest: it serves first."""
+    found = [one.instance.snapshot().load_progress for one in model.all_replicas]
+    return max((one for one in found if one is not None), default=None)

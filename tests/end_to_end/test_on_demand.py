@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
@@ -156,6 +158,36 @@ def test_reading_the_props_of_a_model_does_not_load_it(corral: CorralCli, tiny_m
     corral.ok("unload", "b")
     assert asyncio.run(look(url, "b")) == 200  # remembered
     assert corral.model_states()["b"] == "unloaded"
+
+
+def test_a_client_of_the_router_mode_loads_and_unloads(corral: CorralCli, tiny_model: Path) -> None:
+    configured(corral, tiny_model).ok("start")
+    corral.ok("stop", "c")
+    assert asyncio.run(load_and_unload(corral.url, "b")) == ["loading", "loaded", "unloaded"]
+    assert corral.model_states() == {"a": "loaded", "b": "unloaded", "c": "failed"}
+
+
+async def load_and_unload(url: str, model: str) -> list[str]:
+    """Return the states of a model as they were sent."""
+    states: list[str] = []
+    async with aiohttp.ClientSession(url) as http, http.get("/models/sse") as events:
+        async with http.post("/models/load", json={"model": "c"}) as response:
+            assert response.status == 503  # an operator stopped it
+        for verb, end in (("load", "loaded"), ("unload", "unloaded")):
+            async with http.post(f"/models/{verb}", json={"model": model}) as response:
+                assert await response.json() == {"success": True}
+            while states[-1:] != [end]:
+                event = await next_event(events)
+                assert event["model"] == model
+                states += [state for state in [event["data"]["status"]] if states[-1:] != [state]]
+    return states
+
+
+async def next_event(events: aiohttp.ClientResponse) -> dict[str, Any]:
+    async for line in events.content:
+        if line.startswith(b"data: "):
+            return dict(json.loads(line.removeprefix(b"data: ")))
+    raise AssertionError("the events ended")
 
 
 def test_models_without_room_beside_a_pinned_one_are_refused_with_the_reason(

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +105,36 @@ class FakeEngine:
         return {"format": "gguf", "version": "fake"}
 
 
+class FakeControl:
+    """Notes what it was asked (`ModelControl`); a test says when something changes."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, str]] = []
+        self.failure: ProxyError | None = None
+        self.listening: list[asyncio.Event] = []
+
+    def load(self, model: str, /) -> None:
+        if self.failure:
+            raise self.failure
+        self.commands.append(("load", model))
+
+    def unload(self, model: str, /) -> None:
+        self.commands.append(("unload", model))
+
+    @contextmanager
+    def changes(self) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self.listening.append(changed)
+        try:
+            yield changed
+        finally:
+            self.listening.remove(changed)
+
+    def change(self) -> None:
+        for one in self.listening:
+            one.set()
+
+
 class ProxyHarness:
     """A running proxy and what a test needs of it."""
 
@@ -115,6 +151,7 @@ class ProxyHarness:
         self.loader = FakeLoader(self.router)
         self.reader = FakeReader()
         self.engine = FakeEngine()
+        self.control = FakeControl()
         self._directory = directory
         self._stack = stack
         self._tend()
@@ -135,7 +172,13 @@ class ProxyHarness:
     def build(self, settings: ProxySettings) -> Server:
         """Return a server that is not yet started."""
         app = build_app(
-            self.router, self.loader, settings, self.metrics, self.reader, engine=self.engine
+            self.router,
+            self.loader,
+            settings,
+            self.metrics,
+            self.reader,
+            engine=self.engine,
+            control=self.control,
         )
         self.floor = app.server_state
         return Server(app, settings)

@@ -1,0 +1,68 @@
+"""Loads and unloads models for clients of the proxy (proxy.model_control.control.ModelControl)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from proxy.errors import Unavailable, UnknownModel
+from supervisor.admission.controller import AdmissionController
+from supervisor.errors import NoSuchModel
+from supervisor.events import LOAD_PROGRESS, Event, EventStream
+from supervisor.fleet.fleet import Fleet
+
+# After these, the state of a model or its load progress may be another.
+_CHANGES: Final = frozenset(
+    {
+        LOAD_PROGRESS,
+        *("instance.state_changed", "instance.failed"),
+        *("model.load_refused", "model.unloaded", "settings.reloaded", "node.up", "node.down"),
+    }
+)
+
+
+class ModelControlAdapter:
+    def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._listening: set[asyncio.Event] = set()
+        events.add_sink(self._observe)
+
+    def load(self, model: str) -> None:
+        """Begin to load a model.
+
+        Raises:
+            Unavailable: It was stopped by command.
+            UnknownModel: It is no longer configured.
+        """
+        found = self._fleet.models.get(model)
+        if found and not found.is_open:
+            raise Unavailable(f"{model} is stopped; `corral start {model}` on this machine ends that")
+        self._command("load", model)
+
+    def unload(self, model: str) -> None:
+        """Begin to unload a model; raises UnknownModel."""
+        self._command("unload", model)
+
+    @contextmanager
+    def changes(self) -> Iterator[asyncio.Event]:
+        """Yield what is set after each change of a model's state or of its load progress."""
+        changed = asyncio.Event()
+        self._listening.add(changed)
+        try:
+            yield changed
+        finally:
+            self._listening.discard(changed)
+
+    def _command(self, verb: str, model: str) -> None:
+        try:
+            self._admission.command(verb, [model])
+        except NoSuchModel as error:  # a reload has removed it
+            raise UnknownModel(model, list(self._fleet.models)) from error
+
+    def _observe(self, event: Event) -> None:
+        if event.name in _CHANGES:
+            for one in self._listening:
+                one.set()

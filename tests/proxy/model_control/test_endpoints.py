@@ -1,0 +1,120 @@
+"""Models are loaded and unloaded by the clients that may use them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fakes.proxy_harness import ProxyHarness, model_info, until
+
+from proxy.errors import Unavailable
+
+KEY = "12345678"
+
+
+@pytest.mark.parametrize("name", ["chat", "vendor/chat"])
+async def test_a_model_is_loaded_and_unloaded_by_name(proxy: ProxyHarness, name: str) -> None:
+    for verb, before in (("load", "unloaded"), ("unload", "loaded"), ("load", "failed")):
+        proxy.loader.model_infos = [model_info("chat", before)]  # type: ignore[arg-type]  # a state
+        async with proxy.http.post(f"/models/{verb}", json={"model": name}) as response:
+            assert (response.status, await response.json()) == (200, {"success": True})
+    assert proxy.control.commands == [("load", "chat"), ("unload", "chat"), ("load", "chat")]
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "reason"),
+    [
+        ("load", "loaded", "chat is already running"),
+        ("load", "loading", "chat is already running"),
+        ("unload", "unloaded", "chat is not running"),
+        ("unload", "failed", "chat is not running"),
+    ],
+)
+async def test_what_changes_nothing_is_rejected(
+    proxy: ProxyHarness, verb: str, state: str, reason: str
+) -> None:
+    proxy.loader.model_infos = [model_info("chat", state)]  # type: ignore[arg-type]  # a state
+    async with proxy.http.post(f"/models/{verb}", json={"model": "chat"}) as response:
+        assert (response.status, (await response.json())["error"]["message"]) == (400, reason)
+    assert proxy.control.commands == []
+
+
+async def test_a_model_that_the_operator_stopped_stays_stopped(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [model_info("chat", "failed")]
+    proxy.control.failure = Unavailable("chat is stopped")
+    async with proxy.http.post("/models/load", json={"model": "chat"}) as response:
+        assert response.status == 503
+
+
+async def test_a_model_of_another_machine_is_not_ours_to_load(proxy: ProxyHarness) -> None:
+    here = model_info("chat", "unloaded")
+    proxy.loader.model_infos = [
+        replace(model_info("far"), is_local=False),
+        replace(model_info("chat"), local_only=here),
+    ]
+    async with proxy.http.post("/models/unload", json={"model": "far"}) as response:
+        assert response.status == 400
+        assert "another machine" in (await response.json())["error"]["message"]
+    async with proxy.http.post("/models/load", json={"model": "chat"}) as response:
+        assert response.status == 200  # the node's is loaded, ours is not
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":1}', b'{"model":"nope"}', b"{}"])
+async def test_a_body_without_a_known_model_is_the_clients_mistake(
+    proxy: ProxyHarness, body: bytes
+) -> None:
+    proxy.loader.model_infos = [model_info("chat", "unloaded"), model_info("code", "unloaded")]
+    async with proxy.http.post("/models/load", data=body) as response:
+        assert response.status in {400, 404}
+    assert proxy.control.commands == []
+
+
+async def test_reading_changes_nothing(proxy: ProxyHarness) -> None:
+    for verb in ("load", "unload"):
+        async with proxy.http.get(f"/models/{verb}?model=chat") as response:
+            assert response.status == 405
+    assert proxy.control.commands == []
+
+
+async def next_event(response: aiohttp.ClientResponse) -> dict[str, object]:
+    line = await response.content.readline()
+    assert await response.content.readline() == b"\n"
+    event: dict[str, object] = json.loads(line.removeprefix(b"data: "))
+    return event
+
+
+async def test_changes_are_sent_while_a_client_listens(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/models/sse") as response:
+        assert response.content_type == "text/event-stream"
+        proxy.control.change()  # of nothing that is shown
+        proxy.loader.model_infos = [model_info("chat", "unloaded")]
+        proxy.control.change()
+        assert await next_event(response) == {
+            "model": "chat",
+            "event": "status_change",
+            "data": {"status": "unloaded", "exit_code": 0},
+        }
+    await until(lambda: not proxy.control.listening)
+
+
+async def test_a_key_has_its_own_models_only(proxy: ProxyHarness, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.touch(0o600)
+    path.write_text(f'[keys.a]\nkey = "{KEY}"\nmodels = ["chat"]\n')
+    proxy.loader.model_infos = [model_info("chat"), model_info("secret")]
+    await proxy.open(api_keys_file=path)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with proxy.http.post("/models/unload", json={"model": "secret"}) as response:
+        assert response.status == 401
+    async with proxy.http.get("/models/sse") as response:
+        assert response.status == 401
+    async with proxy.http.post(
+        "/models/unload", json={"model": "secret"}, headers=headers
+    ) as response:
+        assert response.status == 404
+    async with proxy.http.get("/models/sse", headers=headers) as response:
+        proxy.loader.model_infos = [model_info("chat", "unloaded"), model_info("secret", "failed")]
+        proxy.control.change()
+        assert (await next_event(response))["model"] == "chat"
+    assert proxy.control.commands == []
