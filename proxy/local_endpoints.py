@@ -57,7 +57,9 @@ class LocalEndpoints:
         return json_response(models_endpoint.health(model_infos, self._router.instances()))
 
     async def models(self, request: web.BaseRequest) -> web.Response:
-        return json_response(models_endpoint.model_list(with_variants(self._model_infos(request))))
+        listed = with_variants(self._model_infos(request))
+        for_codex = "client_version" in request.query  # Codex alone says its version there
+        return json_response(models_endpoint.model_list(listed, for_codex=for_codex))
 
     async def model(self, request: web.BaseRequest) -> web.Response:
         names = ModelNames(with_variants(self._model_infos(request)))

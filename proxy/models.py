@@ -32,6 +32,7 @@ class ModelInfo:
         is_local: Whether this machine has it; otherwise only others do.
         local_only: The same without other machines, where those make a difference.
         is_catch_all: Whether it is meant by every name that no model has.
+        meta: What llama-server's `/v1/models` tells of its file, as far as known.
         load_progress: While it loads, 0 to 1; else None, and where that is not known.
     """
 
@@ -46,6 +47,7 @@ class ModelInfo:
     is_local: bool = True
     local_only: ModelInfo | None = None
     is_catch_all: bool = False
+    meta: Mapping[str, int | str] = field(default_factory=dict)
     load_progress: float | None = None
 
 

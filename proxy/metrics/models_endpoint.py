@@ -53,14 +53,20 @@ def health(
     }
 
 
-def model_list(model_infos: Sequence[ModelInfo]) -> dict[str, object]:
-    """`/v1/models`: every configured model, loaded or not."""
+def model_list(
+    model_infos: Sequence[ModelInfo], *, for_codex: bool = False
+) -> dict[str, object]:
+    """`/v1/models`: every configured model, loaded or not.
+
+    Args:
+        model_infos: The models.
+        for_codex: Whether Codex asks. It rejects a list without `models`, and one with an entry
+            that lacks any of its own two dozen members; without entries it uses its built-in list.
+    """
     return {
         "object": "list",
         "data": [model_json(model_info) for model_info in model_infos],
-        # Codex rejects a list without this member, and a list with an entry that lacks any of its
-        # own two dozen members; without entries it uses its built-in list.
-        "models": [],
+        "models": [] if for_codex else [_ollama_json(model_info) for model_info in model_infos],
         # Anthropic's clients paginate; this is the last page.
         "has_more": False,
         "first_id": model_infos[0].id if model_infos else None,
@@ -85,11 +91,46 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
         # Read from local servers.
         "aliases": list(model_info.aliases),
         "context_length": model_info.context_length,
-        "meta": {"n_ctx": model_info.context_length, "slots": model_info.slots},
+        "meta": {
+            **model_info.meta,
+            "n_ctx": model_info.context_length,
+            "slots": model_info.slots,
+        },
         "status": {
             # Open WebUI and Jan know three states.
             "value": "unloaded" if has_failed else model_info.state,
             "failed": has_failed,
             "reason": model_info.reason,
+        },
+    }
+
+
+def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
+    """An entry of Ollama's list as llama-server gives it; empty where neither knows.
+
+    llama.vscode reads its list in place of OpenAI's, by `name` and `id`. Source: build 10434,
+    `get_models` of tools/server/server-context.cpp; Ollama's API reference, list local models.
+    """
+    meta = model_info.meta
+    return {
+        "name": model_info.id,
+        "model": model_info.id,
+        "id": model_info.id,
+        "modified_at": "",
+        "size": meta.get("size", ""),
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "context_length": model_info.context_length,
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": meta.get("n_params", ""),
+            "quantization_level": meta.get("ftype", ""),
         },
     }

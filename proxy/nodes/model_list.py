@@ -12,7 +12,7 @@ nodes is up.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -22,6 +22,8 @@ from proxy.models import ModelInfo, ModelNames
 _MODELS_MAX: Final = 1024
 _NAME_MAX_CHARACTERS: Final = 256
 _SLOTS_MAX: Final = 1024
+# Of `meta` in llama-server's list.
+_META_NUMBERS: Final = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")
 
 
 class Unreadable(Exception):
@@ -36,6 +38,7 @@ class RemoteModel:
     aliases: tuple[str, ...] = ()
     slots: int | None = None
     context_length: int | None = None
+    meta: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,14 @@ def _remote_model(entry: Mapping[str, Any]) -> RemoteModel:
         aliases=tuple(_aliases(entry)),
         slots=min(slots, _SLOTS_MAX) if slots else None,
         context_length=_positive(entry.get("context_length")) or _positive(members.get("n_ctx")),
+        meta=_meta(members),
     )
+
+
+def _meta(members: Mapping[str, Any]) -> dict[str, int | str]:
+    numbers = {name: _positive(members.get(name)) for name in _META_NUMBERS}
+    meta: dict[str, int | str] = {name: number for name, number in numbers.items() if number}
+    return meta | ({"ftype": members["ftype"]} if _is_name(members.get("ftype")) else {})
 
 
 def _aliases(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -162,4 +172,5 @@ def _remote_only(model: str, offered: Sequence[OfferedModel], created: int) -> M
         slots=sum(one.slots for one in up),
         reason=None if up else "; ".join(f"{one.node}: {one.problem}" for one in offered),
         is_local=False,
+        meta=models[0].meta,
     )

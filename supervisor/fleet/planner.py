@@ -151,6 +151,10 @@ class LaunchPlanner:
         """Find the engine; raises EngineMissing or EngineBroken."""
         return engines.load(self._engine_setting, cache_dir=self._directories.cache)
 
+    def gguf(self, model: str) -> Gguf:
+        """Read the metadata of a model's file; raises NoSuchModel or ModelInvalid."""
+        return metadata.read(self.entry(model).path, cache_dir=self._directories.cache)
+
     def plan(self, model: str) -> Plan:
         """Plan a model's instances; reads files.
 

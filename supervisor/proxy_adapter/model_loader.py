@@ -12,6 +12,7 @@ from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
+from supervisor.proxy_adapter.model_metas import ModelMetas
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.settings.types import CATCH_ALL
 
@@ -24,6 +25,7 @@ class ModelLoaderAdapter:
         self._admission = admission
         self._events = events
         self.created = int(datetime.now(tz=UTC).timestamp())
+        self._metas = ModelMetas(lambda model: fleet.planner.gguf(model))
         self._names = ModelNames(())
         self._named: list[object] = []  # the settings that the names are of
 
@@ -75,6 +77,7 @@ class ModelLoaderAdapter:
             reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
             is_catch_all=CATCH_ALL in aliases,
+            meta=self._metas.of(model.entry),
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 
