@@ -107,8 +107,12 @@ def engine_list(
 ) -> list[dict[str, object]]:
     """`/slots` for these models."""
     contexts = {model_info.id: model_info.context_length for model_info in model_infos}
-    slots = all_slots(_shown(instances, model_infos), now_s)
-    return [_slot_json(slot, contexts[slot.model]) for slot in slots]
+    found = _shown(instances, model_infos)
+    speculative = {one.upstream.name: one.upstream.is_speculative for one in found}
+    return [
+        {**_slot_json(slot, contexts[slot.model]), "speculative": speculative[slot.instance]}
+        for slot in all_slots(found, now_s)
+    ]
 
 
 def has_idle(listed: Sequence[Mapping[str, object]]) -> bool:
@@ -224,7 +228,9 @@ def _instance_json(
 
 
 def _slot_json(slot: Slot, context_length: int | None) -> dict[str, object]:
-    """llama-server's members and ours.
+    """llama-server's members and ours, without those that only an engine knows.
+
+    Those are `id_task`, `params`, and `has_new_line` and `n_remain` of `next_token`.
 
     Source: `server_slot::to_json` of llama.cpp's tools/server, build 10434.
     """

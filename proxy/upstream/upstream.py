@@ -38,6 +38,7 @@ class Upstream:
         aliases: Other names of the model.
         can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
             each slot has its own cache.
+        is_speculative: Whether it drafts tokens.
         reports_exit: Whether `Router.ended` reports how its process ended.
         gpu_layers: Layers on a GPU, the output among them; 0 where that is not known.
         node: None for an instance of this machine.
@@ -55,6 +56,7 @@ class Upstream:
     api_key: str = field(repr=False)
     aliases: tuple[str, ...] = ()
     can_name_slots: bool = False
+    is_speculative: bool = False
     reports_exit: bool = False
     gpu_layers: int = 0
     node: Node | None = None

@@ -77,6 +77,10 @@ class Plan:
         return chosen.get("slot-prompt-similarity") == 0 and chosen.get("kv-unified") is False
 
     @property
+    def is_speculative(self) -> bool:
+        return self.memory_inputs.chosen.get("spec-type", "none") != "none"
+
+    @property
     def has_prompt_cache(self) -> bool:
         """Whether the engine keeps prompts in main memory when their slot is reused."""
         known = self.engine.flags.find("cache-ram") is not None

@@ -70,6 +70,7 @@ class Replica:
             api_key=snapshot.api_key,
             aliases=aliases,
             can_name_slots=plan is not None and plan.has_own_slots,
+            is_speculative=plan is not None and plan.is_speculative,
             reports_exit=True,
             gpu_layers=gpu_use([plan.estimate]).layers if plan else 0,
             trial_share=trial.share if trial else 0.0,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -182,13 +183,8 @@ async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> No
     async with proxy.http.get("/v1/models") as response:
         page = await response.json()
     models = page.pop("data")
-    assert page == {
-        "object": "list",
-        "models": [],
-        "has_more": False,
-        "first_id": "a",
-        "last_id": "c",
-    }
+    assert [entry["name"] for entry in page.pop("models")] == ["a", "b", "c"]
+    assert page == {"object": "list", "has_more": False, "first_id": "a", "last_id": "c"}
     assert [(model["id"], model["status"]["value"]) for model in models] == [
         ("a", "loaded"),
         ("b", "unloaded"),
@@ -208,6 +204,28 @@ async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> No
         "meta": {"n_ctx": 2048, "slots": 2},
         "status": {"value": "loaded", "failed": False, "reason": None},
     }
+
+
+META = {"n_params": 134_515_008, "size": 90_000_000, "ftype": "Q4_1", "n_ctx_train": 2048}
+
+
+async def test_the_list_tells_what_the_files_hold_also_of_unloaded_models(
+    proxy: ProxyHarness,
+) -> None:
+    proxy.loader.model_infos = [replace(model_info("a", "unloaded"), meta=META)]
+    async with proxy.http.get("/v1/models") as response:
+        page = await response.json()
+    assert page["data"][0]["meta"] == {**META, "n_ctx": 2048, "slots": 2}
+    (entry,) = page["models"]
+    assert (entry["model"], entry["id"], entry["context_length"]) == ("a", "a", 2048)
+    assert (entry["size"], entry["details"]["parameter_size"]) == (90_000_000, "134.52M")
+    assert entry["details"]["quantization_level"] == "Q4_1"
+
+
+async def test_codex_gets_no_entries_that_it_would_reject(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/v1/models?client_version=0.44.0") as response:
+        page = await response.json()
+    assert (page["models"], [model["id"] for model in page["data"]]) == ([], ["chat"])
 
 
 @pytest.mark.parametrize("name", ["a", "vendor/a"])

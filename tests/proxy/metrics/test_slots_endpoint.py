@@ -160,6 +160,7 @@ def test_slots_have_the_members_of_llama_server() -> None:
     assert (busy["n_prompt_tokens"], busy["n_prompt_tokens_processed"]) == (50, 20)
     assert busy["n_prompt_tokens_cache"] == 10
     assert (idle["is_processing"], idle["model"], idle["state"]) == (False, "chat", "idle")
+    assert (busy["speculative"], idle["speculative"]) == (False, False)
     assert has_idle([busy, idle])
     assert not has_idle([busy])
 

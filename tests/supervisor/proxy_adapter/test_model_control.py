@@ -1,0 +1,60 @@
+"""What clients of the proxy may do to models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from proxy.errors import Unavailable, UnknownModel
+from supervisor.errors import NoSuchModel
+from supervisor.events import EventStream
+from supervisor.proxy_adapter.model_control import ModelControlAdapter
+
+
+class Admission:
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, list[str]]] = []
+
+    def command(self, verb: str, names: list[str]) -> None:
+        if names == ["gone"]:
+            raise NoSuchModel("it is gone")
+        self.commands.append((verb, names))
+
+
+def adapter(admission: Admission, events: EventStream) -> ModelControlAdapter:
+    models = {"chat": SimpleNamespace(is_open=True), "stopped": SimpleNamespace(is_open=False)}
+    fleet = cast("Any", SimpleNamespace(models=models))
+    return ModelControlAdapter(fleet, cast("Any", admission), events)
+
+
+def test_models_are_loaded_and_unloaded_as_by_command() -> None:
+    admission = Admission()
+    control = adapter(admission, EventStream())
+    control.load("chat")
+    control.unload("chat")
+    control.unload("stopped")
+    assert admission.commands == [
+        ("load", ["chat"]),
+        ("unload", ["chat"]),
+        ("unload", ["stopped"]),
+    ]
+    with pytest.raises(Unavailable, match="corral start stopped"):
+        control.load("stopped")
+    with pytest.raises(UnknownModel):
+        control.unload("gone")
+
+
+def test_changes_are_told_while_someone_listens() -> None:
+    events = EventStream()
+    control = adapter(Admission(), events)
+    with control.changes() as first, control.changes() as second:
+        events.emit("batches.resumed")
+        assert not first.is_set()
+        events.emit("model.unloaded", model="chat", reason="by request")
+        assert first.is_set()
+        assert second.is_set()
+        first.clear()
+    events.emit("model.unloaded", model="chat", reason="by request")
+    assert not first.is_set()
