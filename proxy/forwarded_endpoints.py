@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 from aiohttp import web
@@ -15,16 +15,17 @@ from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
 from proxy.body.bodies import Bodies, Share
 from proxy.endpoints import ENDPOINTS
-from proxy.errors import NotLoaded, ProxyError
+from proxy.errors import BadRequest, NotLoaded, ProxyError
 from proxy.forward import lora_adapters, props
 from proxy.forward.client_response import ClientResponse
 from proxy.forward.forward import Forward
 from proxy.forward.lora_adapters import LoraAdaptersResponse
 from proxy.forward.props import PropsResponse, Remembered
 from proxy.generate.translated import TRANSLATED, TranslatedResponse
+from proxy.json_response import json_response
 from proxy.metrics.prometheus import Metrics
 from proxy.middleware import ACCESS_RECORD
-from proxy.models import ModelLoader, ModelNames, PromptWarmer
+from proxy.models import ModelInfo, ModelLoader, ModelNames, PromptWarmer
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
 from proxy.request import ProxyRequest, Translation, client_of, read_request
 from proxy.router.in_flight import InFlightRequest, ServerState
@@ -65,24 +66,36 @@ class ForwardedEndpoints:
 
     async def props(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer `/props`, from memory where its model is not loaded."""
-        model_infos = client_models(self._loader, request)
-        answer = PropsResponse(request, request[ACCESS_RECORD])
+        names, name = client_names(self._loader, request), request.query.get("model")
+        if name or len(names.model_infos) == 1:
+            return await self._props_of(request, names.resolve(name).model_info.id)
+        try:
+            model = names.resolve(None).model_info.id
+            return await self._props_of(request, model, props.ROUTER)
+        except (BadRequest, NotLoaded):
+            request[ACCESS_RECORD].model = None  # a page of our own is not counted
+            return json_response(props.router_page())
+
+    async def _props_of(
+        self, request: web.BaseRequest, model: str, added: Mapping[str, object] = props.NOTHING
+    ) -> web.StreamResponse:
+        answer = PropsResponse(request, request[ACCESS_RECORD], added)
         try:
             response = await self._answered(request, answer, self._serve)
         except NotLoaded:
-            found = self._remembered.page(
-                ModelNames(model_infos).resolve(request.query.get("model")).model_info
-            )
+            found = self._remembered.page(self._model_info(request, model), added)
             if found is None:
                 raise
             answer.record.model = None  # a page of our own is not counted
             return found
         if answer.page:
-            model_info = ModelNames(model_infos).resolve(request.query.get("model")).model_info
-            self._remembered.keep(
-                model_info, answer.page, [one.id for one in self._loader.models()]
-            )
+            known = [one.id for one in self._loader.models()]
+            self._remembered.keep(self._model_info(request, model), answer.page, known)
         return response
+
+    def _model_info(self, request: web.BaseRequest, model: str) -> ModelInfo:
+        """A model as it is now; raises UnknownModel where a reload removed it."""
+        return ModelNames(client_models(self._loader, request)).resolve(model).model_info
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])

@@ -1,18 +1,22 @@
 """`/props`: without paths of this machine, and remembered while its model is not loaded.
 
+Without a name among several models it is that of llama-server's router mode, with the members of
+the default model where there is one.
+
 Editors request it for every model in the list, and a web page can make a browser request it, so it
 never loads a model. The last response of a model's instance is repeated until the model changes.
 
 Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
-out of memory and returns with a request.
+out of memory and returns with a request; `get_router_props` of tools/server/server-models.cpp.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
+from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -26,6 +30,9 @@ from proxy.models import ModelInfo
 PATH: Final = "/props"
 # Chat templates are the most of it; the longest known has 30 kB.
 _MAX_BYTES: Final = 1024**2
+# What tells clients that there are several models, which a request loads.
+ROUTER: Final[Mapping[str, object]] = MappingProxyType({"role": "router", "models_autoload": True})
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,12 @@ class Remembered:
             body, model_info.context_length, model_info.slots, self._clock()
         )
 
-    def page(self, model_info: ModelInfo) -> web.Response | None:
+    def page(
+        self, model_info: ModelInfo, added: Mapping[str, object] = NOTHING
+    ) -> web.Response | None:
         """Return the last response for a model, or None where there is none or the model changed.
 
-        `Age` is in seconds (RFC 9111 section 5.1).
+        Members are `added` to it. `Age` is in seconds (RFC 9111 section 5.1).
         """
         seen = self._seen.get(model_info.id)
         if seen is None or (seen.context_length, seen.slots) != (
@@ -66,27 +75,47 @@ class Remembered:
             members["is_sleeping"] = True
         age_s = int(self._clock() - seen.at_s)
         headers = {"Content-Type": JSON, "Age": str(age_s)}
-        return web.Response(body=orjson.dumps(members), headers=headers)
+        return web.Response(body=orjson.dumps({**members, **added}), headers=headers)
 
 
 class PropsResponse(RewrittenResponse):
-    """A response without paths.
+    """A response without paths, and with the members that are `added`.
 
     Attributes:
-        page: The body that was sent, where the request succeeded.
+        page: The body without those, where the request succeeded.
     """
 
     max_bytes = _MAX_BYTES
 
-    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        record: AccessRecord,
+        added: Mapping[str, object] = NOTHING,
+    ) -> None:
         super().__init__(request, record)
+        self._added = added
         self.page: bytes | None = None
 
     def rewritten(self, status: int, body: bytes) -> bytes:
         shown = without_paths(body)
-        if status == web.HTTPOk.status_code and shown.startswith(b"{"):
-            self.page = shown
-        return shown
+        if status != web.HTTPOk.status_code or not shown.startswith(b"{"):
+            return shown
+        self.page = shown
+        return orjson.dumps({**orjson.loads(shown), **self._added}) if self._added else shown
+
+
+def router_page() -> dict[str, object]:
+    """`/props` where no model is meant, or none whose properties are known.
+
+    The further members are those that llama-server's own page has there, without a content.
+    """
+    return {
+        **ROUTER,
+        "model_alias": "llama-corral",
+        "model_path": "none",
+        "default_generation_settings": {"params": None, "n_ctx": 0},
+    }
 
 
 def without_paths(body: bytes) -> bytes:

@@ -42,6 +42,7 @@ class FakeLoader:
 
     def __init__(self, router: Router) -> None:
         self.model_infos = [model_info("chat")]
+        self.default: str | None = None
         self.asleep: list[Fake] = []
         self.failure: BaseException | None = None
         self.began = asyncio.Event()
@@ -55,7 +56,7 @@ class FakeLoader:
         return self.model_infos
 
     def names(self) -> ModelNames:
-        return ModelNames(self.models())
+        return ModelNames(self.models(), self.default)
 
     async def ensure_ready(self, model: str) -> None:
         self.began.set()

@@ -72,6 +72,39 @@ async def test_a_model_that_has_changed_is_not_remembered(proxy: ProxyHarness) -
     assert (await props(proxy))[0] == 503
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_without_a_name_among_several_models_it_is_the_routers(
+    proxy: ProxyHarness, method: str
+) -> None:
+    proxy.loader.model_infos = [model_info("chat", "unloaded"), model_info("code")]
+    async with proxy.http.request(method, "/props?autoload=false") as response:
+        assert response.status == 200
+        if method == "GET":
+            page = await response.json()
+            assert (page["role"], page["models_autoload"], page["model_path"]) == (
+                "router",
+                True,
+                "none",
+            )
+    assert not proxy.loader.began.is_set()
+
+
+async def test_without_a_name_it_has_the_members_of_the_default_model(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [model_info("code"), model_info("chat")]
+    proxy.loader.default = "chat"
+    async with proxy.http.get("/props") as response:
+        assert (await response.json())["model_path"] == "none"
+    fake = await proxy.fake(say_props)
+    for is_sleeping in (False, True):
+        async with proxy.http.get("/props") as response:
+            page = await response.json()
+        router = {"role": "router", "models_autoload": True}
+        shown = {"model_path": "chat.gguf", "is_sleeping": is_sleeping}
+        assert page == {**PAGE, **router, **shown}
+        assert "role" not in (await props(proxy))[1]
+        proxy.router.withdraw(fake.name)
+
+
 async def test_head_says_no_length_that_get_would_not_have(proxy: ProxyHarness) -> None:
     await proxy.fake(say_props)
     async with proxy.http.head("/props") as response:
