@@ -19,7 +19,7 @@ from proxy.auth.api_keys import client_models, client_names
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.errors import BadRequest
-from proxy.headers import EVENT_STREAM
+from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS
 from proxy.json_response import json_response
 from proxy.model_control.control import ModelControl
 from proxy.model_control.events import Shown, event_text, events_between, shown
@@ -79,8 +79,9 @@ class ModelControlEndpoints:
 
         A client that reads slowly gets the latest states, not each one between.
         """
-        response = web.StreamResponse(headers=_STREAM_HEADERS)
-        with self._control.changes() as changed:
+        headers = {**_STREAM_HEADERS, **request[RESPONSE_HEADERS]}
+        response = web.StreamResponse(headers=headers)
+        with self._control.changes() as changed, suppress(ConnectionError):  # the client's
             before = self._shown(request)
             await response.prepare(request)
             while True:
@@ -92,6 +93,7 @@ class ModelControlEndpoints:
                     before = after
                 if text:
                     await response.write(text)
+        return response
 
     async def _named(self, request: web.BaseRequest) -> ModelInfo:
         """Return the model of this machine that the body names."""

@@ -21,6 +21,7 @@ from supervisor.host.paths import directories
 from supervisor.output import CommandResult, table
 from supervisor.proxy_adapter.settings import api_keys, explained
 from supervisor.settings.load import Loaded, load
+from supervisor.settings.types import CATCH_ALL
 
 _FILE_NAME: Final = "keys.toml"
 _RANDOM_BYTES: Final = 24
@@ -96,7 +97,7 @@ def _notes(key: Key, loaded: Loaded, path: Path) -> Iterable[str]:
         yield f'no key is required until [proxy] has: api_keys_file = "{path}"'
     models = loaded.settings.models
     known = {*models, *(alias for model in models.values() for alias in model.aliases)}
-    for name in sorted((key.models or set()) - known):
+    for name in sorted((key.models or set()) - (known - {CATCH_ALL})):
         yield f"the settings have no model {name}"
 
 

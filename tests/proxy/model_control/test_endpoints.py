@@ -87,6 +87,7 @@ async def next_event(response: aiohttp.ClientResponse) -> dict[str, object]:
 async def test_changes_are_sent_while_a_client_listens(proxy: ProxyHarness) -> None:
     async with proxy.http.get("/models/sse") as response:
         assert response.content_type == "text/event-stream"
+        assert response.headers["X-Request-Id"]
         proxy.control.change()  # of nothing that is shown
         proxy.loader.model_infos = [model_info("chat", "unloaded")]
         proxy.control.change()
