@@ -20,7 +20,7 @@ from proxy.forward import lora_adapters, props
 from proxy.forward.client_response import ClientResponse
 from proxy.forward.forward import Forward
 from proxy.forward.lora_adapters import LoraAdaptersResponse
-from proxy.forward.props import PropsResponse, Remembered
+from proxy.forward.props import NOTHING, ROUTER, PropsResponse, Remembered, router_page
 from proxy.generate.translated import TRANSLATED, TranslatedResponse
 from proxy.json_response import json_response
 from proxy.metrics.prometheus import Metrics
@@ -71,13 +71,13 @@ class ForwardedEndpoints:
             return await self._props_of(request, names.resolve(name).model_info.id)
         try:
             model = names.resolve(None).model_info.id
-            return await self._props_of(request, model, props.ROUTER)
+            return await self._props_of(request, model, ROUTER)
         except (BadRequest, NotLoaded):
             request[ACCESS_RECORD].model = None  # a page of our own is not counted
-            return json_response(props.router_page())
+            return json_response(router_page(len(names.model_infos)))
 
     async def _props_of(
-        self, request: web.BaseRequest, model: str, added: Mapping[str, object] = props.NOTHING
+        self, request: web.BaseRequest, model: str, added: Mapping[str, object] = NOTHING
     ) -> web.StreamResponse:
         answer = PropsResponse(request, request[ACCESS_RECORD], added)
         try:

@@ -105,13 +105,17 @@ class PropsResponse(RewrittenResponse):
         return orjson.dumps({**orjson.loads(shown), **self._added}) if self._added else shown
 
 
-def router_page() -> dict[str, object]:
-    """`/props` where no model is meant, or none whose properties are known.
+def router_page(models: int) -> dict[str, object]:
+    """`/props` where none of so many models is meant, or none whose properties are known.
 
-    The further members are those that llama-server's own page has there, without a content.
+    The members are those of llama-server's own page.
     """
     return {
         **ROUTER,
+        "max_instances": models,
+        "build_info": "llama-corral",
+        "ui_settings": {},
+        "cors_proxy_enabled": False,
         "model_alias": "llama-corral",
         "model_path": "none",
         "default_generation_settings": {"params": None, "n_ctx": 0},

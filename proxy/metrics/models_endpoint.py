@@ -53,9 +53,7 @@ def health(
     }
 
 
-def model_list(
-    model_infos: Sequence[ModelInfo], *, for_codex: bool = False
-) -> dict[str, object]:
+def model_list(model_infos: Sequence[ModelInfo], *, for_codex: bool = False) -> dict[str, object]:
     """`/v1/models`: every configured model, loaded or not.
 
     Args:
@@ -102,6 +100,10 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
             "failed": has_failed,
             "reason": model_info.reason,
         },
+        # Further ones of llama-server's router mode.
+        "tags": [],
+        "source": "preset",
+        "can_remove": False,
     }
 
 

@@ -79,8 +79,8 @@ class ModelControlEndpoints:
 
         A client that reads slowly gets the latest states, not each one between.
         """
-        headers = {**_STREAM_HEADERS, **request[RESPONSE_HEADERS]}
-        response = web.StreamResponse(headers=headers)
+        own = request[RESPONSE_HEADERS]
+        response = web.StreamResponse(headers={**_STREAM_HEADERS, **own})
         with self._control.changes() as changed, suppress(ConnectionError):  # the client's
             before = self._shown(request)
             await response.prepare(request)

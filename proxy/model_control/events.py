@@ -6,11 +6,12 @@ Source: tools/server/server-models.cpp of llama.cpp, build 10434.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
+from proxy.metrics.models_endpoint import model_json
 from proxy.models import ModelInfo
 
 Event = Mapping[str, object]
@@ -27,17 +28,19 @@ class Shown:
     Attributes:
         status: In llama-server's words.
         progress: Of its load, 0 to 1; None where it does not load, or that is not known.
+        model_info: What a client gets once it is loaded.
     """
 
     status: str
     is_failed: bool = False
     progress: float | None = None
+    model_info: ModelInfo | None = field(default=None, compare=False)
 
 
 def shown(model_info: ModelInfo) -> Shown:
     if model_info.state == "failed":
         return Shown("unloaded", is_failed=True)
-    return Shown(model_info.state, progress=model_info.load_progress)
+    return Shown(model_info.state, progress=model_info.load_progress, model_info=model_info)
 
 
 def events_between(before: Mapping[str, Shown], after: Mapping[str, Shown]) -> Iterator[Event]:
@@ -59,6 +62,8 @@ def _data(now: Shown) -> dict[str, object]:
     data: dict[str, object] = {"status": now.status}
     if now.status == "unloaded":
         data["exit_code"] = _FAILED_CODE if now.is_failed else 0
+    if now.status == "loaded" and now.model_info:
+        data["info"] = model_json(now.model_info)
     if now.progress is not None:
         data["progress"] = {"stages": [_STAGE], "current": _STAGE, "value": now.progress}
     return data

@@ -39,7 +39,9 @@ class ModelControlAdapter:
         """
         found = self._fleet.models.get(model)
         if found and not found.is_open:
-            raise Unavailable(f"{model} is stopped; `corral start {model}` on this machine ends that")
+            raise Unavailable(
+                f"{model} is stopped; `corral start {model}` on this machine ends that"
+            )
         self._command("load", model)
 
     def unload(self, model: str) -> None:

@@ -12,6 +12,7 @@ from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
+from supervisor.gguf.metadata import Gguf
 from supervisor.proxy_adapter.model_metas import ModelMetas
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.settings.types import CATCH_ALL
@@ -25,7 +26,7 @@ class ModelLoaderAdapter:
         self._admission = admission
         self._events = events
         self.created = int(datetime.now(tz=UTC).timestamp())
-        self._metas = ModelMetas(lambda model: fleet.planner.gguf(model))
+        self._metas = ModelMetas(self._read)
         self._names = ModelNames(())
         self._named: list[object] = []  # the settings that the names are of
 
@@ -57,6 +58,9 @@ class ModelLoaderAdapter:
         if state != "loaded":
             shown = _redacted(found, reason)
             raise Unavailable(f"{model} is unavailable: {shown}", retry_after_s=10)
+
+    def _read(self, model: str) -> Gguf:
+        return self._fleet.planner.gguf(model)
 
     def _find(self, name: str) -> Model:
         found = self._fleet.models.get(name)  # a reload may have removed it

@@ -41,7 +41,9 @@ async def test_every_get_endpoint_is_forwarded_by_the_model_in_its_query(
     assert (await fake.calls.get()).line == f"GET {path}?model=vendor/chat HTTP/1.1"
 
 
-@pytest.mark.parametrize("path", ["/slots", "/props", "/lora-adapters", "/metrics", "/health", "/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/slots", "/props", "/lora-adapters", "/metrics", "/health", "/v1/models"]
+)
 async def test_endpoints_that_change_an_instance_are_not_forwarded(
     proxy: ProxyHarness, path: str
 ) -> None:
@@ -94,7 +96,9 @@ async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-@pytest.mark.parametrize(("value", "status"), [("false", 503), ("0", 503), ("true", 200), ("1", 200)])
+@pytest.mark.parametrize(
+    ("value", "status"), [("false", 503), ("0", 503), ("true", 200), ("1", 200)]
+)
 async def test_a_request_can_ask_not_to_load(
     proxy: ProxyHarness, path: str, value: str, status: int
 ) -> None:
@@ -203,10 +207,18 @@ async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> No
         "context_length": 2048,
         "meta": {"n_ctx": 2048, "slots": 2},
         "status": {"value": "loaded", "failed": False, "reason": None},
+        "tags": [],
+        "source": "preset",
+        "can_remove": False,
     }
 
 
-META = {"n_params": 134_515_008, "size": 90_000_000, "ftype": "Q4_1", "n_ctx_train": 2048}
+META: dict[str, int | str] = {
+    "n_params": 134_515_008,
+    "size": 90_000_000,
+    "ftype": "Q4_1",
+    "n_ctx_train": 2048,
+}
 
 
 async def test_the_list_tells_what_the_files_hold_also_of_unloaded_models(

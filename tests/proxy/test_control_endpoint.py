@@ -82,6 +82,10 @@ async def test_it_loads_no_model(proxy: ProxyHarness) -> None:
 
 
 def test_success_goes_first() -> None:
-    answers = [FetchedBody(400, b"x"), FetchedBody(200, b"[]"), FetchedBody(200, b'{"success":true}')]
+    answers = [
+        FetchedBody(400, b"x"),
+        FetchedBody(200, b"[]"),
+        FetchedBody(200, b'{"success":true}'),
+    ]
     assert first_successful(answers) is answers[2]
     assert first_successful(answers[:2]) is answers[0]

@@ -13,6 +13,7 @@ import pytest
 import tiny_gguf
 from fakes.proxy_harness import ProxyHarness
 
+from proxy.control_endpoint import PATH
 from proxy.upstream.upstream import Upstream
 
 KEY = "inner-key"
@@ -129,6 +130,42 @@ async def test_a_stream_cut_by_us_is_an_error_for_the_client(
     with pytest.raises(openai.APIError, match=r"chat\.1 was stopped"):
         async for _ in stream:
             pass
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_tokens_of_a_request_are_counted(
+    client: openai.AsyncOpenAI, proxy: ProxyHarness, prefix: str
+) -> None:
+    async with proxy.http.post(
+        f"{prefix}/responses/input_tokens", json={"model": "chat", "input": "hello"}
+    ) as response:
+        counted = await response.json()
+    assert (counted["object"], counted["input_tokens"] > 0) == ("response.input_tokens", True)
+    async with proxy.ask(f"{prefix}/chat/completions/input_tokens") as response:
+        assert await response.json() == counted
+    async with proxy.ask(f"{prefix}/chat/completions/input_tokens", messages=1) as response:
+        assert response.status == 400
+
+
+async def test_a_running_completion_is_controlled(
+    client: openai.AsyncOpenAI, proxy: ProxyHarness
+) -> None:
+    stream = await client.chat.completions.create(
+        model="chat", messages=HELLO, stream=True, extra_body={"reasoning_control": True}
+    )
+    body = {"model": "chat", "id": (await anext(aiter(stream))).id, "action": "reasoning_end"}
+    async with proxy.http.post(PATH, json=body) as response:
+        assert (response.status, (await response.json())["success"]) == (200, True)
+    await stream.close()
+    async with proxy.http.post(PATH, json={**body, "id": "chatcmpl-gone"}) as response:
+        assert (response.status, (await response.json())["success"]) == (200, False)
+    async with proxy.http.post(PATH, json={**body, "action": "of-tomorrow"}) as response:
+        assert response.status == 400
+
+
+async def test_adapters_are_listed(client: openai.AsyncOpenAI, proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/lora-adapters") as response:
+        assert (response.status, await response.json()) == (200, [])
 
 
 async def test_anthropics_page_is_served_by_the_engine(

@@ -27,6 +27,17 @@ def test_a_change_is_an_event_with_the_new_state() -> None:
     assert list(events_between(after, after)) == []
 
 
+def test_a_loaded_model_is_described() -> None:
+    (event,) = events_between({"a": Shown("loading")}, {"a": shown(model_info("a"))})
+    data = event["data"]
+    assert isinstance(data, dict)
+    assert (data["status"], data["info"]["id"], data["info"]["meta"]["n_ctx"]) == (
+        "loaded",
+        "a",
+        2048,
+    )
+
+
 def test_models_that_come_and_go_are_events() -> None:
     assert list(events_between({"a": Shown("loaded")}, {"b": Shown("loading")})) == [
         {"model": "a", "event": "model_remove"},
