@@ -3,11 +3,10 @@
 import http.client
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from corral_cli import CorralCli, begin_stream, until
 from openai import OpenAI
@@ -153,14 +152,11 @@ def test_the_default_model_changes_without_a_restart(
     notes = corral.data("reload")["notes"]
     assert notes == ["the default model is now tiny", "tiny: its aliases are now *"]
     assert ask(corral, "gpt-9")
-    infill = urllib.request.Request(
-        f"{corral.url}/infill",
-        data=b'{"input_prefix": "a", "input_suffix": "b", "n_predict": 1}',
-        headers={"Content-Type": "application/json"},
-    )
-    with pytest.raises(urllib.error.HTTPError, match="HTTP Error 501") as refused:
-        urllib.request.urlopen(infill)
-    refused.value.close()
+    answer = httpx.post(f"{corral.url}/completion", json={"prompt": "a", "n_predict": 1})
+    assert answer.json()["model"] == "tiny"
+    infill = {"input_prefix": "a", "input_suffix": "b", "n_predict": 1}
+    answer = httpx.post(f"{corral.url}/infill", json=infill)
+    assert "infill is not supported" in answer.json()["error"]["message"].lower()
     assert corral.model_states() == {"tiny": "loaded", "slow": "unloaded"}
 
 
