@@ -46,8 +46,12 @@ def test_llama_corral_reports_names_slots_and_context() -> None:
 
 
 def test_llama_server_and_others_report_less() -> None:
-    llama_server = {"id": "a.gguf", "meta": {"n_ctx_train": 8192, "n_ctx": 2048}, "created": 1}
-    assert read_remote_models(page(llama_server)) == (RemoteModel("a.gguf", context_length=2048),)
+    meta: dict[str, int | str] = {"n_ctx_train": 8192, "ftype": "F16"}
+    more = {"n_ctx": 2048, "n_params": "many", "size": -1, "template": "x"}
+    llama_server = {"id": "a.gguf", "meta": {**meta, **more}, "created": 1}
+    assert read_remote_models(page(llama_server)) == (
+        RemoteModel("a.gguf", context_length=2048, meta=meta),
+    )
     assert read_remote_models(page({"id": "a"})) == (RemoteModel("a"),)
 
 
