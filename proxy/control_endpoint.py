@@ -16,14 +16,13 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy.auth.api_keys import client_names
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.errors import NotLoaded, ProxyError
 from proxy.forward.node_request import for_node
 from proxy.headers import JSON
 from proxy.models import ModelLoader
-from proxy.request import client_of, named_model
+from proxy.request import client_names, client_of, named_model
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.router import Router
 from proxy.routes import Routes

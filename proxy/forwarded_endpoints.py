@@ -9,7 +9,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from proxy.access_log import CLIENT_GONE
-from proxy.auth.api_keys import client_models, client_names
+from proxy.auth.api_keys import client_models
 from proxy.batch import completions
 from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
@@ -27,7 +27,7 @@ from proxy.metrics.prometheus import Metrics
 from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelInfo, ModelLoader, ModelNames, PromptWarmer
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
-from proxy.request import ProxyRequest, Translation, client_of, read_request
+from proxy.request import ProxyRequest, Translation, client_names, client_of, read_request
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import Routes
 

@@ -24,7 +24,7 @@ from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind, choices_of, endpoint_kind
 from proxy.errors import BadRequest
 from proxy.headers import HOP, PRIORITY, for_upstream
-from proxy.models import ModelNames
+from proxy.models import ModelLoader, ModelNames
 from proxy.prompt_cache.prompt import Prompt, read_prompt
 from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
@@ -94,6 +94,14 @@ def client_of(request: web.BaseRequest) -> str:
     """The name of the API key, or the address."""
     key = request[KEY]
     return key.name if key else request.remote or ""
+
+
+def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
+    """The names that the client may use; for another proxy, without nodes."""
+    names, key = loader.names(), request[KEY]
+    if HOP in request.headers:
+        names = names.local
+    return names.visible(key.models) if key else names
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from proxy.access_log import Emit
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
 from proxy.errors import ConfigError, Unauthorized
 from proxy.headers import HOP
-from proxy.models import ModelInfo, ModelLoader, ModelNames, without_nodes
+from proxy.models import ModelInfo, ModelLoader, without_nodes
 
 # None: the request needs no key.
 KEY: Final[web.RequestKey[Key | None]] = web.RequestKey("key", Key)
@@ -98,14 +98,6 @@ def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[Mod
     if HOP in request.headers:
         model_infos = without_nodes(model_infos)
     return visible(model_infos, request[KEY])
-
-
-def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
-    """The names that the client may use; for another proxy, without nodes."""
-    names, key = loader.names(), request[KEY]
-    if HOP in request.headers:
-        names = names.local
-    return names.visible(key.models) if key else names
 
 
 def visible(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:

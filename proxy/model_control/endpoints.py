@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from proxy.auth.api_keys import client_models, client_names
+from proxy.auth.api_keys import client_models
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.errors import BadRequest
@@ -24,7 +24,7 @@ from proxy.json_response import json_response
 from proxy.model_control.control import ModelControl
 from proxy.model_control.events import Shown, event_text, events_between, shown
 from proxy.models import ModelInfo, ModelLoader
-from proxy.request import client_of, named_model
+from proxy.request import client_names, client_of, named_model
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import Routes
 
