@@ -60,6 +60,7 @@ from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.reductions import Reductions
 from supervisor.fleet.stats import StatsReader
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.host.paths import Directories
@@ -116,10 +117,15 @@ class Daemon:
         self._stats = StatsReader()
         adapted = AdaptedValues()
         self._known_workers = KnownWorkers(free_port)
+        reductions = Reductions()
 
         def make_planner(found: Loaded) -> LaunchPlanner:
             return LaunchPlanner(
-                found.settings, directories, adapted.of, known_workers=self._known_workers
+                found.settings,
+                directories,
+                adapted.of,
+                known_workers=self._known_workers,
+                reductions=reductions,
             )
 
         self._fleet = Fleet(

@@ -6,6 +6,7 @@
     ├── EngineBroken                 78    a file is there, but it does not run
     ├── ModelInvalid                 78    the GGUF is missing, truncated, or not a GGUF
     ├── OutOfMemory                  78    a model can never fit into this machine's memory
+    ├── DeviceMemoryShort             1    other programs hold the device memory that a model needs
     ├── StartFailed                   1    an engine was spawned and did not become ready
     ├── EngineFailed                  1    an engine ended while it was measured
     ├── WorkerUnreachable             1    an RPC worker does not answer
@@ -84,6 +85,10 @@ class ModelInvalid(CorralError):
 class OutOfMemory(CorralError):
     code = "no_room"
     exit_code = 78
+
+
+class DeviceMemoryShort(CorralError):
+    code = "device_memory_short"
 
 
 class StartFailed(CorralError):

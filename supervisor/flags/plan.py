@@ -63,6 +63,9 @@ class Plan:
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers, in the order of --rpc
     # Workers that it runs without, as sentences.
     lost_workers: tuple[str, ...] = ()
+    from_user: frozenset[str] = frozenset()  # the options that the model's own table decides
+    # What it gave up after its engine ran out of memory.
+    reduced: Settings = field(default_factory=dict)
 
     @property
     def embedding(self) -> Embedding | None:
@@ -163,6 +166,8 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         derived=frozenset(key for key, one in kept.items() if one.is_derived),
         untried_threads=inputs.untried_threads if _derives_threads(kept) else None,
         workers=entry.workers,
+        from_user=frozenset(_from_user(kept, entry, engine.flags)),
+        reduced={key: one for key, one in entry.reduced.items() if key in kept},
     )
 
 
@@ -177,6 +182,15 @@ def _derives_threads(settings: Settings) -> bool:
     keys = "threads", "threads-batch"
     found = [settings[key] for key in keys if key in settings]
     return len(found) == 2 and all(one.origin == "machine" and not one.is_adapted for one in found)
+
+
+def _from_user(settings: Settings, entry: ModelEntry, flags: Flags) -> Iterator[str]:
+    """Yield the options that the model's table sets; words of `args` go last, and win."""
+    words = {word.partition("=")[0] for word in entry.args}
+    for key, one in settings.items():
+        flag = flags.find(key)
+        if one.is_from_user or (flag and words.intersection(flag.names)):
+            yield key
 
 
 def check(profile: Profile, flags: Flags) -> Rendered:

@@ -66,6 +66,8 @@ class ModelEntry:
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
     split: str | None = None  # the `--tensor-split` to which its layers were moved
+    # What replaces all of the above after its engine ran out of memory.
+    reduced: Settings = field(default_factory=dict)
 
 
 def resolve(
@@ -81,7 +83,8 @@ def resolve(
     `devices` are those of this machine.
     """
     gguf = inputs.gguf
-    found = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
+    planned = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
+    found = {**planned, **entry.reduced}
     merged = explicit_purpose(found, entry.args, entry.name, gguf)
     derived = _cap_context(_derived(embedding_slots(merged, gguf), inputs), inputs)
     return _raise_batch(embedding_batches(derived, gguf))

@@ -55,6 +55,11 @@ class Setting:
     is_adapted: bool = False  # the daemon changed it while it serves
 
     @property
+    def is_from_user(self) -> bool:
+        """Whether its value follows from the model's own table alone."""
+        return self.origin == BATCHING or self.origin.startswith("model ")
+
+    @property
     def is_own(self) -> bool:
         """Whether the model's own table gives its value."""
         is_given = self.origin == BATCHING and not self.is_derived

@@ -19,9 +19,11 @@ from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import cache_commands
 from supervisor.fleet.calibration import calibrator
+from supervisor.fleet.device_memory import DeviceMemory
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.start_memory import StartMemory
 from supervisor.instance.instance import Instance
 from supervisor.instance.interfaces import Traffic
 from supervisor.instance.snapshot import InstanceSnapshot
@@ -70,6 +72,8 @@ class Fleet:
         self._emit = emit
         self.planner = planner
         self._on_change = on_change
+        self.device_memory = DeviceMemory()
+        self._start_memory = StartMemory(self.device_memory, emit)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.models: dict[str, Model] = {}
@@ -264,8 +268,15 @@ class Fleet:
             emit=self._emit_change,
             persister=replica.slots,
             calibrator=calibrator(replica, self.all_replicas, self._traffic, self._emit),
-            prepare=lambda: self._ask_workers(replica),
+            prepare=lambda: self._prepare(replica),
+            reduce=lambda cause: self._start_memory.reduce(replica, cause),
         )
+
+    async def _prepare(self, replica: Replica) -> None:
+        """Wait for what a start needs; raises where it is not there."""
+        await self._ask_workers(replica)
+        while not await self._start_memory.is_there(replica):
+            await self._ask_workers(replica)
 
     async def _ask_workers(self, replica: Replica) -> None:
         """Ask the workers of a model before it starts; raises where it waits for one."""
@@ -284,8 +295,15 @@ class Fleet:
 
     def _emit_change(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
+        if name == "instance.exited":
+            self._note_exit(str(fields["instance"]))
         if name == "instance.state_changed":
             self._on_change()
+
+    def _note_exit(self, instance: str) -> None:
+        replica = self._find(instance)
+        if replica and replica.plan and replica.plan.memory_inputs.engine.devices:
+            self.device_memory.note_exit(self.planner.supervisor.device_memory_wait_s)
 
     def _slot_manager(self, replica: Replica) -> SlotManager:
         def model() -> Model:

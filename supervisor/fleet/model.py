@@ -8,10 +8,11 @@ Model names have no tilde, so sockets and logs named after instances never clash
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from proxy.upstream.upstream import Upstream
 from supervisor.flags.plan import ModelEntry, Plan
+from supervisor.flags.setting import Settings
 from supervisor.fleet.gpu_use import gpu_use
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
@@ -41,14 +42,17 @@ class Replica:
         self.fingerprint: LaunchFingerprint | None = None  # likewise
         self.shards: ShardRun | None = None  # likewise; None without workers
         self.life: asyncio.Task[None] | None = None
+        # Free bytes of each device when its next run was prepared, where that is known.
+        self.free_bytes: Mapping[str, int] = {}
+        self.attempted: Settings = {}  # what its latest start did without, successful or not
         self.slots = slots(self)
         self.instance = instance(self)
 
     def launch(self, _run: int) -> Launch:
         """Plan a run; reads files for some milliseconds."""
-        plan = self.planner.plan_at(self.place)
+        plan = self.planner.plan_at(self.place, self.free_bytes)
         self.fingerprint = self.planner.fingerprint(self.place, plan.engine)
-        self.plan = plan
+        self.plan, self.attempted = plan, plan.reduced
         self.shards = self.planner.shards(plan)
         try:
             return self.planner.launch(plan, self.name, self.shards)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from supervisor.calibration.store import MeasurementStore
@@ -28,6 +29,7 @@ from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.thread_speeds import ThreadMeasurement
 from supervisor.flags.trial import TrialSettings, with_context_of
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.reductions import Reductions
 from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
 from supervisor.gguf import metadata
 from supervisor.gguf.metadata import Gguf
@@ -36,6 +38,7 @@ from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories, make_private
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
+from supervisor.memory.inputs import with_free
 from supervisor.memory.replicas import Replicas, decide
 from supervisor.process.launch import Launch, ProcessTag, clean_environment
 from supervisor.settings.balance import BalanceSettings
@@ -53,6 +56,7 @@ from supervisor.workers.of_models import ModelWorkers
 _LOOPBACK: Final = "127.0.0.1"
 # Larger models take long to load, and lose less to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def _nothing_adapted(_model: str) -> FlagSettings:
@@ -66,6 +70,7 @@ class LaunchPlanner:
         adapted: Returns the values of a model that the daemon changed while it serves.
         read_tuned: For tuned profiles that are no files.
         known_workers: What is known of workers; unset: nothing.
+        reductions: What models gave up after their engines ran out of memory; unset: nothing.
     """
 
     def __init__(
@@ -76,8 +81,10 @@ class LaunchPlanner:
         *,
         read_tuned: ReadTuned | None = None,
         known_workers: KnownWorkers | None = None,
+        reductions: Reductions | None = None,
     ) -> None:
         self.adapted = adapted
+        self.reductions = reductions or Reductions()
         self._engine_setting = settings.engine
         self._settings = settings
         self._directories = directories
@@ -141,6 +148,20 @@ class LaunchPlanner:
         other.adapted = lambda name: to if name == model else self.adapted(name)
         return other
 
+    def reduced(self, model: str) -> FlagSettings:
+        """Return what replaces planned values after the engine ran out of memory."""
+        return self.reductions.of(self.entries[model]) if self.may_reduce(model) else {}
+
+    def may_reduce(self, model: str) -> bool:
+        found = self._settings.models.get(model)
+        return found is not None and found.on_out_of_memory == "reduce"
+
+    def unreduced(self) -> LaunchPlanner:
+        """Return a planner of the same settings for which nothing was given up."""
+        other = copy.copy(self)
+        other.reductions = Reductions()
+        return other
+
     def with_layers(self, model: str, layers: Mapping[str, int]) -> LaunchPlanner:
         """Return a planner of the same settings with these layers for the workers of one model."""
         other = copy.copy(self)
@@ -175,8 +196,8 @@ class LaunchPlanner:
         longer = with_context_of(self.plan(model), plan, entry)
         return self._plan(longer, adapted, instances=instances) if longer else plan
 
-    def plan_at(self, place: ReplicaId) -> Plan:
-        """Plan one replica, as `plan` does.
+    def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:
+        """Plan one replica, as `plan` does, with what is free of each device, where it is known.
 
         Raises:
             OutOfMemory: It needs more memory than models may use.
@@ -192,14 +213,15 @@ class LaunchPlanner:
         else:
             plan = self.plan(place.model)
         check_fits(place.model, plan.memory_inputs, self.capacity(plan.engine))
-        return plan
+        return replace(plan, memory_inputs=with_free(plan.memory_inputs, free))
 
     def capacity(self, engine: Engine) -> MemoryCapacity:
         return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
 
     def _plan(self, entry: ModelEntry, adapted: FlagSettings, *, instances: int) -> Plan:
         cache, engine, here = self._directories.cache, self.engine(), self._machine()
-        entry = replace(entry, workers=self.workers.used_by(entry.name, engine, here))
+        workers = self.workers.used_by(entry.name, engine, here)
+        entry = replace(entry, workers=workers, reduced=self.reduced(entry.name))
         under = self.tuned_profiles.profile(entry)
         found = metadata.read(entry.path, cache_dir=cache)
         entry = replace(entry, split=self._split(entry, found))

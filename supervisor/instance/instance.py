@@ -44,6 +44,7 @@ from supervisor.warmup.queue import PrefillQueue
 _LINES_TO_JUDGE = 300
 # A deadline noticed this late was missed because the daemon or the machine was suspended.
 _LATE_S = 1.0
+_LOADING = frozenset({State.STARTING, State.WARMING})
 
 
 class Instance:
@@ -56,6 +57,8 @@ class Instance:
         name: Unique among instances; part of file names.
         launch: Returns the launch of run number N; may raise CorralError.
         prepare: Awaited before each launch; may raise CorralError.
+        reduce: Called when a load has failed; returns whether less was planned for the next start,
+            which then follows at once and does not count as a failure.
         persister: Saves and restores its KV slots.
         calibrator: Measures its first runs.
         clock: Monotonic seconds.
@@ -75,6 +78,7 @@ class Instance:
         persister: SlotPersister | None = None,
         calibrator: Calibrator | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
+        reduce: Callable[[FailureCause], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -87,6 +91,7 @@ class Instance:
         self._persister = persister or NoSlotPersister()
         self._calibrator = calibrator or NoCalibrator()
         self._prepare = prepare
+        self._reduce = reduce
         self._clock = clock
 
         self._lifecycle = Lifecycle()
@@ -424,6 +429,10 @@ class Instance:
             self._apply(Event.EXITED, number)
             return
         self._cause = cause
+        if self._lifecycle.state in _LOADING and self._reduce(cause):
+            self._apply(Event.RESTART, reason=cause.code)
+            self._apply(Event.EXITED, number)
+            return
         give_up = not self._restart.record(by_request=not is_own) or cause.permanent
         self._apply(Event.EXITED, number, give_up=give_up, reason=cause.code)
         if give_up:

@@ -17,6 +17,7 @@ from supervisor.memory.inputs import MemoryBreakdown, MemoryInputs, WorkerMemory
 from supervisor.memory.offload import (
     count_offloaded,
     devices_of,
+    is_fitted,
     layers_left,
     moved_kv,
     moved_weights,
@@ -76,6 +77,8 @@ class Estimate:
     mapped_bytes: int  # of main memory, what all instances that map the same file share
     layers_offloaded: int  # layers on devices; the output counts as one
     workers: Mapping[str, WorkerMemory] = field(default_factory=dict)  # by name
+    # Whether the engine itself puts fewer layers on devices where less is free.
+    is_fitted: bool = False
 
     @property
     def own_bytes(self) -> int:
@@ -126,6 +129,7 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         mapped_bytes=host.weights if is_mapped else 0,
         layers_offloaded=count,
         workers=_by_worker(taken, devices),
+        is_fitted=is_fitted(memory_inputs, devices),
     )
 
 
@@ -148,8 +152,14 @@ def _of_worker(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> W
             }
         ),
         has_bytes=sum(one.total_mib for one in devices) * _MIB,
+        free_bytes=_free_bytes(devices),
         is_main_memory=any(one.is_main_memory for one in devices),
     )
+
+
+def _free_bytes(devices: list[Device]) -> int | None:
+    free_mib = [one.free_mib for one in devices if one.free_mib is not None]
+    return sum(free_mib) * _MIB if len(free_mib) == len(devices) else None
 
 
 def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:

@@ -82,14 +82,14 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
     """The largest fitting change of each kind, or else one change of all kinds together."""
     kinds = (
         _fewer_slots(memory_inputs),
-        _smaller_cache(memory_inputs),
-        _shorter(memory_inputs, {}),
+        smaller_cache(memory_inputs),
+        shorter(memory_inputs, {}),
     )
     found = [one for kind in kinds if (one := _first_fitting(memory_inputs, kind, has))]
     if found:
         return tuple(found)
-    under = {key: value for flags in _smaller_cache(memory_inputs) for key, value in flags.items()}
-    least = _shorter(memory_inputs, {**under, "parallel": 1})
+    under = {key: value for flags in smaller_cache(memory_inputs) for key, value in flags.items()}
+    least = shorter(memory_inputs, {**under, "parallel": 1})
     return tuple(one for one in [_first_fitting(memory_inputs, least, has)] if one)
 
 
@@ -132,7 +132,7 @@ def _below(count: int) -> Iterator[int]:
         yield count
 
 
-def _shorter(
+def shorter(
     memory_inputs: MemoryInputs, under: Mapping[str, FlagValue]
 ) -> Iterator[Mapping[str, FlagValue]]:
     """Shorter contexts, each half of the one before."""
@@ -143,7 +143,8 @@ def _shorter(
         yield {**under, "ctx-size": each if is_shared else each * count}
 
 
-def _smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
+def smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
+    """A quantised cache, where there is none and the model can have one."""
     chosen = memory_inputs.chosen
     types = {str(chosen.get(f"cache-type-{one}", "f16")) for one in "kv"}
     has_flash = chosen.get("flash-attn", "auto") not in {"off", False}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final
 
 from supervisor.engines.discover import Engine
 from supervisor.gguf.metadata import Gguf
 from supervisor.memory.context import Chosen, context_layout
 from supervisor.memory.kv_cache import Cache
+
+_MIB: Final = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class WorkerMemory:
 
     taken: MemoryBreakdown
     has_bytes: int
+    free_bytes: int | None  # when it was last asked; None if it did not say
     is_main_memory: bool  # whether it is this machine's main memory
 
 
@@ -58,3 +63,13 @@ class MemoryInputs:
     @property
     def cache(self) -> Cache:
         return context_layout(self.gguf, self.chosen, self.engine).cache
+
+
+def with_free(memory_inputs: MemoryInputs, free: Mapping[str, int]) -> MemoryInputs:
+    """Note the free bytes of the devices of this machine that are known."""
+    engine = memory_inputs.engine
+    devices = tuple(
+        replace(one, free_mib=free[one.name] // _MIB) if one.name in free else one
+        for one in engine.devices
+    )
+    return replace(memory_inputs, engine=replace(engine, devices=devices))

@@ -50,15 +50,27 @@ def count_offloaded(
         return 0
     if requested.isdecimal():
         return min(most, int(requested))
-    if requested == "all" or memory_inputs.chosen.get("fit") == "off":
+    if not is_fitted(memory_inputs, devices):
         return most
-    room = sum(max(0, one.total_mib * _MIB - _DEVICE_MARGIN_BYTES) for one in devices)
+    room = sum(max(0, _free_mib(one) * _MIB - _DEVICE_MARGIN_BYTES) for one in devices)
     # Their memory grows with each layer.
     return bisect.bisect_right(
         range(1, most + 1),
         room,
         key=lambda count: on_devices(memory_inputs, layout, count, extra_bytes).total,
     )
+
+
+def is_fitted(memory_inputs: MemoryInputs, devices: tuple[Device, ...]) -> bool:
+    """Whether the engine chooses the number of layers by what is free of the devices."""
+    requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
+    is_set = requested.isdecimal() or requested == "all"
+    return bool(devices) and not is_set and memory_inputs.chosen.get("fit") != "off"
+
+
+def _free_mib(device: Device) -> int:
+    known = device.total_mib if device.free_mib is None else device.free_mib
+    return min(device.total_mib, known)
 
 
 def layers_left(gguf: Gguf, count: int) -> int:

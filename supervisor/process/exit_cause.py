@@ -49,9 +49,9 @@ class StartWarning:
     hint: str
 
 
-# Causes outside of the engine and its requests: an RPC worker is gone. They are waited for, and
-# count neither against the engine nor against a request.
-EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable"})
+# Causes outside of the engine and its requests: an RPC worker is gone, or other programs hold the
+# memory of a device. They are waited for, and count neither against the engine nor a request.
+EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable", "device_memory_short"})
 
 # Signals that say enough, whatever the log says.
 SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(

@@ -78,6 +78,13 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
         description="main memory that all models together may take, in bytes or as in 12 GiB; "
         "unset: all but a twentieth",
     )
+    device_memory_wait_s: float = Field(
+        5,
+        ge=0,
+        le=600,
+        description="how long a load waits for memory of a device that an engine which ended has "
+        "yet to give back",
+    )
     measure_threads: bool = Field(
         default=True,
         description="measure models of up to 1 GiB with several thread counts at their first start",
@@ -154,6 +161,13 @@ class ModelSettings(ResidencyPolicy):
     on_worker_loss: Literal["wait", "without"] = Field(
         "wait",
         description="while one of them does not answer: wait for it, or run without it",
+    )
+
+    on_out_of_memory: Literal["reduce", "fail"] = Field(
+        "reduce",
+        description="after its engine ran out of memory while it loaded: start it with a shorter "
+        "context, then a quantised KV cache, then fewer layers on devices, each once and never "
+        "what this table sets; or fail",
     )
 
     @model_validator(mode="after")

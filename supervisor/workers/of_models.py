@@ -139,6 +139,7 @@ class ModelWorkers:
             yield replace(
                 one,
                 total_mib=limit or one.total_mib,
+                free_mib=min(limit, one.free_mib) if limit and one.free_mib else one.free_mib,
                 is_main_memory=settings.local and _is_on_cpu(settings, engine),
             )
 

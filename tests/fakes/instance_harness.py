@@ -22,6 +22,7 @@ from supervisor.instance.instance import Instance
 from supervisor.instance.interfaces import Calibrator
 from supervisor.instance.limits import InstanceLimits
 from supervisor.instance.states import Event
+from supervisor.process.exit_cause import FailureCause
 from supervisor.process.launch import Launch, clean_environment
 
 FAKE = Path(__file__).parent / "llama_server.py"
@@ -108,6 +109,7 @@ class InstanceHarness:
         policy: RestartPolicy = PATIENT,
         calibrator: Calibrator | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
+        reduce: Callable[[FailureCause], bool] = lambda _: False,
     ) -> None:
         self.launch = launch
         self.traffic = RecordingTraffic()
@@ -124,6 +126,7 @@ class InstanceHarness:
             emit=stream.emit,
             calibrator=calibrator,
             prepare=prepare,
+            reduce=reduce,
         )
 
     @property

@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from supervisor.commands import adapted
-from supervisor.commands.adapted import adapted_values
+from supervisor.commands.adapted import ChangedValues, changed_values
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.flags.plan import ModelEntry
-from supervisor.flags.setting import Setting
+from supervisor.flags.setting import CORRAL, Setting
 
 ENTRY = ModelEntry("chat", Path("/models/chat.gguf"))
 VALUE = {"key": "threads", "value": 1, "origin": "machine", "reason": "other programs"}
+LESS = {"key": "ctx-size", "value": 4096, "origin": CORRAL, "reason": "the memory is full"}
+NONE = ChangedValues({}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +29,24 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise NotRunning("no daemon")
             if self.socket.name == "busy":
                 raise DaemonBusy("it does not answer")
-            return {"models": [{**named, "adapted": [VALUE]}]}
+            return {"models": [{**named, "adapted": [VALUE], "reduced": [LESS]}]}
 
     monkeypatch.setattr(adapted, "Client", Client)
 
 
 def test_values_of_the_daemon_are_returned() -> None:
-    found = adapted_values(Path("socket"), ENTRY)
-    assert found == {"threads": Setting(1, "machine", "other programs")}
+    found = changed_values(Path("socket"), ENTRY)
+    assert found.adapted == {"threads": Setting(1, "machine", "other programs")}
+    assert found.reduced == {"ctx-size": Setting(4096, "llama-corral", "the memory is full")}
 
 
 @pytest.mark.parametrize("socket", ["none", "busy"])
 def test_without_a_daemon_that_answers_there_are_none(socket: str) -> None:
-    assert adapted_values(Path(socket), ENTRY) == {}
+    assert changed_values(Path(socket), ENTRY) == NONE
 
 
 @pytest.mark.parametrize(
     "changes", [{"name": "other"}, {"path": Path("/other.gguf")}, {"profile": "low-latency"}]
 )
 def test_values_of_another_model_are_not_taken(changes: dict[str, Any]) -> None:
-    assert adapted_values(Path("socket"), replace(ENTRY, **changes)) == {}
+    assert changed_values(Path("socket"), replace(ENTRY, **changes)) == NONE

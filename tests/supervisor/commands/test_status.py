@@ -82,6 +82,7 @@ def model(
         "trial": None,
         "not_persisted_reason": not_persisted_reason,
         "adapted": [],
+        "reduced": [],
         "waiting": waiting,
         "instances": [*instances],
     }

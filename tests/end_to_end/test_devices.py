@@ -1,0 +1,207 @@
+"""Models on Mesa's software Vulkan device: those that fit, and those that do not.
+
+The engine computes there and logs what it allocates; only the size of the device is not its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import software_device
+import tiny_gguf
+from buffers import logged_bytes
+from corral_cli import PATIENCE_S, CorralCli, until
+from software_device import SmallDevice
+
+from supervisor.engines.discover import Engine
+
+MIB = 1024**2
+TOTAL_MIB = 40
+# Weights of 8 MiB and a cache of 16 MiB: of two such models one fits.
+FLAGS = """
+ctx-size = 8192
+parallel = 1
+batch-size = 32
+ubatch-size = 32
+cache-type-k = "f16"
+cache-type-v = "f16"
+spec-type = "none"
+warmup = false
+"""
+ON_DEVICE = f'{FLAGS}gpu-layers = "all"\n'
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "wide.gguf"
+    return tiny_gguf.make(path, embd=256, heads=8, kv_heads=4, layers=4, ff=1024, ctx=8192)
+
+
+@pytest.fixture
+def device(corral: CorralCli, device_engine: Engine, tmp_path: Path) -> SmallDevice:
+    """The device as one of 40 MiB."""
+    corral.env |= software_device.SHOW | {"CORRAL_CACHE_DIR": str(tmp_path / "cache")}
+    return software_device.write_engine(tmp_path, device_engine, TOTAL_MIB)
+
+
+@pytest.fixture
+def configure(corral: CorralCli, device: SmallDevice, wide_model: Path) -> Callable[..., CorralCli]:
+    def write(supervisor: str = "", **models: str) -> CorralCli:
+        head = f'engine = "{device.engine}"\n[supervisor]\npersist_slots = false\n{supervisor}\n'
+        tables = [
+            f'[models.{name}]\npath = "{wide_model}"\npreload = false\nmin_residency_s = 0\n{rest}'
+            for name, rest in models.items()
+        ]
+        corral.configure(head + "\n".join(tables))
+        return corral
+
+    return write
+
+
+async def _answer(url: str, model: str) -> tuple[int, str]:
+    body = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        aiohttp.ClientSession(url) as http,
+        http.post("/v1/chat/completions", json=body) as response,
+    ):
+        return response.status, await response.text()
+
+
+def ask(corral: CorralCli, model: str) -> tuple[int, str]:
+    return asyncio.run(_answer(corral.url, model))
+
+
+def logged_mib(corral: CorralCli, instance: str) -> float:
+    """Return what the engine says that it allocated on the device."""
+    lines = (corral.root / "log" / f"{instance}.log").read_text("utf-8").splitlines()
+    return sum(logged_bytes(lines, "Vulkan0").values()) / MIB
+
+
+def planned_mib(corral: CorralCli, model: str) -> float:
+    at_start: float = corral.data("plan", model)["memory"]["devices"]["Vulkan0"]["at_start"]
+    return at_start / MIB
+
+
+def listed_context(corral: CorralCli, model: str) -> int:
+    """Return the context that clients are told."""
+    with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as response:
+        models: list[dict[str, Any]] = json.load(response)["data"]
+    return int(next(one["context_length"] for one in models if one["id"] == model))
+
+
+def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
+    configure: Callable[..., CorralCli], device: SmallDevice
+) -> None:
+    own = ON_DEVICE + "log-verbosity = 4\n"
+    corral = configure(
+        a=f"[models.a.flags]\n{own}",
+        b=f"[models.b.flags]\n{own}",
+        supervisor="device_memory_wait_s = 60",
+    )
+    corral.ok("start", "a")
+    assert planned_mib(corral, "a") == pytest.approx(logged_mib(corral, "a.0"), rel=0.1)
+    device.set_free(int(TOTAL_MIB - planned_mib(corral, "a")))
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask, corral, "b")
+        # Its memory is listed as taken until the driver gives it back.
+        until(lambda: corral.model_states()["a"] == "unloaded" and not corral.engines())
+        listings = device.listings
+        until(lambda: device.listings > listings + 1)
+        assert not corral.engines()
+        device.set_free(TOTAL_MIB)
+        assert asked.result(PATIENCE_S)[0] == 200
+    assert corral.model_states() == {"a": "unloaded", "b": "loaded"}
+    assert logged_mib(corral, "b.0") == pytest.approx(planned_mib(corral, "b"), rel=0.1)
+
+
+def test_a_model_that_never_fits_is_refused_before_a_start(
+    configure: Callable[..., CorralCli],
+) -> None:
+    large = ON_DEVICE.replace("8192", "32768")
+    corral = configure(a=f"[models.a.flags]\n{large}")
+    failed = corral("start", "a")
+    assert failed.returncode == 78
+    assert "of Vulkan0, which has 40.0 MiB" in failed.stderr
+    assert "this would fit: " in failed.stderr
+    assert corral.engines() == []
+
+
+def test_after_the_device_is_full_at_a_load_less_is_tried_and_shown(
+    configure: Callable[..., CorralCli], corral: CorralCli, device: SmallDevice
+) -> None:
+    # A buffer for half of the context is the largest that the device has room for.
+    corral.env |= software_device.limit_buffers(10 * MIB)
+    profile = corral.root / "config" / "profiles" / "device.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(f'description = "for a device"\n[flags]\n{ON_DEVICE}', "utf-8")
+    configure(
+        a='profile = "device"\n',
+        b='profile = "device"\non_out_of_memory = "fail"\n',
+        c='profile = "device"\n[models.c.flags]\nctx-size = 8192\n',
+    )
+    corral.ok("start", "a")
+    (given_up,) = corral.events("model.reduced")
+    assert (given_up["key"], given_up["before"], given_up["after"]) == ("ctx-size", 8192, 4096)
+    assert "a: ctx-size = 4096 for want of memory: with ctx-size = 8192" in corral.ok("status")
+    assert corral.data("plan", "a")["ctx_size"] == 4096
+    assert ask(corral, "a")[0] == 200
+    assert listed_context(corral, "a") == 4096
+
+    failed = corral("start", "b")
+    assert failed.returncode == 1
+    assert "the device's memory is full" in failed.stderr
+    corral.ok("stop", "b")
+
+    corral.ok("start", "c")  # what it sets itself stays
+    kept = corral.data("plan", "c")
+    assert (kept["ctx_size"], [*kept["reduced"]]) == (8192, ["cache-type-k", "cache-type-v"])
+
+
+def test_a_device_full_of_other_programs_is_waited_for(
+    configure: Callable[..., CorralCli], device: SmallDevice
+) -> None:
+    patience = (
+        "[supervisor.restart]\nbackoff_initial_s = 0.1\nbackoff_max_s = 0.1\nmax_failures = 1"
+    )
+    corral = configure(patience, a=f'on_out_of_memory = "fail"\n[models.a.flags]\n{ON_DEVICE}')
+    device.set_free(10)
+    corral.serve(until_ready=False)
+    until(corral.is_running)
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask, corral, "a")
+        until(lambda: corral.instances()["a.0"]["state"] == "backoff" and device.listings > 3)
+        error = corral.instances()["a.0"]["error"]
+        assert error
+        assert "of Vulkan0, which has 10.0 MiB free" in error["message"]
+        assert corral.instances()["a.0"]["pid"] is None
+        device.set_free(TOTAL_MIB)
+        assert asked.result(PATIENCE_S)[0] == 200
+
+
+def test_other_programs_count_when_a_model_is_unloaded_for_another(
+    configure: Callable[..., CorralCli], device: SmallDevice
+) -> None:
+    small = ON_DEVICE.replace("8192", "1024")
+    corral = configure(
+        "device_memory_wait_s = 0.2",
+        a=f"[models.a.flags]\n{small}",
+        b=f"[models.b.flags]\n{small}",
+    )
+    corral.ok("start", "a", "b")
+    assert corral.model_states() == {"a": "loaded", "b": "loaded"}
+    corral.ok("unload", "b")
+    device.set_free(5)  # of what is left, another program takes the rest
+    until(lambda: corral.model_states()["b"] == "unloaded")
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask, corral, "b")
+        until(lambda: corral.model_states()["a"] == "unloaded")
+        device.set_free(18)
+        assert asked.result(PATIENCE_S)[0] == 200

@@ -1,0 +1,63 @@
+"""Mesa's software Vulkan device: llama-server offloads to it as to a GPU, on any machine.
+
+Its memory is main memory, of which an engine lists gigabytes; `write_engine` makes an engine that
+lists less, and `limit_buffers` has its allocations fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from supervisor.engines.discover import Device, Engine
+
+# ggml lists a software device only where it is named; without F16 it compiles fewer shaders.
+# Source: ggml-vulkan.cpp, ggml_vk_instance_init.
+SHOW: Final = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1"}
+NAMES: Final = ("llvmpipe", "lavapipe", "swiftshader")
+HOW_TO_INSTALL: Final = "no software Vulkan device: apt-get install mesa-vulkan-drivers"
+
+
+def is_one(devices: Sequence[Device]) -> bool:
+    """Whether it is the only device."""
+    return len(devices) == 1 and any(name in devices[0].description.lower() for name in NAMES)
+
+
+def limit_buffers(limit_bytes: int) -> Mapping[str, str]:
+    """Return variables with which the device refuses larger buffers, as one that is full does."""
+    return {"GGML_VK_FORCE_MAX_BUFFER_SIZE": str(limit_bytes)}
+
+
+@dataclass(frozen=True)
+class SmallDevice:
+    """An engine on the software device, which it lists as smaller; `free` may change."""
+
+    engine: Path
+    _free: Path
+    _listings: Path
+
+    @property
+    def listings(self) -> int:
+        """How often it was listed."""
+        return len(self._listings.read_text("utf-8").splitlines())
+
+    def set_free(self, mib: int) -> None:
+        self._free.write_text(str(mib), "utf-8")
+
+
+def write_engine(directory: Path, engine: Engine, total_mib: int) -> SmallDevice:
+    """Write an engine that lists the device with so much memory; else it is the real one."""
+    path, free, listings = (directory / name for name in ("llama-server", "free", "listings"))
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--list-devices*) echo >>{listings}; echo "Available devices:"\n'
+        f'echo "  Vulkan0: llvmpipe ({total_mib} MiB, $(cat {free}) MiB free)"; exit ;; esac\n'
+        f'exec {engine.path} "$@"\n',
+        "utf-8",
+    )
+    path.chmod(0o700)
+    found = SmallDevice(path, free, listings)
+    found.set_free(total_mib)
+    return found
