@@ -145,12 +145,11 @@ def _tensors(
         return weights
 
     norm = np.ones(embd, np.float32)
-    embedding = random.standard_normal((len(tokens), embd)).astype(np.float16)
-    embedding[:, 0] = _CONSTANT
+    embedding, output = ends(mode, tokens, types, embd, random)
     found: list[tuple[str, Array]] = [
         ("token_embd.weight", embedding),
         ("output_norm.weight", norm),
-        ("output.weight", _output(mode, tokens, types, embedding, matrix(len(tokens), embd))),
+        ("output.weight", output),
     ]
     for layer in range(layers):
         block: dict[str, Array] = {
@@ -166,6 +165,16 @@ def _tensors(
         }
         found += [(f"blk.{layer}.{name}.weight", weights) for name, weights in block.items()]
     return found
+
+
+def ends(
+    mode: Mode, tokens: list[str], types: list[int], embd: int, random: np.random.Generator
+) -> tuple[Array, Array]:
+    """Return the embeddings and the output rows of a model that says what `mode` names."""
+    embedding = random.standard_normal((len(tokens), embd)).astype(np.float16)
+    embedding[:, 0] = _CONSTANT
+    rows: Array = random.standard_normal((len(tokens), embd)) / np.sqrt(embd)
+    return embedding, _output(mode, tokens, types, embedding, rows.astype(np.float16))
 
 
 def _gemma_norms(layers: int, embd: int, head: int) -> list[tuple[str, Array]]:

@@ -39,9 +39,13 @@ _TEXTS: Final = frozenset({EndpointKind.COMPLETION, EndpointKind.LLAMA_COMPLETIO
 
 
 def has_chunks(lease: Lease) -> bool:
-    """Return whether a prompt is computed in chunks: a long one of text, beside running streams."""
+    """Return whether a prompt is computed in chunks: a long one of text, beside running streams.
+
+    Not on a recurrent model: a chunk shorter than what the slot holds would discard its state.
+    """
     upstream, tps = lease.upstream, lease.instance.rates.prefill_tps
-    may_name = upstream.prefer_pure_decode and lease.slot is not None and upstream.node is None
+    prefers = upstream.prefer_pure_decode and not upstream.resumable_prompts
+    may_name = prefers and lease.slot is not None and upstream.node is None
     is_long = may_name and is_worth(lease.backlog_tokens, tps) and lease.instance.work.decoding > 0
     return is_long and _is_plain_text(lease.request)
 

@@ -33,12 +33,14 @@ class _Run:
     """One process of an instance.
 
     Attributes:
+        resumable_prompts: As of `Upstream`.
         hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
     """
 
     identity: tuple[object, ...]
     number: int
     slot_map: SlotMap
+    resumable_prompts: int
     hit_ratio: float = 1.0
 
 
@@ -81,7 +83,8 @@ class PrefixIndex:
         identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
         before = self._runs.get(upstream.name)
         if before is None or before.identity != identity:
-            run = _Run(identity, next(self._numbers), SlotMap(upstream.slots))
+            number, slot_map = next(self._numbers), SlotMap(upstream.slots)
+            run = _Run(identity, number, slot_map, upstream.resumable_prompts)
             self._runs[upstream.name] = run
             for one in sorted(filled, key=attrgetter("task")):
                 run.slot_map.add_restored(one, self._restored(upstream, run, one.fingerprint))
@@ -161,6 +164,9 @@ class PrefixIndex:
         """Note that an instance holds a prompt, computed or restored."""
         if (run := self._runs.get(name)) is None:
             return
+        if run.resumable_prompts:
+            self._forget_earlier(run, blocks)
+            blocks = blocks[-1:]
         alone = (run.number,)  # shared: most blocks have one holder
         # The end first, so that it is also the first to be forgotten.
         for block in reversed(blocks):
@@ -170,6 +176,12 @@ class PrefixIndex:
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._blocks_max:
             self._blocks.popitem(last=False)
+
+    def _forget_earlier(self, run: _Run, blocks: Sequence[int]) -> None:
+        """Forget the ends of earlier prompts of a conversation that can no longer be resumed."""
+        ends = [one for one in blocks[:-1] if run.number in self._blocks.get(one, ())]
+        for end in ends[: len(ends) - run.resumable_prompts + 1]:
+            self._blocks[end] = tuple(one for one in self._blocks[end] if one != run.number)
 
     def _restored(
         self, upstream: Upstream, run: _Run, fingerprint: ConversationFingerprint
@@ -202,6 +214,9 @@ class PrefixIndex:
 
     def _held(self, run: _Run, prompt: Prompt) -> int:
         blocks, holders, number = prompt.blocks, self._blocks, run.number
+        if run.resumable_prompts:  # only the last block of each prompt is noted
+            lengths = range(len(blocks), 0, -1)
+            return next((at for at in lengths if number in holders.get(blocks[at - 1], ())), 0)
         # An instance that holds a block holds all before it: search for the first missing one.
         return bisect_left(
             range(len(blocks)), 1, key=lambda at: number not in holders.get(blocks[at], ())

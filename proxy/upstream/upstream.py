@@ -43,6 +43,8 @@ class Upstream:
         gpu_layers: Layers on a GPU, the output among them; 0 where that is not known.
         node: None for an instance of this machine.
         trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.
+        resumable_prompts: Of a recurrent model, whose state cannot be cut back: from how many of a
+            conversation's latest prompts it can go on; 0 for others, which go on from any prefix.
         prefer_pure_decode: Whether its running streams come before the first token of others: it
             computes one prompt at a time while it decodes.
     """
@@ -61,6 +63,7 @@ class Upstream:
     gpu_layers: int = 0
     node: Node | None = None
     trial_share: float = 0.0
+    resumable_prompts: int = 0
     prefer_pure_decode: bool = False
 
     @property

@@ -21,6 +21,7 @@ from supervisor.memory.estimate import Estimate, MemoryBreakdown, estimate
 from supervisor.memory.fit import MemoryCapacity, Suggestion, advice, misfit_reason, suggestions
 from supervisor.memory.replicas import Replicas
 from supervisor.output import CommandResult, colored, size, table
+from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.workers.known import KnownWorkers
 
 
@@ -36,6 +37,7 @@ class _Found:
         misfit: Why the model can never fit, if so.
         tuned: The tuned profile in use.
         not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
+        restored: What the engine did with the first one that was restored; None before that.
         most_slots: How many slots it may get while requests queue; None if their number is fixed.
     """
 
@@ -49,6 +51,7 @@ class _Found:
     would_fit: Sequence[Suggestion]
     tuned: Tuned | None
     not_persisted_reason: str | None
+    restored: RestoreOutcome | None
     most_slots: int | None
 
 
@@ -76,6 +79,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
         tuned=planner.tuned_profiles.used(planner.entry(name)),
         not_persisted_reason=planner.slot_persistence.reason(made),
+        restored=planner.slot_persistence.outcome(made),
         most_slots=most_slots(planner, name),
     )
     notes = [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
@@ -107,6 +111,7 @@ def _data(found: _Found) -> dict[str, object]:
         "conversations": {
             "kept": found.not_persisted_reason is None,
             "reason": found.not_persisted_reason,
+            "restored": found.restored and asdict(found.restored),
             "swa_full_bytes": _full_window_bytes(made),
         },
         "memory": {
@@ -157,7 +162,7 @@ def _render(found: _Found) -> str:
         *(["", "omitted:", *omitted] if omitted else []),
         "",
         *_memory(found),
-        conversations(found.plan, found.not_persisted_reason),
+        conversations(found.plan, found.not_persisted_reason, found.restored),
         "",
         shlex.join(found.argv),
     ]
@@ -169,13 +174,25 @@ def _following(found: _Found) -> Iterator[str]:
         yield f"up to {found.most_slots} slots while requests queue, each with as much context"
 
 
-def conversations(made: Plan, not_persisted_reason: str | None) -> str:
+def conversations(
+    made: Plan, not_persisted_reason: str | None, restored: RestoreOutcome | None = None
+) -> str:
     if not_persisted_reason is None:
-        return "conversations are saved across restarts"
+        return "; ".join(["conversations are saved across restarts", *_saved(made, restored)])
     text = f"conversations are not saved across restarts: {not_persisted_reason}"
     if "swa-full" in not_persisted_reason:
         text += f", for {size(_full_window_bytes(made))} more per instance"
     return text
+
+
+def _saved(made: Plan, restored: RestoreOutcome | None) -> Iterator[str]:
+    if restored:
+        found, expected = restored.found_tokens, restored.expected_tokens
+        yield f"this engine found {found} of {expected} tokens of the first one restored"
+    else:
+        yield "whether this engine uses them is tried with the first one restored"
+    if made.gguf.recurrent:
+        yield "its recurrent layers use one only where a prompt continues all of it"
 
 
 def _full_window_bytes(made: Plan) -> int | None:

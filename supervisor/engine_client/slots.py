@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -62,6 +63,24 @@ async def restore(
 async def refresh_slot(client: EngineClient, id_slot: int) -> None:
     """Mark a slot as the latest used, by a request of no tokens; a rejection is ignored."""
     await client.post("/completion", {"prompt": [[]], "n_predict": 0, "id_slot": id_slot})
+
+
+async def cached_tokens(
+    client: EngineClient, id_slot: int, prompt: Sequence[int]
+) -> int | ErrorResponse:
+    """Compute a prompt of tokens in a slot; return how many of them it held already.
+
+    Raises:
+        EngineUnreachable: No response, or one without timings.
+    """
+    body = {"prompt": list(prompt), "n_predict": 0, "id_slot": id_slot, "cache_prompt": True}
+    response = await client.post("/completion", body)
+    if response.error:
+        return response.error
+    try:
+        return int(orjson.loads(response.body)["timings"]["cache_n"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise EngineUnreachable(f"POST /completion: {error!r}") from error
 
 
 async def erase(client: EngineClient, id_slot: int) -> None:

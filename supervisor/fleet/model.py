@@ -78,6 +78,7 @@ class Replica:
             reports_exit=True,
             gpu_layers=gpu_use([plan.estimate]).layers if plan else 0,
             trial_share=trial.share if trial else 0.0,
+            resumable_prompts=plan.resumable_prompts if plan else 0,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
         )
 

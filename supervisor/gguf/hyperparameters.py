@@ -32,6 +32,10 @@ LIMITS: Final[Mapping[str, int]] = MappingProxyType(
         "attention.value_length": 1 << 16,
         "attention.sliding_window": _TOKENS_MAX,
         "attention.sliding_window_pattern": LAYERS_MAX,
+        "attention.recurrent_layers": LAYERS_MAX,
+        "full_attention_interval": LAYERS_MAX,
+        "nextn_predict_layers": LAYERS_MAX,
+        "shortconv.l_cache": 1 << 10,
         "ssm.inner_size": 1 << 22,
         "ssm.state_size": 1 << 16,
         "ssm.conv_kernel": 1 << 10,
@@ -43,7 +47,7 @@ _GENERAL: Final[Mapping[str, int]] = MappingProxyType(
 )
 _BRIEF: Final = 40
 # Booleans are accepted for these.
-_BOOLEANS: Final = frozenset({"attention.sliding_window_pattern"})
+_BOOLEANS: Final = frozenset({"attention.sliding_window_pattern", "attention.recurrent_layers"})
 
 
 def problem(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> str | None:

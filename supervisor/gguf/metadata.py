@@ -23,7 +23,7 @@ from supervisor.host import json_cache
 from supervisor.host.files import NotRegular, open_regular, stat_regular
 
 # Raise it when Gguf gets another field, or a field another meaning.
-_CACHE_VERSION: Final = "gguf 4"
+_CACHE_VERSION: Final = "gguf 5"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -55,7 +55,7 @@ class Gguf:
     experts_used: int  # per token; 0 without experts
     sliding_window: int | None  # tokens that sliding-window layers see
     sliding: tuple[bool, ...]  # per layer
-    recurrent: bool  # parts of it keep a state instead of a KV cache (Mamba, RWKV)
+    recurrent: bool  # some layers keep a state instead of a KV cache
     state_values: int  # of all recurrent layers, for one sequence
     shards: int
     tensor_bytes: int  # weights in all shards
@@ -206,7 +206,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
     heads = max(first.integers(f"{own}attention.head_count"), default=0)
     embedding = first.integer(f"{own}embedding_length")
     head_size = embedding // heads if heads else 0
-    kv_heads = tensors.per_layer(first, f"{own}attention.head_count_kv", count, heads)
+    kv_heads = tensors.kv_heads(first, architecture, count, heads)
     is_causal = tensors.is_causal(first, architecture)
     return Gguf(
         path=shards[0],
@@ -229,7 +229,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         experts_used=first.integer(f"{own}expert_used_count"),
         sliding_window=first.integer(f"{own}attention.sliding_window") or None,
         sliding=tensors.sliding(first, architecture, count),
-        recurrent=any(key.startswith((f"{own}ssm.", f"{own}wkv.")) for key in first.metadata),
+        recurrent=tensors.is_recurrent(first, architecture),
         state_values=tensors.state_values(first, architecture, kv_heads),
         shards=len(shards),
         tensor_bytes=sum(map(tensors.tensor_bytes, found)),

@@ -24,6 +24,11 @@ _ROW_GROUPS: Final = (32, 8, 1)
 _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
     {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "olmo2": 4}
 )
+# Of every N layers, the last has a KV cache and the others have a recurrent state, where the file
+# does not say otherwise. Source: llama.cpp, load_arch_hparams of these.
+_INTERVALS: Final[Mapping[str, int]] = MappingProxyType(
+    {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+)
 # Bidirectional models, which generate no text. Source: llama-arch.cpp and the builders of
 # llama-model.cpp that make no KV cache.
 _ENCODERS: Final = frozenset(
@@ -100,22 +105,59 @@ def sliding(header: Header, architecture: str, layers: int) -> tuple[bool, ...]:
     return tuple(layer % period < period - 1 for layer in range(layers))
 
 
+def kv_heads(header: Header, architecture: str, layers: int, heads: int) -> tuple[int, ...]:
+    """Key and value heads of each layer; 0 for one without a KV cache of the model's own.
+
+    Source: llama.cpp, load_arch_hparams of qwen35 and qwen3next; a layer that only drafts has its
+    cache in another context.
+    """
+    own = f"{architecture}."
+    given = per_layer(header, f"{own}attention.head_count_kv", layers, heads)
+    trunk = layers - draft_layers(header, architecture)
+    marked = header.integers(f"{own}attention.recurrent_layers")
+    interval = header.integer(f"{own}full_attention_interval", _INTERVALS.get(architecture, 1))
+    if len(marked) != layers:
+        marked = tuple((layer + 1) % max(1, interval) for layer in range(layers))
+    return tuple(
+        0 if marked[layer] or layer >= trunk else count for layer, count in enumerate(given)
+    )
+
+
+def is_recurrent(header: Header, architecture: str) -> bool:
+    """Whether some layers keep a state instead of a KV cache: Mamba, RWKV, LFM2, delta nets."""
+    own = tuple(f"{architecture}.{name}." for name in ("ssm", "wkv", "shortconv", "kda"))
+    return any(key.startswith(own) for key in header.metadata)
+
+
 def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -> int:
     """Values that all recurrent layers keep for one sequence.
 
-    A Mamba layer keeps its state and the last inputs of its convolution. Where the file marks
-    layers that have a KV cache, those have no recurrent state.
+    A Mamba layer keeps its state and the last inputs of its convolution, an LFM2 layer only these.
+    Where the file marks layers that have a KV cache, those have no recurrent state.
 
     Source: llama-hparams.cpp, n_embd_r and n_embd_s.
     """
+    own = f"{architecture}."
+    trunk = kv_heads[: len(kv_heads) - draft_layers(header, architecture)]
+    count = trunk.count(0) or len(trunk)
+    if inputs := header.integer(f"{own}shortconv.l_cache"):
+        return count * (inputs - 1) * header.integer(f"{own}embedding_length")
     inner, state, kernel, groups = (
-        header.integer(f"{architecture}.ssm.{name}")
+        header.integer(f"{own}ssm.{name}")
         for name in ("inner_size", "state_size", "conv_kernel", "group_count")
     )
     if not inner:
         return 0
-    count = kv_heads.count(0) or len(kv_heads)
     return count * (max(0, kernel - 1) * (inner + 2 * groups * state) + inner * state)
+
+
+def draft_layers(header: Header, architecture: str) -> int:
+    """Layers at the end that only draft (multi-token prediction, MTP).
+
+    A converter may leave their weights out; the model cannot draft then.
+    """
+    layers = header.integer(f"{architecture}.block_count")
+    return min(layers, header.integer(f"{architecture}.nextn_predict_layers"))
 
 
 def feed_forward(header: Header, architecture: str) -> int:

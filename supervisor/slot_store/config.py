@@ -12,13 +12,11 @@ from supervisor.flags.plan import Plan
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import SupervisorSettings
 from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.policy import DiskBudget, unsupported_reason
 from supervisor.slot_store.store import SlotStore
 
-_INEFFECTIVE: Final = (
-    "this engine did not use a restored slot; change its settings or run "
-    "corral slots forget {model} to try again"
-)
+_TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tries it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +30,16 @@ class SlotPersistence:
 
     def reason(self, plan: Plan) -> str | None:
         """Return why no slot of a plan is saved, as a clause; None if they are."""
-        if cache_key(plan) in self.store.ineffective:
-            return _INEFFECTIVE.format(model=plan.model)
-        return self._unsupported_reason(plan)
+        if reason := self._unsupported_reason(plan):
+            return reason
+        outcome = self.outcome(plan)
+        if outcome and outcome.problem:
+            return _TRY_AGAIN.format(problem=outcome.problem, model=plan.model)
+        return None
+
+    def outcome(self, plan: Plan) -> RestoreOutcome | None:
+        """Return what the engine of a plan did with its first restored slot, if it restored one."""
+        return self.store.outcomes.get(cache_key(plan))
 
     def _unsupported_reason(self, plan: Plan) -> str | None:
         return unsupported_reason(plan) if self.is_on else "persist_slots is false"

@@ -19,7 +19,9 @@ from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.config import SlotPersistence
+from supervisor.slot_store.first_restore import UNUSED, note_outcome
 from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.restore import restore
 from supervisor.slot_store.save import save
 from supervisor.slot_store.slot_file import InvalidSlotFile
@@ -67,18 +69,19 @@ class SlotManager:
     def restore_used(self, id_slot: int, timings: Timings) -> None:
         """Check the first response to a conversation in the slot that it was restored to.
 
-        An engine that cannot use a restored slot computes the whole prompt again; then nothing is
-        restored for this model and build any more. One token from the cache is enough: a template
-        that writes the date makes another prompt from there on, on another day.
+        Counts only where no restore could be tried before (`first_restore`): the conversations have
+        pictures. One token from the cache is enough: a template that writes the date makes another
+        prompt from there on, on another day. A recurrent model finds nothing of any other prompt.
         """
         task = self._task(self._run)
-        if task is None:
+        if task is None or task.store.outcomes.get(task.key):
             return
         restored = next((one.tokens for one in self._restored if one.id_slot == id_slot), 0)
-        expected = min(restored, timings.cached_tokens + timings.prompt_tokens)
-        if timings.cached_tokens == 0 and expected >= task.budget.tokens_min:
-            task.emit("slots.restore_unused", expected=expected, cached=0)
-            task.store.ineffective.add(task.owner.model, task.key)
+        found = timings.cached_tokens
+        expected = min(restored, found + timings.prompt_tokens)
+        if expected >= task.budget.tokens_min and (found or not task.key.is_recurrent):
+            problem = "" if found else UNUSED
+            note_outcome(task, RestoreOutcome(task.owner.model, expected, found, problem))
 
     async def save(self, client: EngineClient, run: int) -> None:
         """Save the idle slots that are not saved yet, within the limits."""

@@ -50,14 +50,16 @@ class CacheKey:
     engine: str  # version and size in bytes
     # The options that change the contents of a cache; one that names a file has its size and date.
     options: tuple[str, ...]
+    is_recurrent: bool = False  # whether some layers keep a state instead of a KV cache
 
     @property
     def slots(self) -> int | None:
         """The number of slots, where each has a cache of its own; else None.
 
-        With a sliding window there are two kinds of caches, whose parts cannot be told apart.
+        With a sliding window or recurrent layers there are two kinds of caches, whose parts cannot
+        be told apart.
         """
-        if _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
+        if self.is_recurrent or _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
             return None
         words = (one.split() for one in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
@@ -65,11 +67,12 @@ class CacheKey:
     def fits(self, other: CacheKey) -> bool:
         """Whether an engine of this key can use a cache of the other, perhaps rewritten."""
         return self == other or (
-            None not in {self.slots, other.slots} and self._without_slots == other._without_slots
+            None not in {self.slots, other.slots} and self.without_slots == other.without_slots
         )
 
     @property
-    def _without_slots(self) -> CacheKey:
+    def without_slots(self) -> CacheKey:
+        """The key without the number of slots."""
         options = tuple(one for one in self.options if one.split()[0] != _SLOTS)
         return replace(self, options=options)
 
@@ -99,6 +102,7 @@ def cache_key(plan: Plan) -> CacheKey:
         model=plan.gguf.fingerprint,
         engine=f"{plan.engine.version}, {_size(plan.engine.path)} bytes",
         options=tuple(word for word in words if word.split()[0] not in _WITHOUT_EFFECT),
+        is_recurrent=plan.gguf.recurrent,
     )
 
 

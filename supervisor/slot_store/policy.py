@@ -36,11 +36,12 @@ def worth_saving(
     budget: DiskBudget,
     token_bytes: float,
     room_bytes: int,
+    state_bytes: int = 0,
 ) -> list[SlotState]:
     """Return the slots to save, the most recently used first.
 
     `known` is the latest task of each slot when it was last saved, `token_bytes` the size of a
-    token in a file.
+    token in a file, `state_bytes` that of its recurrent state.
     """
     left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
     chosen = []
@@ -48,8 +49,9 @@ def worth_saving(
         is_saved = slot.id_slot in known and known[slot.id_slot] == slot.task
         if is_saved or slot.is_busy or slot.tokens < budget.tokens_min:
             continue
-        if slot.tokens * token_bytes <= left_bytes:
-            left_bytes -= slot.tokens * token_bytes
+        size_bytes = slot.tokens * token_bytes + state_bytes
+        if size_bytes <= left_bytes:
+            left_bytes -= size_bytes
             chosen.append(slot)
     return chosen
 
@@ -135,13 +137,16 @@ def _newest(kept: list[Manifest], files: int, size_bytes: float) -> list[Manifes
 def unsupported_reason(plan: Plan) -> str | None:
     """Return why no slot of a plan is saved, as a clause; None if they are.
 
+    Other kinds of models are tried once: `outcomes` has what their engines did.
+
     Source: measured on build 10434. With a sliding window and without swa-full the engine uses
-    nothing of a restored prompt, because its checkpoints are not in the file; neither is the state
-    of a recurrent layer (llama.cpp #25913).
+    nothing of a restored prompt, because its checkpoints are not in the file.
     """
     if plan.engine.flags.find("slot-save-path") is None:
         return "this build cannot save slots"
-    return _reason_in_model(plan) or _reason_in_options(plan)
+    if plan.gguf.sliding_window and not plan.memory_inputs.chosen.get("swa-full"):
+        return "its sliding window is not saved; with swa-full = true it would be"
+    return _reason_in_options(plan)
 
 
 def uses_prompt_similarity(plan: Plan) -> bool:
@@ -149,21 +154,10 @@ def uses_prompt_similarity(plan: Plan) -> bool:
     return float(plan.memory_inputs.chosen.get("slot-prompt-similarity", _SIMILARITY)) > 0
 
 
-def _reason_in_model(plan: Plan) -> str | None:
-    gguf = plan.gguf
-    if gguf.recurrent or 0 in gguf.kv_heads:
-        return "its recurrent layers keep a state, which is not saved"
-    if gguf.sliding_window and not plan.memory_inputs.chosen.get("swa-full"):
-        return "its sliding window is not saved; with swa-full = true it would be"
-    return None
-
-
 def _reason_in_options(plan: Plan) -> str | None:
     chosen = plan.memory_inputs.chosen
     if chosen.get("embedding") or chosen.get("rerank"):
         return "it serves no conversations"
-    if "mmproj" in chosen:
-        return "prompts with images are not saved"
     # With the cache of its draft model empty the engine responds with 500 (build 10434).
     if "spec-draft-model" in chosen or any(map(has_draft_cache, spec_types(chosen))):
         return "the cache of its draft model is not saved"

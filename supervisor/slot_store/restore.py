@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.flags.plan import Plan
+from supervisor.slot_store.first_restore import uses_restored
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import fill_order, to_restore, uses_prompt_similarity
 from supervisor.slot_store.quarantine import QuarantinedFile
@@ -34,18 +36,32 @@ async def restore(
     found = await slots.get_slots(client)
     if isinstance(found, ErrorResponse) or not found:
         return []
-    empty, filled = fill_order(found), dict[int, Manifest]()
-    for manifest in await asyncio.to_thread(_to_restore, task, found):
-        if await _restore_one(task, client, spool, manifest, empty[0]):
-            filled[empty.pop(0)] = manifest
-            transfer.add(manifest)
+    filled = await _fill(task, client, spool, found)
+    for manifest in filled.values():
+        transfer.add(manifest)
     if filled and needs_refresh(task.plan):
+        empty = [id_slot for id_slot in fill_order(found) if id_slot not in filled]
         for id_slot in (*empty[:1], *reversed(filled)):
             await slots.refresh_slot(client, id_slot)
     after = await slots.get_slots(client)
     if isinstance(after, ErrorResponse):
         return []
     return [restored_slot(slot, filled) for slot in after]
+
+
+async def _fill(
+    task: SlotTask, client: EngineClient, spool: Path, found: Sequence[SlotState]
+) -> dict[int, Manifest]:
+    """Restore the latest conversations; return them by slot. None where the engine uses none."""
+    empty, filled = fill_order(found), dict[int, Manifest]()
+    restore_one = functools.partial(_restore_one, task, client, spool)
+    chosen = await asyncio.to_thread(_to_restore, task, found)
+    if not await uses_restored(task, client, chosen, empty[0], restore_one):
+        return {}
+    for manifest in await asyncio.to_thread(_to_restore, task, found):  # some may be invalid
+        if await restore_one(manifest, empty[0]):
+            filled[empty.pop(0)] = manifest
+    return filled
 
 
 def needs_refresh(plan: Plan) -> bool:

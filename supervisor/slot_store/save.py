@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Final
 
 from proxy.upstream.slots import SlotState
@@ -13,6 +14,7 @@ from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.gguf.metadata import Gguf
 from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.policy import worth_saving
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
@@ -20,6 +22,8 @@ from supervisor.slot_store.task import SlotTask, SlotTransfer
 _RESERVE_BYTES: Final = 256 * 1024**2
 # The size of a token in a file beside its keys and values, generously.
 _TOKEN_EXTRA_BYTES: Final = 64
+# Recurrent states are f32.
+_STATE_VALUE_BYTES: Final = 4
 # The fingerprint of a prompt of half a million bytes has some 90,000 characters.
 _FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
 
@@ -54,13 +58,25 @@ def _worth_saving(
 ) -> list[SlotState]:
     task.spool()  # the disk whose free space counts
     room_bytes = task.store.room_bytes() - _RESERVE_BYTES
-    return worth_saving(found, saved_tasks, task.budget, _token_bytes(task.plan.gguf), room_bytes)
+    gguf = task.plan.gguf
+    state_bytes = _STATE_VALUE_BYTES * gguf.state_values
+    return worth_saving(
+        found, saved_tasks, task.budget, _token_bytes(gguf), room_bytes, state_bytes
+    )
 
 
 def _token_bytes(gguf: Gguf) -> int:
     # A cache is rarely wider than f16.
     values = sum(gguf.kv_heads) * (gguf.key_length + gguf.value_length)
     return 2 * values + _TOKEN_EXTRA_BYTES
+
+
+def _report_refusal(task: SlotTask, id_slot: int, refused: ErrorResponse) -> None:
+    detail = refused.message or str(refused.status)
+    task.emit("slots.save_failed", run=task.run, reason=f"slot {id_slot}: {detail}")
+    if refused.status == HTTPStatus.NOT_IMPLEMENTED:  # older builds, of a model with pictures
+        problem = f"its engine does not save them: {detail}"
+        task.store.outcomes.set(task.key, RestoreOutcome(task.owner.model, problem=problem))
 
 
 async def _save_one(
@@ -71,8 +87,7 @@ async def _save_one(
     try:
         written = await slots.save(client, slot.id_slot, spooled.name)
         if isinstance(written, ErrorResponse):
-            reason = f"slot {slot.id_slot}: {written.message or written.status}"
-            task.emit("slots.save_failed", run=task.run, reason=reason)
+            _report_refusal(task, slot.id_slot, written)
             return None
         unverified = Manifest(
             name=spooled.stem,

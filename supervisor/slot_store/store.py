@@ -3,7 +3,7 @@
     slots/kept/MODEL/NAME.slot, NAME.json    saved slots
     slots/spool/INSTANCE/                    where an engine writes and reads
     slots/quarantine/                        invalid files, for some days
-    slots/ineffective.json                   cache keys that are not restored any more
+    slots/outcomes.json                      what engines did with restored slots
 
 File names are random; a model's directory has its name, which the settings checked. A file appears
 by rename, whole and on the disk, and its manifest after it: a file without a manifest does not
@@ -26,8 +26,8 @@ from supervisor.engines.pins import sha256_of
 from supervisor.host.files import sync, write_atomic
 from supervisor.host.paths import is_ours, make_private
 from supervisor.slot_store import slot_file
-from supervisor.slot_store.ineffective import IneffectiveRestores
 from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
+from supervisor.slot_store.outcomes import RestoreOutcomes
 from supervisor.slot_store.policy import DiskBudget, is_redundant, to_evict
 from supervisor.slot_store.quarantine import Quarantine, QuarantinedFile
 from supervisor.slot_store.slot_count import rewrite
@@ -50,7 +50,7 @@ class SlotStore:
         self.root = root
         self._kept = root / "kept"
         self.quarantine = Quarantine(root / "quarantine")
-        self.ineffective = IneffectiveRestores(root)
+        self.outcomes = RestoreOutcomes(root)
 
     def spool(self, instance: str) -> Path:
         """Make the directory in which an engine writes and reads.
@@ -123,6 +123,17 @@ class SlotStore:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link
 
+    def header(self, manifest: Manifest) -> SlotFileHeader:
+        """Read what a file holds, without its content.
+
+        Raises:
+            InvalidSlotFile: It differs from its manifest.
+        """
+        try:
+            return _read_header(self._path(manifest), manifest)
+        except OSError as error:
+            raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
+
     @staticmethod
     def _give(path: Path, link: Path, before: int | None, after: int | None) -> None:
         if before is None or after is None or before == after:
@@ -144,7 +155,7 @@ class SlotStore:
         for directory in self._directories(model):
             shutil.rmtree(directory)
         self.quarantine.empty()
-        self.ineffective.forget(model)
+        self.outcomes.forget(model)
         return found
 
     def clean_up(self, budget: DiskBudget) -> list[QuarantinedFile]:

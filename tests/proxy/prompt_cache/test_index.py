@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from fakes.requests import ask, upstream
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +61,25 @@ def test_who_was_given_a_prompt_holds_what_others_share_with_it() -> None:
     assert 0.8 * other.tokens < cached_tokens(prefix_index, "a", other) <= other.tokens
     assert cached_tokens(prefix_index, "b", other) == 0
     assert cached_tokens(prefix_index, "c", other) == 0
+
+
+@pytest.mark.parametrize(("resumable", "found"), [(1, [3]), (2, [2, 3])])
+def test_a_recurrent_model_goes_on_only_from_the_latest_prompts(
+    resumable: int, found: list[int]
+) -> None:
+    prefix_index = PrefixIndex(1000)
+    recurrent = replace(upstream("a"), resumable_prompts=resumable)
+    prefix_index.register(recurrent)
+    turns = [SYSTEM, "verse " * 40, "two " * 40, "more " * 40, "three " * 40]
+    prompts = [prompt(*turns[:count]) for count in (1, 3, 5)]
+    for asked in prompts:
+        assign(prefix_index, recurrent, asked, None)
+        computed(prefix_index, "a", asked)
+    edited = [prompt(*turns[:count], "else " * 40) for count in (1, 3, 5)]
+    held = [cached_tokens(prefix_index, "a", asked) for asked in edited]
+    assert [number for number, tokens in enumerate(held, 1) if tokens] == found
+    assert 0.9 * prompts[2].tokens < held[2] <= prompts[2].tokens
+    assert cached_tokens(prefix_index, "a", prompt(SYSTEM + "another")) == 0
 
 
 def test_a_conversation_is_known_by_its_history_with_our_answer() -> None:

@@ -9,6 +9,7 @@ from supervisor.commands.plan import conversations
 from supervisor.flags.plan import ModelEntry, Plan, make_plan
 from supervisor.flags.profile import load
 from supervisor.host.paths import shipped
+from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.policy import unsupported_reason
 
 
@@ -18,20 +19,31 @@ def planned(**changes: Any) -> Plan:
     return make_plan(entry, base, engine(), model(**changes), machine(), instances=1)
 
 
-def shown(plan: Plan) -> str:
-    return conversations(plan, unsupported_reason(plan))
+SAVED = "conversations are saved across restarts"
 
 
-def test_saved_conversations_are_shown() -> None:
-    assert shown(planned()) == "conversations are saved across restarts"
+def shown(plan: Plan, restored: RestoreOutcome | None = None) -> str:
+    return conversations(plan, unsupported_reason(plan), restored)
+
+
+def test_saved_conversations_are_shown_and_whether_the_engine_used_one() -> None:
+    untried = shown(planned())
+    assert untried == f"{SAVED}; whether this engine uses them is tried with the first one restored"
+    tried = shown(planned(), RestoreOutcome("chat", 790, 775))
+    assert tried == f"{SAVED}; this engine found 775 of 790 tokens of the first one restored"
+
+
+def test_what_recurrent_layers_can_use_is_shown() -> None:
+    text = shown(planned(recurrent=True))
+    assert text.startswith(f"{SAVED};")
+    assert text.endswith("only where a prompt continues all of it")
 
 
 def test_the_reason_why_they_are_not_saved_is_shown() -> None:
-    text = shown(planned(recurrent=True))
-    assert text.startswith(
-        "conversations are not saved across restarts: its recurrent layers keep a state"
+    text = shown(planned(flags={"spec-type": "draft-mtp"}))
+    assert text == (
+        "conversations are not saved across restarts: the cache of its draft model is not saved"
     )
-    assert "swa-full" not in text
 
 
 def test_the_memory_of_a_full_window_is_shown_for_sliding_windows() -> None:
@@ -41,4 +53,4 @@ def test_the_memory_of_a_full_window_is_shown_for_sliding_windows() -> None:
     assert "its sliding window is not saved" in text
     assert text.endswith("with swa-full = true it would be, for 502.0 MiB more per instance")
     whole = planned(**window, flags={"swa-full": True})
-    assert shown(whole) == "conversations are saved across restarts"
+    assert shown(whole).startswith(f"{SAVED};")

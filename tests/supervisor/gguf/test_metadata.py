@@ -6,6 +6,7 @@ from pathlib import Path
 import gguf as package
 import pytest
 import tiny_gguf
+import tiny_hybrid
 
 from supervisor.errors import ModelInvalid
 from supervisor.gguf.ggml_types import FILE_TYPES, GGML_TYPES
@@ -185,6 +186,41 @@ def test_recurrent_state_and_sliding_windows_are_read(tmp_path: Path, cache: Pat
     found: Gguf = read(tmp_path / "hybrid.gguf", cache_dir=cache)
     assert (found.kv_heads, found.sliding_window, found.recurrent) == ((0, 2, 0), 512, True)
     assert found.quantisation == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "expected"),
+    [
+        ("lfm2", {"shortconv.l_cache": 3}, ((0, 2, 0), 2 * 2 * 64)),
+        (
+            "qwen35",
+            {"full_attention_interval": 2, "ssm.inner_size": 32, "ssm.conv_kernel": 4},
+            ((0, 2, 0), 2 * 3 * 32),
+        ),
+        ("jamba", {"ssm.inner_size": 32, "ssm.state_size": 16}, ((2, 2, 2), 3 * 32 * 16)),
+    ],
+)
+def test_the_state_of_each_kind_of_recurrent_layer_is_read(
+    tmp_path: Path, cache: Path, name: str, sizes: dict[str, int], expected: object
+) -> None:
+    writer = package.GGUFWriter(tmp_path / "hybrid.gguf", name)
+    common = {"block_count": 3, "attention.head_count": 2, "embedding_length": 64}
+    for key, number in (common | sizes).items():
+        writer.add_uint32(f"{name}.{key}", number)
+    if name == "lfm2":
+        writer.add_array("lfm2.attention.head_count_kv", [0, 2, 0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = read(tmp_path / "hybrid.gguf", cache_dir=cache)
+    assert found.recurrent
+    assert (found.kv_heads, found.state_values) == expected
+
+
+def test_a_layer_that_drafts_has_no_cache_of_its_own(tmp_path: Path, cache: Path) -> None:
+    found = read(tiny_hybrid.make(tmp_path / "a.gguf", drafts=True), cache_dir=cache)
+    assert (found.layers, found.kv_heads) == (3, (0, 2, 0))
+    assert found.state_values == 3 * (32 + 2 * 2 * 16) + 32 * 16
 
 
 def test_the_type_tables_match_the_gguf_package() -> None:

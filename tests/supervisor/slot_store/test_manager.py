@@ -1,20 +1,26 @@
 """Saving and restoring slots on the real engine."""
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_gguf
+import tiny_hybrid
 from fakes.fleet_harness import FleetHarness
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.timings import Timings
-from supervisor.slot_store import config
+from supervisor.engine_client import slots
+from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.slot_store import config, first_restore
 from supervisor.slot_store import save as save_module
 from supervisor.slot_store.manifest import Manifest, dump
+from supervisor.slot_store.outcomes import RestoreOutcome
 
 Harm = Callable[[FleetHarness, Manifest], None]
 
@@ -250,11 +256,55 @@ async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it
     assert not harness.store.saved()
     monkeypatch.setattr(config, "unsupported_reason", lambda _plan: None)
     again = FleetHarness(runtime, windowed_model)
-    messages, _ = await again.saved_one()
+    messages, kept = await again.saved_one()
     async with again.up():
         _, timings = await again.ask(messages)
-    assert len(again.emitted("slots.restored")) == 1
     assert timings["cache_n"] == 0
+    (event,) = again.emitted("slots.restore_unused")
+    assert (event["cached"], event["expected"]) == (0, kept.tokens)
+    assert not again.emitted("slots.restored")
+    assert "corral slots forget chat" in str(again.replica.slots.reason)
+    again.store.forget("chat")
+    assert again.replica.slots.reason is None
+
+
+async def complete(harness: FleetHarness, prompt: list[int], **more: object) -> Any:
+    body = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True, **more}
+    async with harness.client() as client:
+        return json.loads((await client.post("/completion", body)).body)
+
+
+async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_it(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are random: with another state the answer would be another."""
+    ask, tried = slots.cached_tokens, list[int]()
+
+    async def count(client: EngineClient, id_slot: int, prompt: Sequence[int]) -> Any:
+        tried.append(len(prompt))
+        return await ask(client, id_slot, prompt)
+
+    monkeypatch.setattr(slots, "cached_tokens", count)
+    model = tiny_hybrid.make(tmp_path / "hybrid.gguf")
+    prompt = [1, *(270 + number % 100 for number in range(400))]
+    harness = FleetHarness(runtime, model)
+    async with harness.up():
+        prompt += (await complete(harness, prompt))["tokens"]
+    (kept,) = harness.store.saved("chat")
+    again = FleetHarness(runtime, model)
+    async with again.up():
+        slot = (await begun(again)).id_slot
+        restored = await complete(again, [*prompt, 300], id_slot=slot)
+        computed = await complete(again, [*prompt, 300], cache_prompt=False)
+        assert again.replica.plan
+        outcome = again.planner.slot_persistence.outcome(again.replica.plan)
+    assert restored["timings"]["cache_n"] == kept.tokens == len(prompt) - 1
+    assert restored["tokens"] == computed["tokens"]
+    assert outcome == RestoreOutcome("chat", kept.tokens, kept.tokens)
+    later = FleetHarness(runtime, model)
+    async with later.up():
+        await begun(later)
+    assert tried == [kept.tokens + 1]
 
 
 async def test_a_setting_turns_saving_off(tiny_model: Path, runtime: Path) -> None:
@@ -278,30 +328,69 @@ def timings(cached: int, prompt: int = 1000) -> Timings:
     return Timings(cached, prompt - cached, 1.0, 1, 1.0)
 
 
-async def test_restoring_stops_when_the_engine_does_not_use_a_restored_slot(
-    tiny_model: Path, runtime: Path
+async def test_the_first_response_counts_where_no_restore_could_be_tried(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(first_restore, "_text", lambda *_: ())  # all have pictures
     harness = FleetHarness(runtime, tiny_model)
     messages, kept = await harness.saved_one()
     async with harness.up():
         slot = (await begun(harness)).id_slot
         manager = harness.replica.slots
-        manager.restore_used(slot, timings(kept.tokens))
-        manager.restore_used(slot, timings(1))  # another prompt, say with another date
         manager.restore_used(slot, timings(0, prompt=255))  # too short to tell
         manager.restore_used(slot + 1, timings(0))  # not restored
-        assert manager.reason is None
+        assert not harness.emitted("slots.restore_unused")
         manager.restore_used(slot, timings(0))
     (event,) = harness.emitted("slots.restore_unused")
     assert (event["cached"], event["expected"]) == (0, kept.tokens)
-    assert "corral slots forget chat" in str(manager.reason)
     again = FleetHarness(runtime, tiny_model)  # as the next daemon
     async with again.up():
         _, found = await again.ask(messages)
+        again.replica.slots.restore_used(slot, timings(kept.tokens))
     assert found["cache_n"] == 0
     assert not again.emitted("slots.restored")
-    again.store.forget("chat")
-    assert again.replica.slots.reason is None
+
+
+async def test_one_token_proves_that_restored_slots_are_used(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_restore, "_text", lambda *_: ())
+    harness = FleetHarness(runtime, tiny_model)
+    await harness.saved_one()
+    async with harness.up():
+        slot = (await begun(harness)).id_slot
+        harness.replica.slots.restore_used(slot, timings(1))  # another prompt, with another date
+        harness.replica.slots.restore_used(slot, timings(0))
+    assert harness.replica.slots.reason is None
+
+
+async def test_an_engine_that_ends_over_the_first_restore_is_not_given_another(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends(*_: object) -> int:
+        raise EngineUnreachable("it ended")
+
+    harness = FleetHarness(runtime, tiny_model)
+    await harness.saved_one()
+    monkeypatch.setattr(slots, "cached_tokens", ends)
+    async with harness.up():
+        assert "its engine ended" in str(harness.replica.slots.reason)
+    assert not harness.emitted("slots.restored")
+
+
+async def test_a_build_that_refuses_to_save_is_not_asked_again(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> ErrorResponse:
+        return ErrorResponse(501, "not supported by multimodal")
+
+    monkeypatch.setattr(slots, "save", refuse)
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        await harness.converse()
+        await harness.save()
+        assert "does not save them: not supported" in str(harness.replica.slots.reason)
+    assert len(harness.emitted("slots.save_failed")) == 1
 
 
 async def test_forget_deletes_the_files(tiny_model: Path, runtime: Path) -> None:

@@ -60,6 +60,11 @@ def test_what_there_is_no_room_for_is_left_out_and_what_follows_is_not() -> None
     assert saved(large, small, room=500) == [1]
 
 
+def test_a_recurrent_state_takes_room_too() -> None:
+    assert worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, 500, 200)
+    assert not worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, 500, 201)
+
+
 def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() -> None:
     kept = [manifest(name, minutes) for name, minutes in (("a", 1), ("b", 3), ("c", 2))]
     chosen = to_restore(kept, IDENTITY, replica=(0, 1), most=2, ctx=2048)
@@ -142,10 +147,10 @@ def reason_for(chosen: dict[str, Any] | None = None, *, build: str = "b10434", *
         ({}, {}, ""),
         ({}, {"sliding_window": 512}, "sliding window"),
         ({"swa-full": True}, {"sliding_window": 512}, ""),
-        ({}, {"recurrent": True}, "state"),
-        ({}, {"kv_heads": (3, 0, 3)}, "state"),
+        ({}, {"recurrent": True}, ""),
+        ({}, {"kv_heads": (3, 0, 3)}, ""),
         ({"embedding": True}, {}, "no conversations"),
-        ({"mmproj": "a.gguf"}, {}, "images"),
+        ({"mmproj": "a.gguf"}, {}, ""),
         ({"spec-draft-model": "a.gguf", "spec-type": "draft-simple"}, {}, "draft"),
         ({"spec-type": "draft-mtp"}, {}, "draft"),
         ({"spec-type": "ngram-mod,draft-eagle3"}, {}, "draft"),

@@ -22,14 +22,37 @@ def test_tokens_are_read_as_builds_write_them(tmp_path: Path, *, record: bool) -
         content((5, 6, 7))[:8] + b"\xff\xff\xff\x7f",
         content((5, 6, 7), after=(1,)),
         content((5, 6, 7), after=()),
+        content((5, 6, 7), after=(0, 0)),
+        content((5, -1, 7)),
+        content((5, -1, 7), after=(1, 0, 4, 9)),
+        content((5, -1, 7), after=(1, 3, 4, 9)),
+        content((5, -1, 7), after=(1, 1, 8, 9)),
+        content((5, -1, 7), after=(2, 1, 4, 9)),
+        content((5, -1, 7), after=(-1, 1, 4, 9)),
+        content((-1, 1, -2, 0), record=False),
         content((-1, 1), record=False),
         content((-1, 9, 0, 0), record=False),
     ],
 )
-def test_what_is_no_slot_file_of_text_is_refused(tmp_path: Path, harmed: bytes) -> None:
+def test_what_is_no_slot_file_is_refused(tmp_path: Path, harmed: bytes) -> None:
     (tmp_path / "a").write_bytes(harmed)
     with pytest.raises(NotASlotFile):
         read(tmp_path / "a")
+
+
+def pictured(path: Path, picture: int) -> SlotFileHeader:
+    """A file of five tokens, two of them a picture."""
+    path.write_bytes(content((5, -1, -1, 6, 7), after=(1, 1, 6, picture, 0)))
+    return read(path)
+
+
+def test_pictures_are_told_apart(tmp_path: Path) -> None:
+    one, other = (pictured(tmp_path / "a", picture) for picture in (3, 4))
+    assert one == pictured(tmp_path / "b", 3)
+    assert [medium.at for medium in one.media] == [1]
+    assert one.digest != other.digest
+    assert (one.shared_with(other), one.shared_with(one)) == (1, 5)
+    assert one.shared_with(SlotFileHeader(2, (5, -1, -1, 6, 7))) == 1
 
 
 def test_the_digest_is_of_the_tokens_alone() -> None:

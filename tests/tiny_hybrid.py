@@ -1,0 +1,136 @@
+"""Writes a tiny hybrid model: a layer with a recurrent state, one with a KV cache.
+
+It can have a layer that drafts the next token but one (multi-token prediction, MTP).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import tiny_gguf
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_ARCHITECTURE: Final = "qwen35"
+_EMBD: Final = 64
+_FF: Final = 128
+_HEADS: Final = 2
+_HEAD: Final = 32
+_STATE: Final = 16  # of each head of the recurrent layer
+_CONV: Final = 4
+_LAYERS: Final = 2
+
+
+def make(
+    path: Path, *, mode: tiny_gguf.Mode = "random", ctx: int = 2048, drafts: bool = False
+) -> Path:
+    """Write a GGUF and return its path.
+
+    Args:
+        path: Where to write.
+        mode: What the model says, as of `tiny_gguf.make`.
+        ctx: Context length the model claims to be trained for, in tokens.
+        drafts: Whether it has a layer that drafts; with mode `cycle` its drafts are right.
+    """
+    tokens, types = tiny_gguf.vocabulary(0)
+    writer = gguf.GGUFWriter(path, _ARCHITECTURE)
+    writer.add_name(f"tiny hybrid {mode}")
+    writer.add_context_length(ctx)
+    writer.add_embedding_length(_EMBD)
+    writer.add_block_count(_LAYERS + drafts)
+    writer.add_feed_forward_length(_FF)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_HEADS)
+    writer.add_key_length(_HEAD)
+    writer.add_value_length(_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(_HEAD)
+    writer.add_rope_dimension_sections([6, 5, 5, 0])
+    writer.add_ssm_conv_kernel(_CONV)
+    writer.add_ssm_state_size(_STATE)
+    writer.add_ssm_group_count(_HEADS)
+    writer.add_ssm_time_step_rank(_HEADS)
+    writer.add_ssm_inner_size(_HEADS * _STATE)
+    writer.add_uint32(f"{_ARCHITECTURE}.full_attention_interval", _LAYERS)
+    if drafts:
+        writer.add_uint32(f"{_ARCHITECTURE}.nextn_predict_layers", 1)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    tiny_gguf.add_tokenizer(writer, tokens, types, tiny_gguf.CHAT_TEMPLATE)
+    for name, weights in _tensors(mode, tokens, types, drafts=drafts).items():
+        writer.add_tensor(name, weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _tensors(
+    mode: tiny_gguf.Mode, tokens: list[str], types: list[int], *, drafts: bool
+) -> dict[str, Array]:
+    random = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> Array:
+        weights: Array = random.standard_normal((rows, columns)) / np.sqrt(columns)
+        return weights.astype(np.float16)
+
+    def onto_stream(columns: int) -> Array:
+        weights = matrix(_EMBD, columns) * np.float16(mode == "random")
+        weights[0] = 0
+        return weights
+
+    def attention() -> dict[str, Array]:
+        width = _HEADS * _HEAD
+        return {
+            "attn_q.weight": matrix(2 * width, _EMBD),  # with a gate
+            "attn_k.weight": matrix(width, _EMBD),
+            "attn_v.weight": matrix(width, _EMBD),
+            "attn_output.weight": onto_stream(width),
+            "attn_q_norm.weight": np.ones(_HEAD, np.float32),
+            "attn_k_norm.weight": np.ones(_HEAD, np.float32),
+        }
+
+    def recurrent() -> dict[str, Array]:
+        width = _HEADS * _STATE
+        return {
+            "attn_qkv.weight": matrix(3 * width, _EMBD),
+            "attn_gate.weight": matrix(width, _EMBD),
+            "ssm_conv1d.weight": matrix(3 * width, _CONV).astype(np.float32),
+            "ssm_dt.bias": np.zeros(_HEADS, np.float32),
+            "ssm_a": np.full(_HEADS, -0.01, np.float32),  # it forgets slowly
+            "ssm_alpha.weight": matrix(_HEADS, _EMBD),
+            "ssm_beta.weight": matrix(_HEADS, _EMBD),
+            "ssm_norm.weight": np.ones(_STATE, np.float32),
+            "ssm_out.weight": onto_stream(width),
+        }
+
+    def draft() -> dict[str, Array]:
+        # It takes the embedding of the latest token and not the state of the stream.
+        both = np.hstack([np.eye(_EMBD), np.zeros((_EMBD, _EMBD))]).astype(np.float16)
+        norms = dict.fromkeys(("nextn.enorm.weight", "nextn.hnorm.weight"), norm)
+        return {"nextn.eh_proj.weight": both, **norms}
+
+    norm = np.ones(_EMBD, np.float32)
+    embedding, output = tiny_gguf.ends(mode, tokens, types, _EMBD, random)
+    blocks = [recurrent(), attention()]
+    if drafts:
+        blocks.append(attention() | draft())
+    found = {
+        "token_embd.weight": embedding,
+        "output_norm.weight": norm,
+        "output.weight": output,
+    }
+    for layer, block in enumerate(blocks):
+        block |= {
+            "attn_norm.weight": norm,
+            "post_attention_norm.weight": norm,
+            "ffn_gate.weight": matrix(_FF, _EMBD),
+            "ffn_up.weight": matrix(_FF, _EMBD),
+            "ffn_down.weight": onto_stream(_FF),
+        }
+        found |= {f"blk.{layer}.{name}": weights for name, weights in block.items()}
+    return found
