@@ -7,6 +7,7 @@ GET   /corral/v1/slots                    the same with instances, totals and qu
 GET   /metrics                            metrics for Prometheus
 GET   /corral/v1/batch                    how batch requests gathered
       /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
+      /v1/responses/{id}                  show and delete a stored response
 POST  /corral/v1/models/{id}/warm         prefill a prompt
 POST  /v1/batch/completions               many prompts
 POST  /v1/chat/completions/control        all instances of a model
@@ -45,6 +46,8 @@ from proxy.middleware import RequestMiddleware
 from proxy.model_control.control import ModelControl
 from proxy.model_control.endpoints import ModelControlEndpoints
 from proxy.models import EngineReader, ModelLoader, PromptWarmer
+from proxy.responses.store import ResponseStore
+from proxy.responses_endpoint import ResponsesEndpoint
 from proxy.router.in_flight import ServerState
 from proxy.router.router import Router
 from proxy.routes import Handler, Routes
@@ -105,6 +108,8 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     if control:
         ModelControlEndpoints(loader, control, server_state, bodies).add_routes(routes)
     forwarded.add_routes(routes)
+    store = ResponseStore(settings.stored_responses)
+    ResponsesEndpoint(forwarded, store).add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
     keys = ApiKeys(settings.api_keys_file, metrics.emit)

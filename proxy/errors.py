@@ -3,6 +3,7 @@
     ProxyError                       500
     ├── BadRequest                   400  the body or the query is invalid
     │   ├── LimitExceeded            400  a member exceeds a limit of `[proxy.limits]`
+    │   ├── PreviousResponseNotFound 400  no stored response of the client has the id
     │   └── BodyTooComplex           400  the body has too many values or levels
     ├── Unauthorized                 401  no API key, or an unknown one
     ├── Forbidden                    403  the Host, the Origin or the key does not allow it
@@ -82,6 +83,7 @@ class ProxyError(Exception):
 
     Attributes:
         code: Stable name in snake case, for programs.
+        param: The member of the request that it is about, where programs look for that.
         retry_after_s: Whole seconds after which a retry can succeed, at least 1; None: no hint.
         extra_headers: Header fields of every response with this error.
         ends_connection: Whether the connection is closed after the response.
@@ -89,6 +91,7 @@ class ProxyError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "failed"
+    param: ClassVar[str | None] = None
     retry_after_s: int | None = None
     extra_headers: Mapping[str, str] = MappingProxyType({})
     ends_connection: ClassVar[bool] = False
@@ -112,6 +115,14 @@ class BadRequest(ProxyError):
 
 class LimitExceeded(BadRequest):
     code = "limit_exceeded"
+
+
+class PreviousResponseNotFound(BadRequest):
+    code = "previous_response_not_found"
+    param = "previous_response_id"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Previous response with id {quoted(response_id)} not found.")
 
 
 class BodyTooComplex(BadRequest):

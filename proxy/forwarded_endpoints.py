@@ -28,6 +28,7 @@ from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelInfo, ModelLoader, ModelNames, PromptWarmer
 from proxy.prompt_cache.shared_prefixes import SharedPrefixes
 from proxy.request import ProxyRequest, Translation, client_names, client_of, read_request
+from proxy.responses.stored_turn import StoredTurn
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import Routes
 
@@ -59,7 +60,7 @@ class ForwardedEndpoints:
         routes.add(props.PATH, get=self.props)
         routes.add(lora_adapters.PATH, get=self.lora_adapters)
         for path in ENDPOINTS["POST"]:
-            routes.add(path, post=functools.partial(self.served_by, self._serve))
+            routes.add(path, post=functools.partial(self.served_by, self.serve))
         routes.add(completions.PATH, post=functools.partial(self.served_by, self._batches.serve))
         for path, response in TRANSLATED.items():
             routes.add(path, post=functools.partial(self.translated, response))
@@ -81,7 +82,7 @@ class ForwardedEndpoints:
     ) -> web.StreamResponse:
         answer = PropsResponse(request, request[ACCESS_RECORD], added)
         try:
-            response = await self._answered(request, answer, self._serve)
+            response = await self._answered(request, answer, self.serve)
         except NotLoaded:
             found = self._remembered.page(self._model_info(request, model), added)
             if found is None:
@@ -99,7 +100,7 @@ class ForwardedEndpoints:
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
-        return await self._answered(request, answer, self._serve)
+        return await self._answered(request, answer, self.serve)
 
     async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
@@ -108,7 +109,7 @@ class ForwardedEndpoints:
         self, response: type[TranslatedResponse], request: web.BaseRequest
     ) -> web.StreamResponse:
         answer = response(request, request[ACCESS_RECORD])
-        serve = functools.partial(self._serve, translation=answer.translation())
+        serve = functools.partial(self.serve, translation=answer.translation())
         return await self._answered(request, answer, serve)
 
     async def _answered(
@@ -128,7 +129,7 @@ class ForwardedEndpoints:
             await answer.abort(error)
         return answer.response
 
-    async def _serve(
+    async def serve(
         self,
         request: web.BaseRequest,
         answer: ClientResponse,
@@ -136,13 +137,14 @@ class ForwardedEndpoints:
         names: ModelNames,
         *,
         translation: Translation | None = None,
+        turn: StoredTurn | None = None,
     ) -> None:
         record = answer.record
         proxy_request = await read_request(request, record.request_id, names, share, translation)
         record.model, record.kind = proxy_request.model, proxy_request.kind
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
-        await self._forward.handle(proxy_request, answer)
+        await self._forward.handle(proxy_request, answer, turn)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)
 

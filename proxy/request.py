@@ -28,6 +28,7 @@ from proxy.models import ModelLoader, ModelNames
 from proxy.prompt_cache.prompt import Prompt, read_prompt
 from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
+from proxy.responses.engine_request import engine_members
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
 
@@ -227,6 +228,8 @@ def json_content(
     pick = names.resolve(named_model(members) or named)
     members, body = _as_forwarded(kind, members, body, pick.variant)
     check(kind, members, settings.limits)
+    if kind is EndpointKind.RESPONSES and (asked := engine_members(members)) is not members:
+        members, body = asked, _written(asked)
     model = pick.model_info.id
     return Content(model, body, members, read_prompt(kind, model, members))
 

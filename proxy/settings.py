@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from proxy.batch_config import BatchSettings
 from proxy.config.types import ExpandedPath, SettingsTable, Text, text
 from proxy.request_limits.limits import RequestLimits
+from proxy.responses_config import StoredResponseSettings
 
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
@@ -154,6 +155,7 @@ class ProxySettings(SettingsTable):
     )
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
+    stored_responses: StoredResponseSettings = StoredResponseSettings()
 
     @property
     def host(self) -> str:

@@ -28,6 +28,7 @@ from proxy.access_log import AccessRecord
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, anthropic_type, openai_type
 from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS, for_client, is_event_stream
+from proxy.responses.event import failed, written
 from proxy.router.lease import Lease
 
 # A client that stopped reading does not get its last event either.
@@ -67,7 +68,10 @@ class ResponseWriter(Protocol):
         """Take bytes of the body; returns when there is room for more."""
 
     def put(self, chunk: bytes, /) -> bool:
-        """Take bytes of the body at once; return False, with nothing done, if that cannot be."""
+        """Take bytes of the body at once; return False, with nothing done, if that cannot be.
+
+        No bytes only ask.
+        """
 
     async def finish(self, last: bytes = b"", /) -> None:
         """Take the last bytes of the body."""
@@ -175,6 +179,8 @@ class ClientResponse:
         transport = self._request.transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return False
+        if not chunk:
+            return True
         self._last_chunk = chunk
         self.record.count(chunk)
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
@@ -272,6 +278,8 @@ def _error_event(path: str, error: ProxyError) -> bytes:
 
 
 def _event(path: str, body: bytes) -> bytes:
+    if path.endswith("/responses"):
+        return written(failed(orjson.loads(body)), 0)
     name = b"event: error\n" if path.startswith(_WITH_EVENT_NAMES) else b""
     return name + b"data: " + body + _EVENT_END
 
@@ -284,7 +292,7 @@ def error_body(path: str, error: ProxyError) -> dict[str, object]:
         "error": {
             "message": error.message,
             "type": openai_type(error.status),
-            "param": None,
+            "param": error.param,
             "code": error.code,
         }
     }

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from typing import Final
 
 from proxy.access_log import Emit
+from proxy.endpoints import EndpointKind
 from proxy.errors import (
     UpstreamConnectFailed,
     UpstreamFailed,
@@ -29,9 +30,11 @@ from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay
+from proxy.forward.responses_writer import ResponsesWriter
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
 from proxy.models import ModelLoader
 from proxy.request import ProxyRequest
+from proxy.responses.stored_turn import StoredTurn
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -53,8 +56,13 @@ class Forward:
         self._settings = settings
         self._emit = emit
 
-    async def handle(self, request: ProxyRequest, client_response: RequestWriter) -> None:
-        """Answer a request.
+    async def handle(
+        self,
+        request: ProxyRequest,
+        client_response: RequestWriter,
+        turn: StoredTurn | None = None,
+    ) -> None:
+        """Answer a request; `turn` stores the response where it is one of the Responses API.
 
         Raises:
             ConnectionError: The client left before its response was complete.
@@ -63,6 +71,8 @@ class Forward:
         if array := array_of(request):
             await self._forward_parts(array, client_response)
             return
+        if request.kind is EndpointKind.RESPONSES:
+            client_response = ResponsesWriter(client_response, request, turn)
         plan = plan_request(request)
         if plan.is_passed_stream:
             client_response.keep_alive(request.kind)

@@ -11,6 +11,7 @@ Source: llama-server, build 10434; openai-python and anthropic-python, their exc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -95,12 +96,25 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: value for name, value in error.items() if name != "code"}
-        named = {**kept, "type": anthropic_type(status)}
+        named = {**kept, **_anthropic_message(error), "type": anthropic_type(status)}
         return orjson.dumps({"type": "error", "error": named})
     if kind in _OPENAI or path.endswith("/input_tokens"):
         code = _CODES.get(str(error.get("type")), error.get("type"))
         return orjson.dumps({"error": {"param": None, **error, "code": code}})
     return body if parse_error(body) else orjson.dumps({"error": error})
+
+
+def _anthropic_message(error: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return Anthropic's own message for a prompt that is too long.
+
+    Claude Code compacts a conversation where it reads this sentence, and takes both figures from
+    it. The engine also refuses a prompt that leaves no token for the answer.
+    """
+    match error:
+        case {"type": "exceed_context_size_error", "n_prompt_tokens": int(n), "n_ctx": int(size)}:
+            most = min(size, n - 1)
+            return {"message": f"prompt is too long: {n} tokens > {most} maximum"}
+    return {}
 
 
 def _unexplained(status: int, body: bytes) -> dict[str, Any]:

@@ -27,6 +27,9 @@ threads = 1
 
 [models.resting]
 path = "{tiny}"
+
+[proxy.stored_responses]
+enabled = true
 """
 
 

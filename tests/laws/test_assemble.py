@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness
+from laws.mended import mended
 
 from supervisor.engines.discover import Engine
 
@@ -232,7 +233,7 @@ async def test_the_whole_answer_is_the_engines_own(
     path, members = CASES[name]
     body = {"model": "chat", "max_tokens": 40, "temperature": 0, "cache_prompt": False, **members}
     async with direct.post(path, json=body) as response:
-        own = await response.json()
+        own = json.loads(mended(path, body, response.status, await response.read()))
     async with proxy.http.post(path, json=body) as response:
         assert response.headers["Content-Type"] == "application/json; charset=utf-8"
         assembled = await response.json()
@@ -291,7 +292,7 @@ async def test_a_stream_is_the_engines_own_without_the_progress_nobody_asked_for
     shared = {"model": "chat", "max_tokens": 8, "temperature": 0, "cache_prompt": False}
     body = {**shared, "stream": True, **members}
     async with direct.post(path, json=body) as response:
-        own = events(await response.read())
+        own = events(mended(path, body, response.status, await response.read()))
     async with proxy.http.post(path, json=body) as response:
         passed = events(await response.read())
     assert passed == own

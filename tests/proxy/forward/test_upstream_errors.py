@@ -37,6 +37,20 @@ def test_anthropics_clients_get_their_own_plan(path: str, status: int, name: str
     assert body_sent == {"type": "error", "error": {"type": name, "message": "no"}}
 
 
+@pytest.mark.parametrize(("tokens", "most"), [(5000, 4096), (4096, 4095)])
+def test_claude_code_reads_that_a_prompt_is_too_long(tokens: int, most: int) -> None:
+    """It compacts only where it finds this sentence."""
+    said = {**BAD, "type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": 4096}
+    for path, found in (
+        ("/v1/messages", f"prompt is too long: {tokens} tokens > {most} maximum"),
+        ("/v1/chat/completions", "no"),
+    ):
+        kind = EndpointKind.MESSAGES if path == "/v1/messages" else EndpointKind.CHAT
+        error = json.loads(client_error_body(kind, path, 400, body(said)))["error"]
+        assert error["message"] == found
+        assert error["n_prompt_tokens"] == tokens
+
+
 def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
     said = {"code": 500, "message": "image input is not supported - hint", "type": "server_error"}
     status, body_sent = reclassified(500, body(said))

@@ -1,0 +1,80 @@
+"""`/v1/responses`: requests that continue a stored response; showing and deleting one.
+
+Source: OpenAI's API reference, "Get a model response" and "Delete a model response".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from proxy.auth.api_keys import KEY
+from proxy.body.bodies import Share
+from proxy.endpoints import EndpointKind
+from proxy.errors import BadRequest, NotFound, quoted
+from proxy.forward.client_response import ClientResponse
+from proxy.forwarded_endpoints import ForwardedEndpoints
+from proxy.json_response import json_response
+from proxy.models import ModelNames
+from proxy.request import Translation
+from proxy.responses.store import ResponseStore, StoredResponse
+from proxy.responses.stored_turn import StoredTurn
+from proxy.routes import PATH_ID, Routes
+
+PATHS: Final = ("/v1/responses", "/responses")
+
+
+class ResponsesEndpoint:
+    """A client sees the responses of its own API key only."""
+
+    def __init__(self, forwarded: ForwardedEndpoints, store: ResponseStore) -> None:
+        self._forwarded = forwarded
+        self._store = store
+
+    def add_routes(self, routes: Routes) -> None:
+        for path in PATHS:
+            routes.add(path, post=self.create)
+            routes.add(path + "/{id}", get=self.show, delete=self.delete)
+
+    async def create(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._forwarded.served_by(self._serve, request)
+
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        if request.query.get("stream") == "true":
+            raise BadRequest("a stored response cannot be streamed again; leave out stream")
+        response = self._find(request).turn.response
+        return web.Response(body=response, content_type="application/json")
+
+    async def delete(self, request: web.BaseRequest) -> web.Response:
+        stored = self._find(request)
+        self._store.delete(_owner(request), stored.id)
+        return json_response({"id": stored.id, "object": "response", "deleted": True})
+
+    async def _serve(
+        self,
+        request: web.BaseRequest,
+        answer: ClientResponse,
+        share: Share,
+        names: ModelNames,
+    ) -> None:
+        turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)
+        translation = Translation(request.path, EndpointKind.RESPONSES, turn.members)
+        await self._forwarded.serve(
+            request, answer, share, names, translation=translation, turn=turn
+        )
+
+    def _find(self, request: web.BaseRequest) -> StoredResponse:
+        response_id = request[PATH_ID]
+        if stored := self._store.find(_owner(request), response_id):
+            return stored
+        hint = "" if self._store.settings.enabled else _OFF
+        raise NotFound(f"Response with id {quoted(response_id)} not found.{hint}")
+
+
+_OFF: Final = " Stored responses are off; set enabled = true under [proxy.stored_responses]."
+
+
+def _owner(request: web.BaseRequest) -> str:
+    key = request[KEY]
+    return key.name if key else ""
