@@ -26,7 +26,7 @@ from proxy.metrics.engine_metrics import Passes, Scrape, Scraped, merged, passes
 from proxy.metrics.slots_endpoint import SlotTotals, all_slots, totals_of
 from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
-from proxy.router.model_queue import QueueStats
+from proxy.router.request_queue import QueueStats
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream

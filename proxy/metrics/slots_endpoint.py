@@ -18,7 +18,7 @@ from proxy.metrics.engine_metrics import Passes
 from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
 from proxy.router.lease import LeaseStats
-from proxy.router.model_queue import QueueStats
+from proxy.router.request_queue import QueueStats
 
 State = Literal["prefill", "decode", "idle"]
 BatchType = Literal["prefill", "decode", "mixed"]

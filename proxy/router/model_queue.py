@@ -1,48 +1,32 @@
 """The queue of one model: which request gets which slot when. No I/O, no waiting.
 
 Whatever may let a request in ends in `assign_slots`: while a slot is free, the requests in the
-queue choose in order. One that would rather wait for the owner of its conversation, or for another
-prompt (`prefill_admission`), keeps its place and delays none behind it; the end of such a wait is
-all that happens without an event, and has a timer.
+queue choose in order (`slot_assignment`). One that would rather wait for the owner of its
+conversation, or for another prompt (`prefill_admission`), keeps its place and delays none behind
+it; the end of such a wait is all that happens without an event, and has a timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from proxy.errors import QueueFull
-from proxy.prompt_cache.index import CacheHint, PrefixIndex
-from proxy.request import Priority, ProxyRequest
-from proxy.router.candidates import Candidates
-from proxy.router.fair_queue import FairQueue
+from proxy.prompt_cache.index import PrefixIndex
+from proxy.request import ProxyRequest
 from proxy.router.instances import Instance, Instances
-from proxy.router.last_slot import LastSlot, with_free_slot
 from proxy.router.lease import Lease
-from proxy.router.policy import Choice
-from proxy.router.prefill_admission import prefill_wait_s, shortest_first
+from proxy.router.lease_times import retry_after_s
 from proxy.router.queued_request import QueuedRequest
+from proxy.router.request_queue import QueueStats, RequestQueue
 from proxy.router.response_progress import Clock
+from proxy.router.slot_assignment import SlotAssignment
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import Timings, average
+from proxy.upstream.timings import Timings
 
-# How long a request holds a slot, before any has finished.
-_HELD_S: Final = 2.0
-_RETRY_MAX_S: Final = 120
 _RECHECK_MIN_S: Final = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """Numbers of requests; `expected_wait_s` is that of one that joins now."""
-
-    interactive: int
-    batch: int
-    oldest_wait_s: float
-    expected_wait_s: float
 
 
 class ModelQueue:
@@ -70,42 +54,35 @@ class ModelQueue:
         self._on_idle = on_idle
         self._instances = instances
         self._prefix_index = prefix_index
-        self._settings = settings
         self._clock = clock
-        self._queue: FairQueue[QueuedRequest] = FairQueue()
+        self._queue = RequestQueue(model, settings)
+        self._assignment = SlotAssignment(
+            self._queue, instances, prefix_index, clock, self.assign_slots
+        )
         self._granted: dict[Lease, QueuedRequest] = {}
-        self._mean_lease_s = _HELD_S
-        self._mean_decode_s = 0.0
-        self._last_slot = LastSlot()
-        self._turn = 0.0  # of the last instance that got a request, before it did
         self._recheck: asyncio.TimerHandle | None = None
 
     # Requests that wait.
 
     def bypass(self, queued: QueuedRequest) -> Lease | None:
         """Lease a free slot to a request that finds an empty queue; None where it must wait."""
-        if not len(self._queue) and self._assign_first((queued,)) and queued.lease:
-            return self.begin(queued)
-        return None
+        if self.is_paused or len(self._queue):
+            return None
+        self._assignment.assign((queued,))
+        return queued.lease
 
     def join(self, queued: QueuedRequest) -> None:
         """Put a request that found no slot into the queue; raises QueueFull."""
-        queued.new_tokens = self._new_tokens(queued)
+        queued.new_tokens = self._assignment.turns.new_tokens(queued)
         self._queue.join(queued)
         self.assign_slots()
         if queued.lease is not None:
             return
         queued.position = self._queue.position(queued, self._clock())
-        if self._is_full(queued.priority) and not queued.request.is_let_in:
+        if self._queue.is_full(queued.priority) and not queued.request.is_let_in:
             self._queue.leave(queued)
             ahead = f"{self._queue.waiting(queued.priority)} requests wait for {self.model} already"
             raise QueueFull(f"{ahead}; retry later", self.retry_after_s)
-
-    def _is_full(self, priority: Priority) -> bool:
-        """Return whether too many wait; batch requests fill no queue of interactive ones."""
-        limits = self._settings
-        most = limits.queue_max if priority == "interactive" else limits.batch.config.queue_size
-        return self._queue.waiting(priority) > most
 
     def remove(self, queued: QueuedRequest) -> None:
         """Take a request out, with a slot that it was granted and does not use."""
@@ -124,25 +101,23 @@ class ModelQueue:
     @property
     def held(self) -> int:
         """Requests that wait beside a free slot, for another prompt."""
-        in_service = self._instances.in_service(self.model)
-        has_room = any(one.upstream.prefer_pure_decode and one.has_free_slot for one in in_service)
-        return len(self._queue) if has_room else 0
+        return len(self._queue) if self._assignment.turns.is_beside_free_slot() else 0
 
     @property
     def retry_after_s(self) -> int:
         """Whole seconds after which a retry is worthwhile, 1 to 120."""
-        return min(max(1, math.ceil(self._expected_wait_s)), _RETRY_MAX_S)
+        return retry_after_s(self._expected_wait_s)
 
     def stats(self) -> QueueStats:
         has_room = any(
             instance.has_free_slot for instance in self._instances.in_service(self.model)
         )
-        return QueueStats(
-            self._queue.waiting("interactive"),
-            self._queue.waiting("batch"),
-            self._queue.oldest_wait_s(self._clock()),
-            0.0 if has_room else self._expected_wait_s,
-        )
+        return self._queue.stats(self._clock(), 0.0 if has_room else self._expected_wait_s)
+
+    @property
+    def _expected_wait_s(self) -> float:
+        slots = sum(instance.upstream.slots for instance in self._instances.in_service(self.model))
+        return self._assignment.times.wait_s(len(self._queue), slots)
 
     # Instances.
 
@@ -182,7 +157,7 @@ class ModelQueue:
             self._instances.discard_if_unused(lease.instance)
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
-            self._last_slot.note_ended(lease.request, self._clock())
+            self._assignment.last_slot.note_ended(lease.request, self._clock())
             self.assign_slots()
             if not next(self._client_leases(), None):
                 self._on_idle()
@@ -201,9 +176,8 @@ class ModelQueue:
 
     def note_finished(self, lease: Lease, timings: Timings | None) -> None:
         instance, now_s = lease.instance, self._clock()
-        self._mean_lease_s = average(self._mean_lease_s, now_s - lease.began_at_s)
+        self._assignment.times.note(now_s - lease.began_at_s, timings)
         if timings:
-            self._mean_decode_s = average(self._mean_decode_s, timings.decode_ms / 1000)
             sequences = (lease.sequences + len(instance.leases) + 1) // 2
             instance.rates = instance.rates.after(timings, sequences, now_s)
 
@@ -214,129 +188,16 @@ class ModelQueue:
         if self._recheck:
             self._recheck.cancel()
             self._recheck = None
-        while len(self._queue) and (queued := self._assign_first(self._order())):
+        while len(self._queue) and not self.is_paused:
+            entries = self._assignment.turns.order(self._queue.order(self._clock()))
+            queued = self._assignment.assign(entries)
+            if queued is None or queued.lease is None:
+                self._schedule_recheck(self._assignment.recheck_in_s)
+                return
+            self._granted[queued.lease] = queued
             self._queue.take(queued)
-
-    def _assign_first(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
-        """Grant a free slot to the first request that takes one; return that request."""
-        instances, now_s = self._instances.answering(self.model), self._clock()
-        if self.is_paused or not any(instance.has_free_slot for instance in instances):
-            return None
-        names = [instance.upstream.name for instance in instances]
-        candidates: Candidates | None = None
-        soonest_s = math.inf
-        # A batch request whose turn it is while interactive ones wait takes any slot.
-        left_s = 0.0 if self._queue.waiting("interactive") else self._last_slot.left_s(now_s)
-        for queued, left in with_free_slot(entries, instances, left_s):
-            # At each decision: what the caches hold changes while a request waits.
-            hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
-            held = left | self._held(instances, queued, hint, now_s)
-            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
-                choice = Choice(None if held else names[0])  # most models have one instance
-            else:
-                candidates = candidates or self._candidates(instances)
-                waited_s = now_s - queued.joined_at_s
-                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
-            if choice.name is not None:
-                chosen = next(one for one in instances if one.upstream.name == choice.name)
-                lease = self._grant(queued, chosen, hint, now_s)
-                lease.is_diverted = choice.is_diverted
-                if candidates:
-                    self._count_turn(chosen, candidates.weight(choice.name))
-                return queued
-            if choice.moves_in_s is not None:
-                soonest_s = min(soonest_s, choice.moves_in_s)
-            soonest_s = min(soonest_s, *held.values(), math.inf)
-        if left_s and self._queue.waiting("batch"):
-            soonest_s = min(soonest_s, left_s)
-        self._schedule_recheck(soonest_s)
-        return None
-
-    def _order(self) -> Iterable[QueuedRequest]:
-        entries = self._queue.order(self._clock())
-        if not self._pure_decode_names():
-            return entries
-        return shortest_first(tuple(entries), lambda queued: queued.new_tokens)
-
-    def _held(
-        self, instances: Sequence[Instance], queued: QueuedRequest, hint: CacheHint, now_s: float
-    ) -> dict[str, float]:
-        """Return the instances where another prompt comes first, and for how long at most."""
-        prompt = queued.request.prompt
-        if prompt is None or self._is_full(queued.priority):
-            return {}
-        waited_s, timeout_s = now_s - queued.joined_at_s, queued.timeout_s
-        waits = {
-            one.upstream.name: prefill_wait_s(
-                one.work,
-                prompt.tokens - hint.cached_tokens[one.upstream.name],
-                waited_s,
-                timeout_s,
-            )
-            for one in instances
-            if one.upstream.prefer_pure_decode
-        }
-        return {name: wait_s for name, wait_s in waits.items() if wait_s}
-
-    def _new_tokens(self, queued: QueuedRequest) -> int:
-        """Return how many tokens of a prompt will be computed; 0 where nothing depends on it."""
-        prompt, names = queued.request.prompt, self._pure_decode_names()
-        if prompt is None or not names:
-            return 0
-        hint = self._prefix_index.look_up(names, prompt, queued.session)
-        return prompt.tokens - max(hint.cached_tokens.values())
-
-    def _pure_decode_names(self) -> list[str]:
-        in_service = self._instances.in_service(self.model)
-        return [one.upstream.name for one in in_service if one.upstream.prefer_pure_decode]
-
-    def _candidates(self, instances: Sequence[Instance]) -> Candidates:
-        conversations = self._prefix_index.conversations_per_instance(self.model)
-        return Candidates(
-            instances,
-            conversations,
-            self._settings.policy,
-            self._instances.weights(self.model),
-            self._mean_lease_s,
-            self._mean_decode_s,
-        )
-
-    def _grant(
-        self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
-    ) -> Lease:
-        prompt = queued.request.prompt
-        on_first_token = self.assign_slots if instance.upstream.prefer_pure_decode else None
-        lease = Lease(queued.request, instance, self._clock, on_first_token=on_first_token)
-        lease.queued_s = now_s - queued.joined_at_s
-        lease.position = queued.position
-        if prompt:
-            lease.expected_cached = hint.cached_tokens[instance.upstream.name]
-            conversation = self._prefix_index.assign(
-                instance.upstream, prompt, queued.session, hint
-            )
-            lease.conversation, lease.conversation_number = conversation, conversation.number
-        lease.beside = tuple(
-            Lease(queued.request, instance, self._clock, first=lease)
-            for _ in range(instance.needed(queued.request) - 1)
-        )
-        instance.leases += lease.slots
-        lease.sequences = len(instance.leases)
-        self._granted[lease] = queued
-        queued.lease = lease
-        queued.wake.set()
-        return lease
-
-    def _count_turn(self, instance: Instance, weight: float) -> None:
-        # One that was busy or new has missed turns, and does not get them all now.
-        self._turn = max(self._turn, instance.turn)
-        instance.turn = self._turn + 1 / weight
 
     def _schedule_recheck(self, in_s: float) -> None:
         if in_s < math.inf:
             loop = asyncio.get_running_loop()
             self._recheck = loop.call_later(max(in_s, _RECHECK_MIN_S), self.assign_slots)
-
-    @property
-    def _expected_wait_s(self) -> float:
-        slots = sum(instance.upstream.slots for instance in self._instances.in_service(self.model))
-        return self._mean_lease_s * (len(self._queue) + 1) / max(1, slots)

@@ -34,7 +34,8 @@ from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_
 from proxy.router.instances import Activity, Instance, Instances, InstanceStats
 from proxy.router.lease import Completion, Lease
 from proxy.router.listener import NO_LISTENER, RouterListener
-from proxy.router.model_queue import ModelQueue, QueueStats
+from proxy.router.model_queue import ModelQueue
+from proxy.router.request_queue import QueueStats
 from proxy.router.queued_request import queued
 from proxy.router.response_progress import Clock
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use

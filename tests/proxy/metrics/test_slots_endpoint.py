@@ -10,7 +10,7 @@ from fakes.slots import NOW_S, instance, reading, writing
 from proxy.metrics.engine_metrics import Passes
 from proxy.metrics.slots_endpoint import all_slots, engine_list, has_idle, overview, totals_of
 from proxy.router.lease import LeaseStats
-from proxy.router.model_queue import QueueStats
+from proxy.router.request_queue import QueueStats
 
 
 def test_each_slot_has_state_tokens_and_rate() -> None:

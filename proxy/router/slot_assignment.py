@@ -1,0 +1,130 @@
+"""Which of the requests that wait for a model gets a free slot, and which one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.router.candidates import Candidates
+from proxy.router.instances import Instance, Instances
+from proxy.router.last_slot import LastSlot, with_free_slot
+from proxy.router.lease import Lease
+from proxy.router.lease_times import LeaseTimes
+from proxy.router.policy import Choice
+from proxy.router.prompt_turns import PromptTurns
+from proxy.router.queued_request import QueuedRequest
+from proxy.router.request_queue import RequestQueue
+from proxy.router.response_progress import Clock
+
+
+class SlotAssignment:
+    """Assigns the slots of one model.
+
+    Args:
+        on_first_token: Called when a prompt is computed on which others may have waited.
+
+    Attributes:
+        recheck_in_s: After the latest `assign`, when the answer may be another one without an
+            event; infinity: never.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        instances: Instances,
+        prefix_index: PrefixIndex,
+        clock: Clock,
+        on_first_token: Callable[[], None],
+    ) -> None:
+        self.times = LeaseTimes()
+        self.turns = PromptTurns(queue.model, instances, prefix_index)
+        self.last_slot = LastSlot()
+        self.recheck_in_s = math.inf
+        self._queue = queue
+        self._instances = instances
+        self._prefix_index = prefix_index
+        self._clock = clock
+        self._on_first_token = on_first_token
+        self._turn = 0.0  # of the last instance that got a request, before it did
+
+    def assign(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
+        """Lease a free slot to the first request that takes one; return that request."""
+        instances, now_s = self._instances.answering(self._queue.model), self._clock()
+        self.recheck_in_s = math.inf
+        if not any(instance.has_free_slot for instance in instances):
+            return None
+        names = [instance.upstream.name for instance in instances]
+        candidates: Candidates | None = None
+        # A batch request whose turn it is while interactive ones wait takes any slot.
+        left_s = 0.0 if self._queue.waiting("interactive") else self.last_slot.left_s(now_s)
+        for queued, left in with_free_slot(entries, instances, left_s):
+            # At each decision: what the caches hold changes while a request waits.
+            hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
+            held = left | self._waits(instances, queued, hint, now_s)
+            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
+                choice = Choice(None if held else names[0])  # most models have one instance
+            else:
+                candidates = candidates or self._candidates(instances)
+                waited_s = now_s - queued.joined_at_s
+                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
+            if choice.name is not None:
+                chosen = next(one for one in instances if one.upstream.name == choice.name)
+                self._lease(queued, chosen, hint, now_s).is_diverted = choice.is_diverted
+                if candidates:
+                    self._count_turn(chosen, candidates.weight(choice.name))
+                return queued
+            self._recheck_after(choice, held)
+        if left_s and self._queue.waiting("batch"):
+            self.recheck_in_s = min(self.recheck_in_s, left_s)
+        return None
+
+    def _waits(
+        self, instances: Sequence[Instance], queued: QueuedRequest, hint: CacheHint, now_s: float
+    ) -> dict[str, float]:
+        if self._queue.is_full(queued.priority):
+            return {}
+        return self.turns.waits(instances, queued, hint, now_s)
+
+    def _recheck_after(self, choice: Choice, held: Mapping[str, float]) -> None:
+        moves_in_s = math.inf if choice.moves_in_s is None else choice.moves_in_s
+        self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
+
+    def _candidates(self, instances: Sequence[Instance]) -> Candidates:
+        return Candidates(
+            instances,
+            self._prefix_index.conversations_per_instance(self._queue.model),
+            self._queue.settings.policy,
+            self._instances.weights(self._queue.model),
+            self.times.held_s,
+            self.times.decode_s,
+        )
+
+    def _lease(
+        self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
+    ) -> Lease:
+        request, prompt, name = queued.request, queued.request.prompt, instance.upstream.name
+        on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
+        lease = Lease(request, instance, self._clock, on_first_token=on_first_token)
+        lease.queued_s = now_s - queued.joined_at_s
+        lease.position = queued.position
+        if prompt:
+            lease.expected_cached = hint.cached_tokens[name]
+            conversation = self._prefix_index.assign(
+                instance.upstream, prompt, queued.session, hint
+            )
+            lease.conversation, lease.conversation_number = conversation, conversation.number
+        lease.beside = tuple(
+            Lease(request, instance, self._clock, first=lease)
+            for _ in range(instance.needed(request) - 1)
+        )
+        instance.leases += lease.slots
+        lease.sequences = len(instance.leases)
+        queued.lease = lease
+        queued.wake.set()
+        return lease
+
+    def _count_turn(self, instance: Instance, weight: float) -> None:
+        # One that was busy or new has missed turns, and does not get them all now.
+        self._turn = max(self._turn, instance.turn)
+        instance.turn = self._turn + 1 / weight
