@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from proxy.failures import FAILURES
-from proxy.router.router import ModelDemand
+from proxy.router.model_demand import ModelDemand
 from supervisor.adaptive.apply import ChangeApplier
 from supervisor.adaptive.base_plans import BasePlans
 from supervisor.adaptive.change import Change, Decider, ModelView

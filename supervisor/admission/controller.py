@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-from proxy.router.router import ModelDemand
+from proxy.router.model_demand import ModelDemand
 from supervisor.admission.decide import Actions, decide, queue
 from supervisor.admission.memory_usage import HOST, MemoryUsage
 from supervisor.admission.model_state import ModelState, Waiting

@@ -10,7 +10,7 @@ import pytest
 from fakes.reload_harness import BROKEN, GOOD, ReloadHarness, settings
 from samples import machine
 
-from proxy.router.router import ModelDemand
+from proxy.router.model_demand import ModelDemand
 from supervisor.adaptive.apply import ChangeApplier
 from supervisor.adaptive.change import Change, ModelView
 from supervisor.adaptive.controller import AdaptiveController

@@ -1,0 +1,185 @@
+"""Leases of requests: from the wait for a slot until the engine has confirmed that it is idle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from proxy.errors import (
+    CrashesEngine,
+    NotLoaded,
+    UpstreamConnectFailed,
+    UpstreamCrashed,
+    UpstreamFailed,
+)
+from proxy.models import ModelLoader
+from proxy.prompt_cache.slot_map import TrackedSlot
+from proxy.request import ProxyRequest
+from proxy.router.acquire import acquire_slot, ensure_serving
+from proxy.router.crash_suspects import CrashSuspects
+from proxy.router.first_byte_monitor import FirstByteMonitor
+from proxy.router.instances import Instance
+from proxy.router.lease import Completion, Lease
+from proxy.router.listener import RouterListener
+from proxy.router.model_queues import ModelQueues
+from proxy.router.queued_request import queued
+from proxy.router.slot_release import SlotReleaser
+from proxy.router.slot_selection import select_slots
+from proxy.settings import ProxySettings
+from proxy.upstream.timings import Timings
+
+
+class Leases:
+    """Leases slots of the instances that the queues know."""
+
+    def __init__(
+        self,
+        queues: ModelQueues,
+        settings: ProxySettings,
+        listener: RouterListener,
+        crash_suspects: CrashSuspects,
+        slot_releaser: SlotReleaser,
+        first_byte_monitor: FirstByteMonitor,
+    ) -> None:
+        self._queues = queues
+        self._instances = queues.instances
+        self._prefix_index = queues.prefix_index
+        self._clock = queues.clock
+        self._settings = settings
+        self._listener = listener
+        self._crash_suspects = crash_suspects
+        self._slot_releaser = slot_releaser
+        self._first_byte_monitor = first_byte_monitor
+
+    @asynccontextmanager
+    async def lease(
+        self, request: ProxyRequest, avoid: Collection[str] = (), loader: ModelLoader | None = None
+    ) -> AsyncIterator[Lease]:
+        """Hold one slot of an instance for the length of the block, after a wait if need be.
+
+        The request is to be sent at once, to `lease.upstream` and with `lease.id_slot`. `finish`
+        frees the slot at once; else it is free once the engine has confirmed that it is idle. A
+        request that needs no slot takes none, and waits in no queue.
+
+        Args:
+            request: The request.
+            avoid: Names of instances to take only if there is no other.
+            loader: Loads models; without one, a model without an instance is unavailable.
+
+        Raises:
+            QueueFull: Too many requests wait already.
+            QueueTimeout: No slot became free in time.
+            ModelLoading: No instance was ready in time.
+            CrashesEngine: Engines crashed while they computed it.
+            NotLoaded: No instance is ready, and the request loads none.
+            Unavailable: No instance is ready, and none will be; or the loader's own errors.
+            UpstreamShutDown: `close` ended the block.
+            UpstreamSilent: The instance does not respond; another has a slot free.
+            UpstreamCrashed: In place of the error that a crash caused in the block.
+        """
+        self._crash_suspects.check(request)
+        lease = await self._acquire(request, avoid, loader)
+        try:
+            self._crash_suspects.check(request)  # another like it may have crashed while it waited
+            with lease:
+                self._first_byte_monitor.watch(lease)
+                await select_slots(lease, self._prefix_index, self._settings)
+                try:
+                    yield lease
+                except UpstreamFailed as error:
+                    if await lease.wait_crash(error):
+                        raise UpstreamCrashed(
+                            f"{lease.upstream.name} crashed while computing this request, which is "
+                            "not retried; see its log (`corral logs`)"
+                        ) from error
+                    if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
+                        raise UpstreamFailed(
+                            f"{lease.upstream.name} ended while it computed this request: "
+                            f"{lease.exit_reason}"
+                        ) from error
+                    raise
+                self._crash_suspects.clear(request)
+        except (UpstreamConnectFailed, CrashesEngine) as error:
+            self._release(lease)  # the engine does not compute it
+            if isinstance(error, UpstreamConnectFailed):
+                self._listener.connect_failed(lease.upstream, error)
+            raise
+        finally:
+            self._end(lease)
+
+    def note_chunk(self, lease: Lease) -> None:
+        """Note that one more request for a lease is sent now, to compute a part of its prompt."""
+        if lease.slot:
+            self._prefix_index.slot_map(lease.upstream.name).mark_sent(lease.slot)
+
+    def finish(self, lease: Lease, completed: Completion | None = None) -> None:
+        """Free the slots of a complete response, and learn from it.
+
+        `completed` is None where the request was refused.
+        """
+        prompt = lease.request.prompt
+        if completed:
+            timings = completed.timings
+            self._queues.of(lease.request.model).note_finished(lease, timings)
+            if prompt:
+                self._prefix_index.record(
+                    lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
+                )
+            if timings and prompt and lease.slot:
+                self._record_slot(lease, lease.slot, timings)
+        self._release(lease)
+
+    async def _acquire(
+        self, request: ProxyRequest, avoid: Collection[str], loader: ModelLoader | None
+    ) -> Lease:
+        queue = self._queues.of(request.model)
+        if not request.may_load:
+            loader = None
+            if not queue.serves(request):
+                raise NotLoaded(
+                    f"{request.model} is not loaded, and this request does not load it; send a "
+                    f"completion request, or run `corral load {request.model}`"
+                )
+        if request.kind.takes_slot:
+            return await acquire_slot(queue, queued(request, avoid, self._clock()), loader)
+        await ensure_serving(queue, request, loader)
+        instances = [
+            instance
+            for instance in self._instances.answering(request.model)
+            if instance.may_take(request)
+        ]
+        fresh = [instance for instance in instances if instance.upstream.name not in avoid]
+        return Lease(request, min(fresh or instances, key=_calm), self._clock)
+
+    def _record_slot(self, lease: Lease, slot: TrackedSlot, timings: Timings) -> None:
+        name, prompt = lease.upstream.name, lease.request.prompt
+        if lease.verifies_restore:
+            self._listener.restore_verified(name, slot.id_slot, timings)
+        if lease.conversation and prompt:
+            held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
+            slot_map = self._prefix_index.slot_map(name)
+            slot_map.release(lease, self._clock())
+            slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
+
+    def _release(self, lease: Lease) -> None:
+        queue = self._queues.of(lease.request.model)
+        for one in lease.slots:
+            queue.release(one)
+
+    def _end(self, lease: Lease) -> None:
+        instance, queue = lease.instance, self._queues.of(lease.request.model)
+        self._first_byte_monitor.forget(lease)
+        instance.bytes_received += lease.progress.bytes_received
+        for one in lease.slots:
+            if one in instance.leases:
+                self._slot_releaser.release_when_idle(one, queue.release)
+        self._instances.discard_if_unused(instance)
+
+
+def _calm(instance: Instance) -> tuple[bool, bool, float, float]:
+    return (
+        instance.is_spare,
+        instance.upstream.is_on_trial,
+        len(instance.in_flight) / instance.upstream.slots,
+        instance.turn,
+    )
