@@ -116,12 +116,12 @@ async def test_failures_end_nothing(
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(daemon.run(["tiny"], ready.set))
         await ready.wait()
-        url = daemon.status()["url"]
+        url = daemon.service.status()["url"]
         body = {"prompt": "hello", "max_tokens": 2, "model": "tiny"}
         assert "choices" in await asyncio.to_thread(get, f"{url}/v1/completions", **body)
         await asyncio.to_thread(leave_a_stream, f"{url}/v1/completions", **body)
-        daemon._triggers.schedule()
-        await daemon.refresh()
+        daemon.parts.triggers.schedule()
+        await daemon.service.refresh()
         assert "corral_" in await asyncio.to_thread(get, f"{url}/metrics")
         for event in hit.values():
             await event.wait()

@@ -1,0 +1,197 @@
+"""The parts of a daemon, and what connects them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+
+from proxy.app import build_app
+from proxy.jobs.jobs import JobStorage
+from proxy.metrics.prometheus import Metrics
+from proxy.nodes.nodes import Nodes
+from proxy.router.router import Router
+from proxy.server import Server
+from supervisor.adaptive.apply import ChangeApplier
+from supervisor.adaptive.controller import AdaptiveController
+from supervisor.adaptive.engine_processes import engine_processes, measured_speeds
+from supervisor.adaptive.layer_mover import LayerMover
+from supervisor.adaptive.slots import SlotDecider
+from supervisor.adaptive.thread_decider import ThreadDecider
+from supervisor.adaptive.values import AdaptedValues
+from supervisor.admission.controller import AdmissionController
+from supervisor.admission.memory_usage import MemoryUsage
+from supervisor.engines.discover import Engine
+from supervisor.events import EventStream
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.reductions import Reductions
+from supervisor.fleet.stats import StatsReader
+from supervisor.host.paths import Directories
+from supervisor.process.private_runtime import is_in_use
+from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
+from supervisor.proxy_adapter.model_control import ModelControlAdapter
+from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
+from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
+from supervisor.proxy_adapter.router_events import RouterEvents
+from supervisor.proxy_adapter.settings import checked, read_nodes
+from supervisor.proxy_adapter.shard_metrics import shard_metrics
+from supervisor.reload.reload import Reload
+from supervisor.reload.replace import Replacer
+from supervisor.reload.triggers import ReloadTriggers
+from supervisor.request_record.files import RecordFiles
+from supervisor.request_record.recorder import RequestRecorder
+from supervisor.settings.load import Loaded
+from supervisor.settings.schema import Settings
+from supervisor.shards.layer_shares import LayerShares
+from supervisor.trial.storage import TrialStore
+from supervisor.trial.trials import Trials
+from supervisor.workers.address import free_port
+from supervisor.workers.known import KnownWorkers
+from supervisor.workers.pool import WorkerPool
+
+
+class DaemonParts:
+    """All parts of one daemon; constructs them on a running loop, and runs none.
+
+    `reread` reads the sources of the settings again, in a thread; it raises CorralError.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        reread: Callable[[], Loaded],
+        directories: Directories,
+        events: EventStream,
+    ) -> None:
+        self.directories = directories
+        self.events = events
+        proxy = checked(loaded.settings.proxy)
+        self.metrics = Metrics(proxy, events.emit)
+        router_events = RouterEvents()
+        self.router = Router(proxy, router_events, self.metrics.emit)
+        self.stats = StatsReader()
+        self._adapted = AdaptedValues()
+        self._reductions = Reductions()
+        self.known_workers = KnownWorkers(free_port)
+        self.fleet = Fleet(
+            self._planner(loaded),
+            self.router,
+            events.emit,
+            on_change=lambda: self.admission.wake(),  # noqa: PLW0108 (made below)
+        )
+        memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
+        self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
+        self.adaptive = self._make_adaptive(replacer, memory_usage)
+        self.layer_mover = self._make_layer_mover(replacer)
+        self.reload = self._make_reload(loaded, reread, replacer)
+        self.triggers = ReloadTriggers(self.reload)
+        self.workers = WorkerPool(
+            self.known_workers, self._engine, directories, events.emit, self.fleet.worker_ended
+        )
+        self._apply_workers(loaded)
+        self.recorder = RequestRecorder(
+            RecordFiles(directories.request_record), events, self._is_recorded
+        )
+        self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
+        events.add_sink(self.trials.observe)
+        self.nodes = self._make_nodes()
+        router_events.connect(self.fleet, self.admission, self.nodes)
+        self.server = self._make_server()
+
+    @property
+    def settings(self) -> Settings:
+        """Those that apply now."""
+        return self.reload.loaded.settings
+
+    def _planner(self, loaded: Loaded) -> LaunchPlanner:
+        return LaunchPlanner(
+            loaded.settings,
+            self.directories,
+            self._adapted.of,
+            known_workers=self.known_workers,
+            reductions=self._reductions,
+        )
+
+    def _make_adaptive(self, replacer: Replacer, memory_usage: MemoryUsage) -> AdaptiveController:
+        fleet, emit = self.fleet, self.events.emit
+        threads = ThreadDecider(
+            functools.partial(engine_processes, fleet),
+            measured_speeds(fleet),
+            is_measuring=functools.partial(is_in_use, self.directories),
+        )
+        return AdaptiveController(
+            fleet,
+            self.router,
+            ChangeApplier(fleet, replacer, memory_usage, self._adapted, emit),
+            self._adapted,
+            emit,
+            [SlotDecider(), threads],
+            is_memory_wanted=lambda: bool(self.admission.waiting()),
+        )
+
+    def _make_layer_mover(self, replacer: Replacer) -> LayerMover:
+        shares = LayerShares(self.directories.layer_shares)
+        now_s = asyncio.get_running_loop().time
+        mover = LayerMover(self.fleet, replacer, shares, self.events.emit, now_s)
+        self.metrics.add(lambda: shard_metrics(mover.runs()))
+        return mover
+
+    def _make_reload(
+        self, loaded: Loaded, reread: Callable[[], Loaded], replacer: Replacer
+    ) -> Reload:
+        return Reload(
+            self.fleet,
+            loaded,
+            read=reread,
+            make_planner=self._planner,
+            prepare_nodes=self._prepare_nodes,
+            emit=self.events.emit,
+            replacer=replacer,
+        )
+
+    def _make_nodes(self) -> Nodes:
+        model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)
+        return Nodes(
+            read_nodes(self.settings.nodes),
+            self.router,
+            model_loader,
+            self.settings.proxy,
+            self.events.emit,
+            model_loader.created,
+        )
+
+    def _make_server(self) -> Server:
+        settings = self.settings
+        warmer = PromptWarmerAdapter(self.fleet, self.router, self.events.emit)
+        storage = JobStorage(self.directories.jobs, settings.jobs)
+        app = build_app(
+            self.router,
+            self.nodes,
+            settings.proxy,
+            self.metrics,
+            warmer,
+            storage,
+            EngineReaderAdapter(self.fleet),
+            ModelControlAdapter(self.fleet, self.admission, self.events),
+        )
+        return Server(app, settings.proxy)
+
+    def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
+        nodes = read_nodes(loaded.settings.nodes)
+
+        def apply() -> None:
+            self.nodes.set_nodes(nodes)
+            self._apply_workers(loaded)
+
+        return apply
+
+    def _apply_workers(self, loaded: Loaded) -> None:
+        supervisor = loaded.settings.supervisor
+        self.workers.apply(loaded.settings.workers, supervisor.restart, supervisor.drain_timeout_s)
+
+    def _engine(self) -> Engine:
+        return self.fleet.planner.engine()
+
+    def _is_recorded(self, model: str) -> bool:
+        return self.settings.supervisor.record_requests and model in self.settings.models

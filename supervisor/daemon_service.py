@@ -1,0 +1,138 @@
+"""What the daemon does for commands (`supervisor.control.server.Service`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from proxy.models import PrefillResult
+from supervisor import __version__
+from supervisor.admission.model_state import Waiting
+from supervisor.control.balance_status import balance_status, moved_layers
+from supervisor.control.messages import (
+    BalanceStatus,
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    MovedLayers,
+    TrialStatus,
+)
+from supervisor.control.status import (
+    instance_status,
+    model_status,
+    node_status,
+    weight_statuses,
+)
+from supervisor.control.trial_status import trial_status
+from supervisor.control.worker_status import worker_statuses
+from supervisor.daemon_parts import DaemonParts
+from supervisor.errors import CorralError
+from supervisor.fleet import cache_commands
+from supervisor.fleet.model import Model, Replica
+from supervisor.reload.reload import ReloadResult
+from supervisor.slot_store.manifest import Manifest
+from supervisor.warmup.prompts import WarmPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonTimes:
+    """How long a daemon has run, and whether it is stopping."""
+
+    up_s: float
+    is_stopping: bool
+
+
+class DaemonService:
+    def __init__(
+        self,
+        parts: DaemonParts,
+        times: Callable[[], DaemonTimes],
+        shutdown: Callable[[str], None],
+    ) -> None:
+        self._parts = parts
+        self._fleet = parts.fleet
+        self._times = times
+        self._shutdown = shutdown
+
+    def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
+        return self._parts.admission.command(verb, models)
+
+    def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
+        return self._parts.triggers.start(dry_run=dry_run)
+
+    def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
+        replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
+        return self._fleet.spawn(
+            cache_commands.save(replicas, self._fleet.planner.slot_persistence)
+        )
+
+    def warm(
+        self, model: str, prompt: WarmPrompt
+    ) -> asyncio.Task[list[PrefillResult] | CorralError]:
+        replicas = [self._fleet.replica(one.name) for one in self._fleet.instances([model])]
+        return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._parts.router))
+
+    async def refresh(self) -> None:
+        await self._parts.stats.refresh(replica.instance for replica in self._fleet.all_replicas())
+
+    def status(self) -> DaemonStatus:
+        parts, times = self._parts, self._times()
+        path, waiting = parts.reload.loaded.path, parts.admission.waiting()
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "url": parts.server.url,
+            "up_s": times.up_s,
+            "stopping": times.is_stopping,
+            "config": str(path) if path else None,
+            "models": [
+                self._model_status(model, waiting.get(model.entry.name))
+                for model in self._fleet.models.values()
+            ],
+            "nodes": [node_status(stats) for stats in parts.nodes.stats()],
+            "weights": weight_statuses(parts.router.instances()),
+            "workers": worker_statuses(parts.settings, parts.known_workers, parts.workers),
+        }
+
+    def trials(self) -> list[TrialStatus]:
+        trials = self._parts.trials
+        found = ((model, trials.of(name)) for name, model in self._fleet.models.items())
+        statuses = (
+            trial_status(model, trial, trials.age_s(trial), self._memory_bytes)
+            for model, trial in found
+            if trial
+        )
+        return [status for status in statuses if status]
+
+    def balances(self) -> list[BalanceStatus]:
+        now_s = asyncio.get_running_loop().time()
+        return [
+            balance_status(replica.place.model, replica.name, run, now_s)
+            for replica, run in self._parts.layer_mover.runs()
+        ]
+
+    def balance(self, model: str) -> asyncio.Task[MovedLayers | CorralError]:
+        return self._fleet.spawn(self._balance(model))
+
+    async def _balance(self, model: str) -> MovedLayers | CorralError:
+        moved = await self._parts.layer_mover.move(model)
+        return moved if isinstance(moved, CorralError) else moved_layers(moved)
+
+    def _memory_bytes(self, replica: Replica) -> int | None:
+        facts = replica.instance.snapshot()
+        return self._parts.stats.of(facts).memory_bytes if facts.pid else None
+
+    def _model_status(self, model: Model, waiting: Waiting | None) -> ModelStatus:
+        return model_status(
+            model, [self._instance_status(one) for one in model.all_replicas], waiting
+        )
+
+    def _instance_status(self, replica: Replica) -> InstanceStatus:
+        facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
+        busy, stats = self._parts.router.in_flight(facts.name), self._parts.stats.of(facts)
+        return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
+
+    def shutdown(self, reason: str) -> None:
+        self._shutdown(reason)
