@@ -46,9 +46,13 @@ class Failures:
         """
         self._emit = emit
 
+    def begin(self, task: str) -> None:
+        """Count the failures of a task from 0."""
+        self._add(task, 0)
+
     def note(self, task: str, error: BaseException, message: str = "") -> None:
         """Count a failure; report it at most once a minute per cause."""
-        self._count(task)
+        self._add(task, 1)
         if self._throttle.admit((task, type(error).__name__, _place(error))):
             text = "".join(traceback.format_exception(error))[-_TRACEBACK_MAX:]
             self._report(task, f"{message}: {error!r}" if message else repr(error), text, 0)
@@ -58,9 +62,9 @@ class Failures:
         if self._throttle.admit((task, cause, "")):
             self._report(task, message, None, 0)
 
-    def _count(self, task: str) -> None:
+    def _add(self, task: str, count: int) -> None:
         is_known = task in self.counts or len(self.counts) < _TASKS_MAX
-        self.counts[task if is_known else "other"] += 1
+        self.counts[task if is_known else "other"] += count
 
     def _rest(self, cause: Hashable, count: int) -> None:
         task, error, _ = cause if isinstance(cause, tuple) else (str(cause), "", "")
@@ -93,6 +97,7 @@ async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
     `task` is its name in the log and in `/metrics`, a constant of few words.
     """
     clock, pause_s = asyncio.get_running_loop().time, _FIRST_PAUSE_S
+    FAILURES.begin(task)
     while True:
         began_at_s = clock()
         try:

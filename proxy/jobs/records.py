@@ -19,6 +19,7 @@ Outcome = Literal["completed", "failed", "expired"]  # of a line
 End = Literal["completed", "expired", "cancelled"]
 
 ACTIVE: Final[tuple[Status, ...]] = ("validating", "in_progress", "finalizing", "cancelling")
+ENDED: Final[tuple[Status, ...]] = ("completed", "failed", "expired", "cancelled")
 COMPLETION_WINDOW: Final = "24h"
 WINDOW_S: Final = 86_400
 

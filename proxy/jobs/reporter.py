@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from proxy.access_log import Emit
-from proxy.jobs.records import ACTIVE, Batch, Outcome, Status
+from proxy.jobs.records import ACTIVE, ENDED, Batch, Outcome, Status
 
 _PREFIX: Final = "corral_"
 
@@ -21,7 +21,7 @@ class JobReporter:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._lines: Counter[Outcome] = Counter({"completed": 0, "failed": 0, "expired": 0})
-        self._ended: Counter[Status] = Counter()
+        self._ended: Counter[Status] = Counter(dict.fromkeys(ENDED, 0))
         self._active: dict[str, Status] = {}
         self._is_paused = False
         self._waits: dict[str, str] = {}

@@ -24,12 +24,13 @@ _MODELS_MAX: Final = 64
 _INSTANCES_MAX: Final = 256
 
 _Key = tuple[str, ...]
-BY_INSTANCE: Final = ("model", "instance")
+# Prometheus adds a label `instance` of its own: the address that it reads.
+BY_INSTANCE: Final = ("model", "model_instance")
 
 COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "requests_finished": (BY_INSTANCE, "Requests that an instance answered completely."),
     "requests_failed": (BY_INSTANCE, "Requests that ended in an error after an instance got them."),
-    "requests_cancelled": (BY_INSTANCE, "Requests keyse client disconnected before the end."),
+    "requests_cancelled": (BY_INSTANCE, "Requests whose client disconnected before the end."),
     "requests_rejected": (("model", "code"), "Requests that no instance got, by error code."),
     "retries": (BY_INSTANCE, "Retries, by the last instance."),
     "upstream_failures": (BY_INSTANCE, "Responses that an instance broke off or did not begin."),
@@ -85,6 +86,15 @@ class RequestCounters:
             case "upstream.failed":
                 key = self.labels_of(fields["model"], fields["instance"])
                 self.counts["upstream_failures"][key] += 1
+
+    def begin(self, model: str, instance: str) -> None:
+        """Count an instance from 0: Prometheus sees no increase in a counter that begins with 1."""
+        key = self.labels_of(model, instance)
+        for name, (labels, _) in COUNTERS.items():
+            if labels is BY_INSTANCE:
+                self.counts[name].setdefault(key, 0)
+        for name in HISTOGRAMS:
+            self._histogram(name, key)
 
     def labels_of(self, model: str | None, instance: str | None) -> _Key:
         return self._models.of(model), self._instances.of(instance)

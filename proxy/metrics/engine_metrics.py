@@ -18,6 +18,7 @@ from typing import Final
 from prometheus_client import Metric
 
 from proxy.errors import ProxyError
+from proxy.metrics.counters import BY_INSTANCE
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
 from proxy.upstream.metrics_text import PREFIX, EngineMetric, parse_metrics
@@ -118,8 +119,8 @@ def passes_of(scraped: Scraped) -> Passes | None:
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
-    """Yield the metrics that no reader resets, with the labels `model` and `instance`."""
-    labels = {"model": upstream.model, "instance": upstream.name}
+    """Yield the metrics that no reader resets, with the labels of the instance."""
+    labels = dict(zip(BY_INSTANCE, (upstream.model, upstream.name), strict=True))
     for metric in parse_metrics(text):
         if metric.name in _GAUGES:
             yield _family(metric, metric.name, metric.name, labels)

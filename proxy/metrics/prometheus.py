@@ -17,12 +17,12 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
-from prometheus_client.exposition import choose_encoder
 
 from proxy.access_log import AccessRecord, Emit
 from proxy.failures import FAILURES
 from proxy.metrics.counters import BY_INSTANCE, COUNTERS, HISTOGRAMS, RequestCounters
 from proxy.metrics.engine_metrics import Passes, Scrape, Scraped, merged, passes_of
+from proxy.metrics.exposition import encoder
 from proxy.metrics.slots_endpoint import SlotTotals, all_slots, totals_of
 from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
@@ -109,7 +109,7 @@ class Metrics:
     ) -> tuple[bytes, str]:
         """The body for these models, and its content type: plain text or OpenMetrics."""
         readings = await self._scrape.read(_engines(router))
-        encode, content_type = _encoder(accept)
+        encode, content_type = encoder(accept)
         models = {model_info.id for model_info in model_infos}
         return encode(VisibleMetrics(self._collect(readings, router), models)), content_type
 
@@ -121,6 +121,8 @@ class Metrics:
 
     def _collect(self, readings: Sequence[Scraped], router: Router) -> Iterator[Metric]:
         instances = router.instances()
+        for instance in instances:
+            self._counters.begin(instance.upstream.model, instance.upstream.name)
         yield from self._requests(instances)
         for name, (labels, text) in COUNTERS.items():
             yield _counter(name, labels, text, self._counters.counts[name])
@@ -224,10 +226,3 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) ->
     for key, value in values.items():
         family.add_metric(key, value)
     return family
-
-
-def _encoder(accept: str) -> tuple[Callable[[VisibleMetrics], bytes], str]:
-    try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):  # an invalid version number
-        return choose_encoder("text/plain")

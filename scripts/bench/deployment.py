@@ -138,7 +138,7 @@ def _slowed(corral: CorralCli, runs: float) -> Iterator[None]:
 def _decoded(url: str) -> dict[str, float]:
     with urllib.request.urlopen(f"{url}/metrics") as response:  # noqa: S310 (loopback)
         text = response.read().decode()
-    line = r'^corral_decoded_tokens_total\{instance="([^"]+)".*\} (\S+)$'
+    line = r'^corral_decoded_tokens_total\{.*model_instance="([^"]+)"\} (\S+)$'
     found = re.findall(line, text, re.MULTILINE)
     return {name: float(tokens) for name, tokens in found}
 

@@ -8,10 +8,11 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from proxy.metrics.counters import BY_INSTANCE
 from supervisor.fleet.model import Replica
 from supervisor.shards.run import ShardRun
 
-_LABELS: Final = ("model", "instance", "worker")
+_LABELS: Final = (*BY_INSTANCE, "worker")
 _US_PER_S: Final = 1_000_000
 
 

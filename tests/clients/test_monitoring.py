@@ -5,6 +5,7 @@ import urllib.request
 from typing import Any
 
 import openai
+from documented_metrics import documented_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 
@@ -18,11 +19,25 @@ def test_our_metrics_agree_with_the_engines(url: str) -> None:
         client.completions.create(model="smollm2", prompt="The sea is", max_tokens=5)
     with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
         samples = [one for family in parse(response.read().decode()) for one in family.samples]
-    found = {one.name: one.value for one in samples if one.labels.get("instance") == "smollm2.0"}
+    found = {
+        one.name: one.value for one in samples if one.labels.get("model_instance") == "smollm2.0"
+    }
     assert found["corral_requests_finished_total"] >= 1
     assert found["corral_engine_scrape_success"] == 1
     # The engine also counts the token of its warm-up.
     assert found["llamacpp:tokens_predicted_total"] > found["corral_decoded_tokens_total"] >= 5
+
+
+def test_the_documented_metrics_are_those_that_are_exposed(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
+        families = {one.name: one for one in parse(response.read().decode())}
+    documented = {one.family: one for one in documented_metrics()}
+    assert documented.keys() == families.keys()
+    for name, family in families.items():
+        page = documented[name]
+        assert (page.type, page.help) == (family.type, family.documentation)
+        labels = {label for one in family.samples for label in one.labels} - {"le"}
+        assert labels == page.labels or not family.samples, name
 
 
 def test_slots_lists_the_slots_of_all_models(url: str) -> None:

@@ -76,7 +76,7 @@ def test_layers_move_to_the_faster_worker(corral: CorralCli, engine: Engine, mod
         assert b["min_latency_us"] >= LATE_S * 1_000_000 > a["avg_latency_us"]
         assert [a["suggested_layers"], b["suggested_layers"]] == [5, 1]
         with urllib.request.urlopen(f"{corral.url}/metrics", timeout=PATIENCE_S) as metrics:
-            line = 'corral_shard_forwards_total{instance="chat.0",model="chat",worker="b"}'
+            line = 'corral_shard_forwards_total{model="chat",model_instance="chat.0",worker="b"}'
             assert line in metrics.read().decode()
         moved = corral.data("balance", "chat", "--apply")
         assert moved["after"] == {"a": 5, "b": 1}

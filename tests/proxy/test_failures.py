@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -92,6 +93,15 @@ def test_suppressed_failures_are_reported_at_the_end_of_the_minute() -> None:
 def test_excess_causes_share_one_window() -> None:
     throttle = Throttle(1, lambda *_: None, Clock())
     assert sum(throttle.admit(number) for number in range(10_000)) <= 65
+
+
+async def test_a_task_without_failures_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FAILURES, "counts", Counter())
+
+    async def work() -> None:
+        assert FAILURES.counts == {"a calm task": 0}
+
+    await persist("a calm task", work)
 
 
 def test_excess_tasks_are_counted_together() -> None:

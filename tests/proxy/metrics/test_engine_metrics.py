@@ -66,8 +66,8 @@ def test_totals_and_current_values_are_exported_and_averages_are_not() -> None:
         "llamacpp:requests_deferred",
         "llamacpp:accepted_per_pos_total",
     }
-    assert all(one.labels["instance"] == "chat.1" for one in samples)
-    assert samples[-1].labels == {"position": "0", "model": "chat", "instance": "chat.1"}
+    assert all(one.labels["model_instance"] == "chat.1" for one in samples)
+    assert samples[-1].labels == {"position": "0", "model": "chat", "model_instance": "chat.1"}
 
 
 @pytest.mark.parametrize("text", ["", '{"error":{"code":501}}', "llamacpp:x 1 2 3 4\n", "\x00"])
@@ -79,7 +79,7 @@ def test_families_of_several_engines_are_merged() -> None:
     pages = [relabelled_metrics(PAGE, upstream(name)) for name in ("chat.1", "chat.2")]
     families = merged(family for page in pages for family in page)
     assert len({family.name for family in families}) == len(families) == 3
-    assert [one.labels["instance"] for one in families[0].samples] == ["chat.1", "chat.2"]
+    assert [one.labels["model_instance"] for one in families[0].samples] == ["chat.1", "chat.2"]
 
 
 async def test_an_engine_is_read_once_in_two_seconds(proxy: ProxyHarness) -> None:

@@ -15,9 +15,11 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from proxy.metrics.counters import BY_INSTANCE, COUNTERS, HISTOGRAMS
+
 # Values by name and label values, in the order of the labels' names.
 Samples = dict[tuple[str, ...], float]
-LABELS = ("chat.1", "chat")
+LABELS = ("chat", "chat.1")
 
 ANSWER = b"""\
 {"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],\
@@ -59,7 +61,7 @@ async def test_a_request_counts_in_every_metric(proxy: ProxyHarness) -> None:
     assert values["corral_cached_tokens_total", *LABELS] == 28
     assert values["corral_decoded_tokens_total", *LABELS] == 11
     assert values["corral_time_per_output_token_seconds_sum", *LABELS] == pytest.approx(0.05)
-    assert values["corral_time_per_output_token_seconds_bucket", "chat.1", "0.05", "chat"] == 1
+    assert values["corral_time_per_output_token_seconds_bucket", "0.05", *LABELS] == 1
     assert values["corral_request_seconds_count", *LABELS] == 1
     assert values["corral_queue_seconds_count", *LABELS] == 1
     assert values["corral_slots", *LABELS] == 2
@@ -92,7 +94,7 @@ async def test_the_engines_own_metrics_have_model_and_instance_labels(proxy: Pro
         await proxy.fake(answer, name)
     values = await samples(proxy)
     assert values["llamacpp:prompt_tokens_total", *LABELS] == 240
-    assert values["llamacpp:prompt_tokens_total", "chat.2", "chat"] == 240
+    assert values["llamacpp:prompt_tokens_total", "chat", "chat.2"] == 240
     assert values["corral_engine_scrape_success", *LABELS] == 1
 
 
@@ -105,24 +107,65 @@ async def test_only_visible_models_are_included(proxy: ProxyHarness) -> None:
     assert ("process_resident_memory_bytes",) in values
 
 
-@pytest.mark.parametrize(
-    "accept", ["", "text/plain", "nonsense", "application/openmetrics-text; version=x"]
-)
+@pytest.mark.parametrize("accept", ["", "text/plain", "nonsense", "*/*", ",;=,"])
 async def test_plain_text_is_the_default(proxy: ProxyHarness, accept: str) -> None:
     async with proxy.http.get("/metrics", headers={"Accept": accept}) as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         assert list(parse(await response.text()))
 
 
-async def test_open_metrics_is_sent_on_request(proxy: ProxyHarness) -> None:
+# What servers send. Source: scrape/scrape.go of Prometheus 2.42 and 3.5.
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+PROMETHEUS_3_TEXT = (
+    "text/plain;version=0.0.4;q=0.4,application/openmetrics-text;version=1.0.0;q=0.3,*/*;q=0.2"
+)
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text", PROMETHEUS_2, PROMETHEUS_3])
+async def test_names_are_the_same_in_both_formats(proxy: ProxyHarness, accept: str) -> None:
     await proxy.fake(answer)
     await proxy.send()
-    wanted = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    async with proxy.http.get("/metrics", headers=wanted) as response:
+    plain = await read(proxy)
+    async with proxy.http.get("/metrics", headers={"Accept": accept}) as response:
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
-        page = parse_openmetrics(await response.text())  # type: ignore[no-untyped-call]  # theirs
-    names = {family.name for family in page}
-    assert {"corral_requests_accepted", "llamacpp:prompt_tokens"} <= names
+        text = await response.text()
+    families = list(parse_openmetrics(text))  # type: ignore[no-untyped-call]  # theirs
+    assert [(one.name, one.type, one.documentation) for one in families] == [
+        (one.name, one.type, one.documentation) for one in plain
+    ]
+    assert "llamacpp:prompt_tokens" in {family.name for family in families}
+    assert [{one.name for one in family.samples} for family in families] == [
+        {one.name for one in family.samples} for family in plain
+    ]
+
+
+async def test_the_format_that_is_named_first_is_sent(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/metrics", headers={"Accept": PROMETHEUS_3_TEXT}) as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_no_label_has_a_name_that_prometheus_gives(proxy: ProxyHarness) -> None:
+    await proxy.fake(answer)
+    await proxy.send()
+    labels = {name for one in await read(proxy) for sample in one.samples for name in sample.labels}
+    assert "model_instance" in labels
+    assert not labels & {"instance", "job"}
+
+
+async def test_an_instance_counts_from_zero(proxy: ProxyHarness) -> None:
+    await proxy.fake(answer)
+    values = await samples(proxy)
+    counters = [name for name, (labels, _) in COUNTERS.items() if labels is BY_INSTANCE]
+    assert all(values[f"corral_{name}_total", *LABELS] == 0 for name in counters)
+    assert all(values[f"corral_{name}_count", *LABELS] == 0 for name in HISTOGRAMS)
 
 
 async def test_each_family_appears_once(proxy: ProxyHarness) -> None:

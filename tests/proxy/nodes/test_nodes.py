@@ -177,7 +177,7 @@ async def test_a_nodes_own_metrics_are_not_scraped(place: Place) -> None:
     near = await place.near(node)
     async with near.http.get("/metrics") as response:
         page = await response.text()
-    assert 'corral_slots{instance="one/chat",model="chat"} 2.0' in page
+    assert 'corral_slots{model="chat",model_instance="one/chat"} 2.0' in page
     assert node.calls.empty()
 
 

@@ -1,0 +1,159 @@
+"""Let a real Prometheus read `/metrics`, in each format, and ask it for what it has then.
+
+Every series of `docs/metrics.md` must be there, by that name and with those labels, type and help;
+`promtool check metrics` must have no complaint but that the engine's own names have a colon.
+Exits with 1 if one is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+import tiny_gguf
+from corral_cli import CorralCli
+from documented_metrics import Documented, documented_metrics
+
+from scripts.prometheus_server import INTERVAL_S, Binaries, Prometheus, find, relay, running
+from supervisor.host.paths import directories
+from supervisor.workers.address import free_port
+
+SETTINGS: Final = """
+[workers.here]
+local = true
+
+[models.tiny]
+path = "{path}"
+[models.tiny.flags]
+threads = 1
+parallel = 2
+spec-type = "ngram-mod"
+
+[models.split]
+path = "{path}"
+workers = ["here"]
+[models.split.flags]
+threads = 1
+parallel = 2
+
+[models.gone]
+path = "{path}.gone"
+preload = false
+"""
+# What Prometheus 3 asks for, and what a version asks for that is set to PrometheusText0.0.4.
+PROMETHEUS_3: Final = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+TEXT: Final = "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+# Prometheus keeps colons for names of recording rules; these names are llama-server's.
+_ENGINES_COLON: Final = "should not contain ':'"
+_OWN_LABELS: Final = frozenset({"__name__", "job", "instance", "le"})
+
+
+def main() -> int:
+    options = _options()
+    try:
+        binaries = find(options.binaries, directories().cache / "debian-prometheus")
+        print(binaries.version())
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"Prometheus cannot be run: {error}; run apt-get update, or use --binaries DIRECTORY")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="metrics-") as directory, _corral(directory) as url:
+        faults = _scrape(binaries, Path(directory), url, options.seconds)
+        page = httpx.get(f"{url}/metrics").text
+    colons = 0
+    for line in binaries.complaints(page):
+        is_engines = line.startswith("llamacpp:") and line.endswith(_ENGINES_COLON)
+        faults += [] if is_engines else [f"promtool: {line}"]
+        colons += is_engines
+    print(f"promtool: {colons} names of llama-server have a colon")
+    print("\n".join(faults) or "nothing is missing")
+    return int(bool(faults))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="how long it reads")
+    parser.add_argument("--binaries", type=Path, help="directory of prometheus and promtool")
+    return parser.parse_args()
+
+
+@contextmanager
+def _corral(directory: str) -> Iterator[str]:
+    """Serve two models, one of them split; yield the address."""
+    corral = CorralCli(Path(directory))
+    corral.configure(SETTINGS.format(path=tiny_gguf.make(Path(directory, "tiny.gguf"), layers=4)))
+    try:
+        corral.serve()
+        yield corral.url
+    finally:
+        corral.end()
+
+
+def _scrape(binaries: Binaries, home: Path, url: str, seconds: float) -> list[str]:
+    with ExitStack() as stack:
+        targets = {
+            "OpenMetrics": url.removeprefix("http://"),
+            "Prometheus 3": stack.enter_context(relay(url, PROMETHEUS_3)),
+            "text": stack.enter_context(relay(url, TEXT)),
+        }
+        server = stack.enter_context(running(binaries, home, free_port(), targets))
+        _send_requests(url, seconds)
+        errors = [f"{one['scrapePool']}: {one['lastError']}" for one in server.targets()]
+        faults = [error for error in errors if not error.endswith(": ")]
+        for job in targets:
+            missing = list(_missing(server, job))
+            series = len(server.labels(job))
+            print(f"{job}: {series} names, {len(missing)} of the documented ones missing or wrong")
+            faults += missing
+    return faults
+
+
+def _send_requests(url: str, seconds: float) -> None:
+    """Send one of each kind for so long, and until Prometheus has read twice after the first."""
+    began_at_s = time.monotonic()
+    while True:
+        for model, status in (("tiny", 200), ("split", 200), ("gone", 503)):
+            body = {"model": model, "prompt": "the sea", "max_tokens": 20}
+            found = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            if found.status_code != status:
+                found.raise_for_status()
+        many = {"model": "tiny", "prompts": ["the", "sea"], "max_tokens": 5}
+        httpx.post(f"{url}/v1/batch/completions", json=many, timeout=60).raise_for_status()
+        time.sleep(2 * INTERVAL_S)
+        if time.monotonic() - began_at_s > seconds:
+            return
+
+
+def _missing(server: Prometheus, job: str) -> Iterator[str]:
+    labels, metadata = server.labels(job), server.metadata(job)
+    for one in documented_metrics():
+        name = one.name if job == "text" else one.family
+        if metadata.get(name) != (one.type, one.help):
+            yield f"{job}: metadata of {name} is {metadata.get(name)}"
+        yield from _wrong_series(job, one, labels)
+
+
+def _wrong_series(
+    job: str, one: Documented, labels: Mapping[str, AbstractSet[str]]
+) -> Iterator[str]:
+    for series in one.series:
+        if series not in labels:
+            yield f"{job}: no series {series}"
+        elif found := (labels[series] - _OWN_LABELS) ^ one.labels:
+            yield f"{job}: {series} differs in its labels: {', '.join(sorted(found))}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
