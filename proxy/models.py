@@ -33,6 +33,7 @@ class ModelInfo:
         local_only: The same without other machines, where those make a difference.
         is_catch_all: Whether it is meant by every name that no model has.
         meta: What llama-server's `/v1/models` tells of its file, as far as known.
+        input_modalities: What it reads, in llama-server's words.
         load_progress: While it loads, 0 to 1; else None, and where that is not known.
     """
 
@@ -48,6 +49,7 @@ class ModelInfo:
     local_only: ModelInfo | None = None
     is_catch_all: bool = False
     meta: Mapping[str, int | str] = field(default_factory=dict)
+    input_modalities: tuple[str, ...] = ("text",)
     load_progress: float | None = None
 
 

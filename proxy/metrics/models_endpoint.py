@@ -101,6 +101,10 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
             "reason": model_info.reason,
         },
         # Further ones of llama-server's router mode.
+        "architecture": {
+            "input_modalities": list(model_info.input_modalities),
+            "output_modalities": ["text"],
+        },
         "tags": [],
         "source": "preset",
         "can_remove": False,
@@ -113,7 +117,7 @@ def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
     llama.vscode reads its list in place of OpenAI's, by `name` and `id`. Source: build 10434,
     `get_models` of tools/server/server-context.cpp; Ollama's API reference, list local models.
     """
-    meta = model_info.meta
+    meta, has_more = model_info.meta, len(model_info.input_modalities) > 1
     return {
         "name": model_info.id,
         "model": model_info.id,
@@ -125,7 +129,7 @@ def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
         "description": "",
         "context_length": model_info.context_length,
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": ["completion", *(["multimodal"] if has_more else [])],
         "parameters": "",
         "details": {
             "parent_model": "",

@@ -18,7 +18,7 @@ from aiohttp import web
 from proxy.auth.api_keys import client_models
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, UnknownModel
 from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS
 from proxy.json_response import json_response
 from proxy.model_control.control import ModelControl
@@ -96,11 +96,16 @@ class ModelControlEndpoints:
         return response
 
     async def _named(self, request: web.BaseRequest) -> ModelInfo:
-        """Return the model of this machine that the body names."""
+        """Return the model of this machine that the body names; `*` means none here."""
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
-            members = await _members(request, share)
-        model = client_names(self._loader, request).resolve(named_model(members)).model_info.id
+            name = named_model(await _members(request, share))
+        if not name:
+            raise BadRequest('the request names no model; send {"model": NAME}')
+        names = client_names(self._loader, request)
+        if (pick := names.get(name)) is None:
+            raise UnknownModel(name, [one.id for one in names.model_infos])
+        model = pick.model_info.id
         found = next(one for one in client_models(self._loader, request) if one.id == model)
         if not found.is_local:
             raise BadRequest(f"{model} is a model of another machine; load and unload it there")

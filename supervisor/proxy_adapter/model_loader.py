@@ -82,6 +82,7 @@ class ModelLoaderAdapter:
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
             is_catch_all=CATCH_ALL in aliases,
             meta=self._metas.of(model.entry),
+            input_modalities=("text", "image") if "mmproj" in model.entry.flags else ("text",),
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 

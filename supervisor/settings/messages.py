@@ -60,16 +60,22 @@ def check_names(models: Mapping[str, ModelSettings], path: Path | None) -> None:
     """Reject a name of two models.
 
     Raises:
-        SettingsInvalid: An alias or a variant has another model's name.
+        SettingsInvalid: An alias or a variant has another model's name, or both have the same.
     """
     owners = {name: name for name in models}
+    where = f"{path}: " if path else ""
     for name, model in models.items():
-        for other in _further_names(name, model):
+        further = list(_further_names(name, model))
+        for other in further:
             if (owner := owners.setdefault(other, name)) != name:
                 raise SettingsInvalid(
-                    f"{f'{path}: ' if path else ''}models.{name}: the name {other} "
-                    f"belongs to the model {owner}",
+                    f"{where}models.{name}: the name {other} belongs to the model {owner}",
                     hint="give the alias or the variant a name that no other model has",
+                )
+            if further.count(other) > 1:
+                raise SettingsInvalid(
+                    f"{where}models.{name}: the name {other} is given twice",
+                    hint="remove one of the aliases, or the alias that is a variant's name",
                 )
 
 

@@ -207,6 +207,7 @@ async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> No
         "context_length": 2048,
         "meta": {"n_ctx": 2048, "slots": 2},
         "status": {"value": "loaded", "failed": False, "reason": None},
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "tags": [],
         "source": "preset",
         "can_remove": False,
@@ -224,11 +225,16 @@ META: dict[str, int | str] = {
 async def test_the_list_tells_what_the_files_hold_also_of_unloaded_models(
     proxy: ProxyHarness,
 ) -> None:
-    proxy.loader.model_infos = [replace(model_info("a", "unloaded"), meta=META)]
+    sees = ("text", "image")
+    proxy.loader.model_infos = [
+        replace(model_info("a", "unloaded"), meta=META, input_modalities=sees)
+    ]
     async with proxy.http.get("/v1/models") as response:
         page = await response.json()
     assert page["data"][0]["meta"] == {**META, "n_ctx": 2048, "slots": 2}
+    assert page["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
     (entry,) = page["models"]
+    assert entry["capabilities"] == ["completion", "multimodal"]
     assert (entry["model"], entry["id"], entry["context_length"]) == ("a", "a", 2048)
     assert (entry["size"], entry["details"]["parameter_size"]) == (90_000_000, "134.52M")
     assert entry["details"]["quantization_level"] == "Q4_1"

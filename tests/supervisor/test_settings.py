@@ -235,6 +235,11 @@ def test_a_default_model_that_there_is_not_is_rejected(name: str) -> None:
     assert read(CHAT + proxy + node).settings.proxy.default_model == name  # the node may have it
 
 
+def test_an_alias_and_a_variant_have_names_of_their_own() -> None:
+    chat = CHAT + 'aliases = ["chat:high"]\n[models.chat.variants.high]\ntemperature = 1\n'
+    assert refusal(chat).endswith("models.chat: the name chat:high is given twice")
+
+
 def test_one_model_alone_may_stand_for_all_other_names() -> None:
     other = '[models.b]\npath = "b.gguf"\naliases = ["*"]\n'
     read(CHAT + other)

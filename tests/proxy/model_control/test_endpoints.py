@@ -60,6 +60,15 @@ async def test_a_model_of_another_machine_is_not_ours_to_load(proxy: ProxyHarnes
         assert response.status == 200  # the node's is loaded, ours is not
 
 
+async def test_no_model_stands_for_others_here(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [replace(model_info("chat"), is_catch_all=True)]
+    proxy.loader.default = "chat"
+    for body, status in (({"model": "caht"}, 404), ({}, 400)):
+        async with proxy.http.post("/models/unload", json=body) as response:
+            assert response.status == status
+    assert proxy.control.commands == []
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":1}', b'{"model":"nope"}', b"{}"])
 async def test_a_body_without_a_known_model_is_the_clients_mistake(
     proxy: ProxyHarness, body: bytes
