@@ -2,8 +2,8 @@
 
 The body is parsed as the engine will parse it: as a form if the endpoint takes forms and the
 request declares one, else as JSON. `id_slot` is removed: a client that names a slot in use corrupts
-another client's text (builds 10434 and 11434). A variant changes the body. Other JSON is forwarded
-byte for byte; a form is written again.
+another client's text (builds 10434 and 11434). `keep_alive` is for the supervisor and removed too.
+A variant changes the body. Other JSON is forwarded byte for byte; a form is written again.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind, choices_of, endpoint_kind
 from proxy.errors import BadRequest
 from proxy.headers import HOP, PRIORITY, for_upstream
+from proxy.keep_alive import MEMBER, keep_alive_s
 from proxy.models import ModelLoader, ModelNames
 from proxy.prompt_cache.prompt import Prompt, read_prompt
 from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
 from proxy.responses.engine_request import engine_members
 from proxy.settings import ProxySettings
-from proxy.variant import Variant
 
 Priority = Literal["interactive", "batch"]
 
 
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
 _PREFER_MAX_CHARACTERS: Final = 1024
+_OURS: Final = frozenset({"id_slot", MEMBER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class ProxyRequest:
         is_autoload: Whether it may load its model; false with the query parameter `autoload=false`.
         is_let_in: Whether it is part of a request that was queued already, so that the limit of the
             queue does not apply.
+        keep_alive_s: How long its model is to stay loaded without a request, infinite for ever;
+            None: it says nothing.
     """
 
     request_id: str
@@ -80,6 +83,7 @@ class ProxyRequest:
     is_let_in: bool = False
     slots: int = 1
     is_autoload: bool = True
+    keep_alive_s: float | None = None
 
     @property
     def may_load(self) -> bool:
@@ -128,6 +132,7 @@ class Content:
     members: Mapping[str, Any] = field(default_factory=dict)
     prompt: Prompt | None = None
     form: Form | None = None
+    keep_alive_s: float | None = None
 
 
 async def read_request(
@@ -168,6 +173,7 @@ async def read_request(
         form=content.form,
         slots=choices_of(kind, members),
         is_autoload=_is_autoload(request),
+        keep_alive_s=content.keep_alive_s,
     )
 
 
@@ -203,9 +209,10 @@ def _translated(body: bytes, translation: Translation) -> bytes:
 
 def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
     members = form.texts()
+    form = form.without(MEMBER)
     check(EndpointKind.TRANSCRIPTION, members, settings.limits)
     model = names.resolve(members.get("model") or named).model_info.id
-    return Content(model, form.written(), members, form=form)
+    return Content(model, form.written(), members, form=form, keep_alive_s=keep_alive_s(members))
 
 
 def json_content(
@@ -226,12 +233,20 @@ def json_content(
     """
     members = members_of(body)
     pick = names.resolve(named_model(members) or named)
-    members, body = _as_forwarded(kind, members, body, pick.variant)
-    check(kind, members, settings.limits)
-    if kind is EndpointKind.RESPONSES and (asked := engine_members(members)) is not members:
-        members, body = asked, _written(asked)
+    applied = pick.variant.applied(members) if pick.variant and kind.generates else members
+    stays_s = keep_alive_s(applied) if kind.takes_slot else None
+    forwarded = _without_ours(applied)
+    check(kind, forwarded, settings.limits)
+    if kind is EndpointKind.RESPONSES:
+        forwarded = engine_members(forwarded)
     model = pick.model_info.id
-    return Content(model, body, members, read_prompt(kind, model, members))
+    return Content(
+        model,
+        body if forwarded is members else _written(forwarded),
+        forwarded,
+        read_prompt(kind, model, forwarded),
+        keep_alive_s=stays_s,
+    )
 
 
 def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
@@ -262,18 +277,11 @@ def _is_autoload(request: web.BaseRequest) -> bool:
     return request.query.get("autoload", "") in {"", "1", "true"}
 
 
-def _as_forwarded(
-    kind: EndpointKind, members: dict[str, Any], body: bytes, variant: Variant | None
-) -> tuple[dict[str, Any], bytes]:
-    """The body with the variant applied and without `id_slot`."""
-    forwarded = members
-    if variant and kind.generates:
-        forwarded = variant.applied(members)
-    if "id_slot" in forwarded:
-        forwarded = {key: value for key, value in forwarded.items() if key != "id_slot"}
-    if forwarded is members:
-        return members, body
-    return forwarded, _written(forwarded)
+def _without_ours(members: dict[str, Any]) -> dict[str, Any]:
+    """The members that an engine may see; the same object where that is all of them."""
+    if "id_slot" not in members and MEMBER not in members:
+        return members
+    return {name: value for name, value in members.items() if name not in _OURS}
 
 
 def _written(members: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from proxy.models import PrefillResult
 from supervisor import __version__
-from supervisor.admission.model_state import Waiting
+from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.control.balance_status import balance_status, moved_layers
 from supervisor.control.messages import (
     BalanceStatus,
@@ -80,6 +80,7 @@ class DaemonService:
     def status(self) -> DaemonStatus:
         parts, times = self._parts, self._times()
         path, waiting = parts.reload.loaded.path, parts.admission.waiting()
+        unload = parts.admission.unload_times()
         return {
             "pid": os.getpid(),
             "version": __version__,
@@ -88,8 +89,8 @@ class DaemonService:
             "stopping": times.is_stopping,
             "config": str(path) if path else None,
             "models": [
-                self._model_status(model, waiting.get(model.entry.name))
-                for model in self._fleet.models.values()
+                self._model_status(model, waiting.get(name), unload.get(name))
+                for name, model in self._fleet.models.items()
             ],
             "nodes": [node_status(stats) for stats in parts.nodes.stats()],
             "weights": weight_statuses(parts.router.instances()),
@@ -124,10 +125,11 @@ class DaemonService:
         facts = replica.instance.snapshot()
         return self._parts.stats.of(facts).memory_bytes if facts.pid else None
 
-    def _model_status(self, model: Model, waiting: Waiting | None) -> ModelStatus:
-        return model_status(
-            model, [self._instance_status(one) for one in model.all_replicas], waiting
-        )
+    def _model_status(
+        self, model: Model, waiting: Waiting | None, unload: UnloadTime | None
+    ) -> ModelStatus:
+        instances = [self._instance_status(one) for one in model.all_replicas]
+        return model_status(model, instances, waiting, unload)
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)

@@ -165,6 +165,7 @@ async def _request(
         queue_timeout_s=share.settings.queue_timeout_s,
         prompt=content.prompt,
         slots=choices_of(kind, content.members),
+        keep_alive_s=content.keep_alive_s,
     )
 
 

@@ -78,6 +78,11 @@ class Form:
         )
         return replace(self, parts=tuple(parts))
 
+    def without(self, name: str) -> Form:
+        """The form without a text field."""
+        kept = tuple(part for part in self.parts if part.filename or part.name != name)
+        return replace(self, parts=kept)
+
     def written(self) -> bytes:
         return b"".join(self._pieces())
 

@@ -82,6 +82,8 @@ class Leases:
         try:
             self._crash_suspects.check(request)  # another like it may have crashed while it waited
             with lease:
+                if request.keep_alive_s is not None and lease.upstream.node is None:
+                    self._listener.keep_alive(request.model, request.keep_alive_s)
                 self._first_byte_monitor.watch(lease)
                 await select_slots(lease, self._prefix_index, self._settings)
                 try:

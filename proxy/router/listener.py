@@ -21,6 +21,12 @@ class RouterListener(Protocol):
     def overdue(self, upstream: Upstream, reason: str, /) -> None:
         """An engine still computes `cancel_timeout_s` after its request is over."""
 
+    def keep_alive(self, model: str, seconds: float, /) -> None:
+        """A request that begins wants its model, of this machine, to stay loaded so long after it.
+
+        Infinite: for ever.
+        """
+
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
         """The first response of a conversation in the slot that it was restored to."""
 
@@ -31,6 +37,8 @@ class NoListener:
     def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None: ...
 
     def overdue(self, upstream: Upstream, reason: str, /) -> None: ...
+
+    def keep_alive(self, model: str, seconds: float, /) -> None: ...
 
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None: ...
 

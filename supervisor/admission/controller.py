@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from proxy.router.model_demand import ModelDemand
 from supervisor.admission.decide import Actions, decide, queue
 from supervisor.admission.memory_usage import HOST, MemoryUsage
-from supervisor.admission.model_state import ModelState, Waiting
+from supervisor.admission.model_state import ModelState, UnloadTime, Waiting
 from supervisor.events import Emit
 from supervisor.fleet.availability import Phase, phase_of, snapshots_of
 from supervisor.fleet.fleet import START_OVER, Fleet
@@ -53,6 +53,7 @@ class AdmissionController:
         self._emit = emit
         self._memory_usage = memory_usage
         self._clock = clock
+        self._keep_alive_s: dict[str, float] = {}
         self._requested_at_s: dict[str, list[float]] = {}
         self._commanded_at_s: dict[str, float] = {}
         self._paused: frozenset[str] = frozenset()
@@ -87,6 +88,11 @@ class AdmissionController:
         finally:
             requests.remove(requested_at_s)
             self.wake()
+
+    def keep_alive(self, model: str, seconds: float) -> None:
+        """Note how long a request wants a model to stay, until it is unloaded or one says else."""
+        self._keep_alive_s[model] = seconds
+        self.wake()
 
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
         """Begin a command; return a test for its end.
@@ -128,6 +134,14 @@ class AdmissionController:
         is_waiting = model.entry.name in self._commanded_at_s
         return not is_waiting and {one.state for one in snapshots_of(model)} <= START_OVER
 
+    def unload_times(self) -> dict[str, UnloadTime]:
+        """Return when each loaded model is unloaded without requests."""
+        return {
+            state.name: UnloadTime(state.unload_in_s, state.idle_limit)
+            for state in self._model_states()
+            if state.phase is Phase.LOADED
+        }
+
     def waiting(self) -> dict[str, Waiting]:
         return {
             wanted.name: Waiting(
@@ -151,6 +165,7 @@ class AdmissionController:
         """Do what is to be done now; return the seconds until the next look, None for no limit."""
         for model in self._fleet.models.values():
             self._time_load(model)
+            self._forget_keep_alive(model)
         actions = decide(
             self._model_states(),
             self._memory_usage.capacity(),
@@ -167,6 +182,10 @@ class AdmissionController:
             duration_s = self._clock() - self._load_began_at_s.pop(name)
             if phase is Phase.LOADED:
                 self._last_load_s[name] = duration_s
+
+    def _forget_keep_alive(self, model: Model) -> None:
+        if phase_of(model, snapshots_of(model)) in {Phase.DOWN, Phase.FAILED}:
+            self._keep_alive_s.pop(model.entry.name, None)
 
     def _model_states(self) -> list[ModelState]:
         return [
@@ -196,6 +215,7 @@ class AdmissionController:
             progress=min(one.load_progress or 0.0 for one in snapshots),
             reload_cost_s=self._last_load_s.get(name, required.get(HOST, 0) / _BYTES_PER_SECOND),
             cached_tokens=demand.cached_tokens,
+            keep_alive_s=self._keep_alive_s.get(name),
         )
 
     def _perform(self, actions: Actions) -> None:

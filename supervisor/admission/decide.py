@@ -81,10 +81,10 @@ def decide(
             break
         load.append(wanted.name)
         free = {name: size - wanted.required.get(name, 0) for name, size in free.items()}
-    expired = {
-        model.name: "no request came within ttl_s" for model in models if _ttl_left_s(model) <= 0
-    }
-    soonest_s = min([room.look_again_s or math.inf, returns_s, *map(_ttl_left_s, models)])
+    expired = {model.name: model.idle_limit.reason for model in models if model.unload_in_s <= 0}
+    soonest_s = min(
+        [room.look_again_s or math.inf, returns_s, *(model.unload_in_s for model in models)]
+    )
     return replace(
         room,
         load=tuple(load),
@@ -223,11 +223,3 @@ def _refusal(models: Iterable[ModelState]) -> str:
 def _soonest(times_s: Iterable[float]) -> float:
     """Return the shortest time above 0; infinite where there is none."""
     return min((time_s for time_s in times_s if time_s > 0), default=math.inf)
-
-
-def _ttl_left_s(model: ModelState) -> float:
-    """Return how long a model may still be idle; infinite where it has no limit."""
-    stays = model.phase is not Phase.LOADED or model.is_busy or model.residency.pinned
-    if stays or not model.residency.ttl_s:
-        return math.inf
-    return model.residency.ttl_s - model.idle_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from supervisor.admission.evict import Bytes
+from supervisor.admission.idle_limit import IdleLimit, idle_limit
 from supervisor.fleet.availability import Phase
 from supervisor.settings.schema import ResidencyPolicy
 
@@ -26,6 +28,19 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class UnloadTime:
+    """When a loaded model is unloaded without requests.
+
+    Attributes:
+        in_s: From now; infinite while it is busy, or where it has no limit.
+        limit: How long it may be idle.
+    """
+
+    in_s: float
+    limit: IdleLimit
+
+
+@dataclass(frozen=True, slots=True)
 class ModelState:
     """One model at one moment.
 
@@ -36,6 +51,7 @@ class ModelState:
         working: Requests that it is answering.
         idle_s: Seconds since the last of them ended; 0 while there are any.
         progress: Share of its load that is done, 0 to 1.
+        keep_alive_s: What its requests gave last, if they gave any since it was loaded.
         cached_tokens: Tokens that would be computed again if it were unloaded.
     """
 
@@ -53,7 +69,19 @@ class ModelState:
     progress: float = 0.0
     reload_cost_s: float = 0.0
     cached_tokens: int = 0
+    keep_alive_s: float | None = None
 
     @property
     def is_busy(self) -> bool:
         return bool(self.waiting or self.working)
+
+    @property
+    def idle_limit(self) -> IdleLimit:
+        return idle_limit(self.residency, self.keep_alive_s)
+
+    @property
+    def unload_in_s(self) -> float:
+        """Seconds until it is unloaded unless a request comes; infinite where it is not."""
+        if self.phase is not Phase.LOADED or self.is_busy:
+            return math.inf
+        return self.idle_limit.seconds - self.idle_s

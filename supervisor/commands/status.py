@@ -45,6 +45,7 @@ def render(status: DaemonStatus) -> str:
         "",
         table(_HEAD, [_row(model, instance) for model, instance in instances]),
         *(line for model in models for line in _waiting(model)),
+        *(line for model in models for line in _idle(model)),
         *(line for model in models for line in _trial(model)),
         *(line for model in models for line in _adapted(model)),
         *(line for model in models for line in _reduced(model)),
@@ -80,6 +81,20 @@ def _waiting(model: ModelStatus) -> Iterator[str]:
         no_requests = f"; no new requests for {leaving}" if leaving else ""
         time = duration(found["wait_s"])
         yield f"\n{model['name']}: {queued} for memory, {time} so far{place}{no_requests}"
+
+
+def _idle(model: ModelStatus) -> Iterator[str]:
+    """Say when a model is unloaded, where it is or where a request keeps it."""
+    found = model["idle"]
+    if found is None or (found["limit_s"] is None and found["origin"] == "ttl_s"):
+        return
+    if found["limit_s"] is None:
+        text = "stays loaded"
+    elif found["unload_in_s"] is None:
+        text = f"unloaded {duration(found['limit_s'])} after its last request"
+    else:
+        text = f"unloaded in {duration(found['unload_in_s'])} without a request"
+    yield f"\n{model['name']}: {text} ({found['origin']})"
 
 
 def _adapted(model: ModelStatus) -> Iterator[str]:

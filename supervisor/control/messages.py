@@ -6,7 +6,7 @@ None is unknown or not applicable; rates are tokens per second of one sequence.
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from supervisor.errors import DaemonBusy, ErrorFields
 
@@ -70,8 +70,22 @@ class AdaptedValue(TypedDict):
     reason: str
 
 
+class IdleStatus(TypedDict):
+    """How long a loaded model may be idle before it is unloaded.
+
+    `limit_s`: None for ever. `unload_in_s`: None while it is busy, or for ever. `origin`: the
+    setting `ttl_s`, or the `keep_alive` of a request.
+    """
+
+    limit_s: float | None
+    unload_in_s: float | None
+    origin: Literal["ttl_s", "keep_alive"]
+
+
 class ModelStatus(TypedDict):
     """One model; `slots` and `ctx_size` are those of one instance, known once it was planned.
+
+    `idle`: None unless it is loaded.
 
     `state`: loaded, loading, unloaded (a request loads it), or failed with a `reason`. `adapted`:
     what follows demand and load; `reduced`: what it gave up after its engine ran out of memory.
@@ -86,6 +100,7 @@ class ModelStatus(TypedDict):
     slots: int
     ctx_size: int | None
     waiting: WaitStatus | None
+    idle: IdleStatus | None
     not_persisted_reason: str | None
     adapted: list[AdaptedValue]
     reduced: list[AdaptedValue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,11 +12,12 @@ from typing import cast
 from proxy.models import PrefillResult
 from proxy.nodes.nodes import NodeStats
 from proxy.router.instances import InstanceStats
-from supervisor.admission.model_state import Waiting
+from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.control.messages import (
     AdaptedValue,
     DraftStatus,
     ErrorFields,
+    IdleStatus,
     InstanceStatus,
     ModelStatus,
     NodeStatus,
@@ -39,7 +41,10 @@ from supervisor.slot_store.manifest import Manifest
 
 
 def model_status(
-    model: Model, instances: list[InstanceStatus], waiting: Waiting | None
+    model: Model,
+    instances: list[InstanceStatus],
+    waiting: Waiting | None,
+    unload: UnloadTime | None,
 ) -> ModelStatus:
     plan, (state, reason) = model.plan, availability(model)
     planned = (one.slots.reason for one in model.all_replicas if one.plan)
@@ -53,12 +58,26 @@ def model_status(
         "slots": plan.slots if plan else 0,
         "ctx_size": plan.ctx_size if plan else None,
         "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
+        "idle": _idle(unload) if unload else None,
         "not_persisted_reason": next(planned, None),
         "adapted": _changed(plan.adapted if plan else {}),
         "reduced": _changed(plan.reduced if plan else {}),
         "trial": trial_note(model),
         "instances": instances,
     }
+
+
+def _idle(unload: UnloadTime) -> IdleStatus:
+    limit = unload.limit
+    return {
+        "limit_s": _finite(limit.seconds),
+        "unload_in_s": _finite(unload.in_s),
+        "origin": "keep_alive" if limit.is_from_request else "ttl_s",
+    }
+
+
+def _finite(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else max(0.0, seconds)
 
 
 def _changed(settings: Settings) -> list[AdaptedValue]:

@@ -28,5 +28,8 @@ class RouterEvents:
     def overdue(self, upstream: Upstream, reason: str, /) -> None:
         self._fleet.overdue(upstream.name, reason)
 
+    def keep_alive(self, model: str, seconds: float, /) -> None:
+        self._admission.keep_alive(model, seconds)
+
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
         self._fleet.restore_verified(name, id_slot, timings)

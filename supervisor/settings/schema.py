@@ -59,6 +59,16 @@ class ResidencyPolicy(SettingsTable):
     ttl_s: float = Field(
         0, ge=0, le=31_536_000, description="unload after this long without a request; 0 for never"
     )
+    keep_alive: bool = Field(
+        default=True,
+        description="whether requests may change how long it stays, by the member keep_alive",
+    )
+    keep_alive_max_s: float | None = Field(
+        None,
+        ge=0,
+        le=31_536_000,
+        description="longest time that keep_alive may give, for ever included; unset: any",
+    )
     min_residency_s: float = Field(
         2,
         ge=0,

@@ -142,6 +142,30 @@ def test_an_unused_model_is_unloaded_after_its_ttl(corral: CorralCli, tiny_model
     assert corral.model_states()["a"] == "loaded"
 
 
+async def ask_to_keep(url: str, model: str, keep_alive: object) -> None:
+    body = {"model": model, "max_tokens": 4, "keep_alive": keep_alive, "prompt": "hello"}
+    async with (
+        aiohttp.ClientSession(url) as http,
+        http.post("/v1/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+
+
+def test_a_request_says_how_long_its_model_stays(corral: CorralCli, tiny_model: Path) -> None:
+    configured(corral, tiny_model, "ttl_s = 600\nreplicas = 2").ok("start")
+    asyncio.run(ask_to_keep(corral.url, "c", -1))
+    asyncio.run(ask_all(corral.url, ["c"]))  # says nothing, and changes nothing
+    until(lambda: "c: stays loaded (keep_alive)" in corral.ok("status"))
+    asyncio.run(ask_to_keep(corral.url, "c", "1h30m"))
+    until(lambda: "c: unloaded in 1h 29m without a request (keep_alive)" in corral.ok("status"))
+    asyncio.run(ask_to_keep(corral.url, "c", 0))
+    replicas = ("c.0", "c.1")
+    until(lambda: {corral.instances()[name]["state"] for name in replicas} == {"stopped"})
+    assert corral.model_states()["c"] == "unloaded"
+    asyncio.run(ask_all(corral.url, ["c"]))  # loads it, and the setting counts again
+    until(lambda: "c: unloaded in 9m" in corral.ok("status"))
+
+
 async def look(url: str, model: str, method: str = "GET") -> int:
     page = f"/props?model={model}"
     async with aiohttp.ClientSession(url) as http, http.request(method, page) as response:

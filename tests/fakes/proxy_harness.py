@@ -22,6 +22,7 @@ from proxy.errors import ProxyError
 from proxy.metrics.prometheus import Metrics
 from proxy.models import GpuUse, ModelInfo, ModelNames, PrefillResult
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
+from proxy.router.listener import NoListener
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -136,6 +137,16 @@ class FakeControl:
             one.set()
 
 
+class KeepAlives(NoListener):
+    """Remembers how long requests want their models to stay."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, float]] = []
+
+    def keep_alive(self, model: str, seconds: float, /) -> None:
+        self.given.append((model, seconds))
+
+
 class ProxyHarness:
     """A running proxy and what a test needs of it."""
 
@@ -148,7 +159,8 @@ class ProxyHarness:
             upstream_read_timeout_s=20,
         )
         self.metrics = Metrics(self.settings, self._hear)
-        self.router = Router(emit=self.metrics.emit)
+        self.keep_alives = KeepAlives()
+        self.router = Router(listener=self.keep_alives, emit=self.metrics.emit)
         self.loader = FakeLoader(self.router)
         self.reader = FakeReader()
         self.engine = FakeEngine()
@@ -161,7 +173,9 @@ class ProxyHarness:
         """Start the server; `changes` are settings."""
         self.settings = self.settings.model_copy(update=changes)  # unchecked
         if not self.router.instances():
-            self.router = self.loader.router = Router(self.settings, emit=self.metrics.emit)
+            self.router = self.loader.router = Router(
+                self.settings, self.keep_alives, self.metrics.emit
+            )
             self._tend()
         self.server = self.build(self.settings)
         await self.server.start()

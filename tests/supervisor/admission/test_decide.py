@@ -1,5 +1,6 @@
 """Which models are loaded, which are unloaded for them, and which wait."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -157,6 +158,39 @@ def test_a_model_is_unloaded_when_its_ttl_is_over() -> None:
     assert moves(loaded("a", residency=residency, idle_s=60.0, working=1)) == Actions()
 
 
+def test_keep_alive_wins_over_the_ttl_until_it_is_over() -> None:
+    residency = ResidencyPolicy(ttl_s=60.0)
+    kept = loaded("a", residency=residency, idle_s=70.0, keep_alive_s=100.0)
+    assert moves(kept) == Actions(look_again_s=30.0)
+    assert moves(replace(kept, idle_s=100.0)).unload == {
+        "a": "the keep_alive of its latest request was 100 s"
+    }
+    assert moves(replace(kept, keep_alive_s=math.inf)) == Actions()
+
+
+def test_a_keep_alive_of_0_unloads_a_model_when_its_last_request_ends() -> None:
+    done = loaded("a", idle_s=0.0, keep_alive_s=0.0)
+    assert moves(done).unload
+    assert moves(replace(done, working=1)) == Actions()
+    assert moves(replace(done, waiting=1)) == Actions()
+
+
+def test_settings_limit_what_keep_alive_may_do() -> None:
+    asked = loaded("a", idle_s=50.0, keep_alive_s=math.inf)
+    most = ResidencyPolicy(keep_alive_max_s=60.0)
+    assert moves(replace(asked, residency=most)) == Actions(look_again_s=10.0)
+    ignored = ResidencyPolicy(keep_alive=False, ttl_s=90.0)
+    assert moves(replace(asked, residency=ignored)) == Actions(look_again_s=40.0)
+    at_once = replace(asked, keep_alive_s=0.0)
+    assert not moves(replace(at_once, residency=ResidencyPolicy(pinned=True))).unload
+    assert not moves(replace(at_once, residency=ResidencyPolicy(keep_alive=False))).unload
+
+
+def test_a_model_that_keep_alive_holds_still_makes_room() -> None:
+    kept = loaded("a", idle_s=50.0, keep_alive_s=math.inf, required={"host": 8})
+    assert moves(kept, requested("b")).unload == {"a": "b needs its memory"}
+
+
 def test_an_unneeded_load_is_abandoned_only_early_and_only_for_another_model() -> None:
     coming = loaded("a", phase=Phase.LOADING, required={"host": 8}, resident_s=0.0)
     assert not moves(coming).unload
@@ -194,6 +228,7 @@ MODELS = st.lists(
         idle_s=st.floats(0, 60),
         resident_s=st.floats(0, 60),
         progress=st.floats(0, 1),
+        keep_alive_s=st.none() | st.floats(0, 60),
     ),
     unique_by=lambda model: model.name,
 )

@@ -1,11 +1,12 @@
 """What `corral status` shows."""
 
-from typing import Any
+from typing import Any, Literal
 
 from supervisor.commands.status import render
 from supervisor.control.messages import (
     DaemonStatus,
     DraftStatus,
+    IdleStatus,
     InstanceStatus,
     ModelStatus,
     NodeStatus,
@@ -69,6 +70,7 @@ def model(
     *instances: InstanceStatus,
     not_persisted_reason: str | None = None,
     waiting: WaitStatus | None = None,
+    idle: IdleStatus | None = None,
 ) -> ModelStatus:
     return {
         "name": "chat",
@@ -84,6 +86,7 @@ def model(
         "adapted": [],
         "reduced": [],
         "waiting": waiting,
+        "idle": idle,
         "instances": [*instances],
     }
 
@@ -99,6 +102,22 @@ def test_a_wait_for_memory_shows_its_time_and_the_models_to_unload() -> None:
     second: WaitStatus = {"place": 2, "requests": 0, "wait_s": 1.0, "leaving": []}
     text = shown(instance(state="stopped"), waiting=second)
     assert text.endswith("chat: a command is waiting for memory, 1s so far, place 2")
+
+
+def test_the_time_of_an_unload_is_shown() -> None:
+    def idle(
+        limit_s: float | None, in_s: float | None, origin: Literal["ttl_s", "keep_alive"]
+    ) -> str:
+        found: IdleStatus = {"limit_s": limit_s, "unload_in_s": in_s, "origin": origin}
+        lines = render({**STATUS, "models": [model(instance(), idle=found)]}).splitlines()
+        return next((line for line in lines if line.startswith("chat: ")), "")
+
+    assert idle(900.0, 65.0, "ttl_s") == "chat: unloaded in 1m 05s without a request (ttl_s)"
+    assert idle(300.0, None, "keep_alive") == (
+        "chat: unloaded 5m 00s after its last request (keep_alive)"
+    )
+    assert idle(None, None, "keep_alive") == "chat: stays loaded (keep_alive)"
+    assert not idle(None, None, "ttl_s")
 
 
 DRAFT: DraftStatus = {"drafted": 200, "accepted": 76, "acceptance": 0.38}
