@@ -1,0 +1,130 @@
+"""Try the Responses API with the client libraries that speak it.
+
+A daemon of its own serves SmolLM2, with stored responses. Its template has examples of a tool's
+use, so that the small model calls the tool and tells what that returned. Each
+library runs a program of `scripts/sdk_checks` that says of each feature whether it works. Exits
+with 1 if one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from corral_cli import CorralCli  # noqa: E402 (found by the line above)
+
+from supervisor.host import download  # noqa: E402
+from supervisor.host.paths import directories  # noqa: E402
+
+CHECKS: Final = ROOT / "scripts" / "sdk_checks"
+NODE_PACKAGES: Final = ("openai", "ai", "@ai-sdk/openai", "zod")
+PYTHON_PACKAGES: Final = ("pydantic-ai-slim[openai]", "openai-agents")
+FEATURES: Final = ("whole", "stream", "parse", "tools", "turns", "stored")
+TIMEOUT_S: Final = 300
+SETTINGS: Final = """
+[models.smollm2]
+path = "{model}"
+[models.smollm2.flags]
+chat-template-file = "{template}"
+ctx-size = 8192
+parallel = 2
+
+[proxy.stored_responses]
+enabled = true
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=_programs(Path()))
+    only = parser.parse_args().only
+    if shutil.which("npm") is None:
+        parser.error("npm is not installed; install Node.js 20 or newer")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "llama-corral", "sdks")
+    _install(cache)
+    with _served() as url:
+        environment = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+        found = {
+            name: _run(program, environment)
+            for name, program in _programs(cache).items()
+            if only in {None, name}
+        }
+    _print(found)
+    return int(any(one != "ok" for results in found.values() for one in results.values()))
+
+
+def _programs(cache: Path) -> Mapping[str, Sequence[str]]:
+    python = str(cache / "python" / "bin" / "python")
+    return {
+        "openai-python": (sys.executable, str(CHECKS / "check_openai_python.py")),
+        "openai-node": ("node", str(cache / "node" / "openai_node.mjs")),
+        "ai-sdk": ("node", str(cache / "node" / "ai_sdk.mjs")),
+        "pydantic-ai": (python, str(CHECKS / "check_pydantic_ai.py")),
+        "openai-agents": (python, str(CHECKS / "check_openai_agents.py")),
+    }
+
+
+def _install(cache: Path) -> None:
+    node, python = cache / "node", cache / "python"
+    node.mkdir(parents=True, exist_ok=True)
+    npm = ["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(node)]
+    subprocess.run([*npm, *NODE_PACKAGES], check=True)
+    for program in CHECKS.glob("*.mjs"):  # node looks for packages beside the program
+        (node / program.name).write_bytes(program.read_bytes())
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(python)], check=True)
+    pip = [str(python / "bin" / "pip"), "install", "--quiet", "--upgrade"]
+    subprocess.run([*pip, *PYTHON_PACKAGES], check=True)
+
+
+@contextmanager
+def _served() -> Iterator[str]:
+    """Yield the address of a daemon that serves the model."""
+    template = CHECKS / "tools.jinja"
+    with tempfile.TemporaryDirectory(prefix="sdks-") as directory:
+        corral = CorralCli(Path(directory))
+        model = download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
+        corral.configure(SETTINGS.format(model=model, template=template))
+        try:
+            corral.serve()
+            yield corral.url
+        finally:
+            corral.end()
+
+
+def _run(program: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a program says of each feature."""
+    ran = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    said = {line["feature"]: line["result"] for line in lines}
+    missing = ran.stderr.strip().splitlines()[-1:] or ["no result"]
+    return {feature: said.get(feature, missing[0]) for feature in FEATURES}
+
+
+def _print(found: Mapping[str, Mapping[str, str]]) -> None:
+    rows: list[tuple[str, ...]] = [("client", *FEATURES)]
+    rows += [(name, *(results[one] for one in FEATURES)) for name, results in found.items()]
+    for name, *cells in rows:
+        print(f"{name:<15}", *(f"{'failed' if len(cell) > 7 else cell:<7}" for cell in cells))
+    for name, results in found.items():
+        for feature, result in results.items():
+            if result != "ok":
+                print(f"{name}, {feature}: {result}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
