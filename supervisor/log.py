@@ -4,7 +4,7 @@
     journal     <6>instance.state_changed instance=chat.0 …               the journal adds the time
     elsewhere   {"timestamp":"2026-11-21T09:00:00.000+00:00","level":"info","event":…}
 
-Records of `logging` (aiohttp, asyncio, httpx) arrive as `task.failed` events: FailureHandler counts
+Records of `logging` (aiohttp, asyncio) arrive as `task.failed` events: FailureHandler counts
 and throttles them first, so that no library fills the log.
 """
 

@@ -2,18 +2,18 @@
 
 Each request has its own connection: llama-server closes an idle one after 5 s, and one that
 streamed without notice. All endpoints but /health need the engine's key.
+
+This is aiohttp, which the proxy loads anyway: httpx would take 3 MB more of the daemon's memory.
 """
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self
 
-import httpx
+import aiohttp
 import orjson
 
 from proxy.upstream.metrics_text import plain_values
@@ -26,10 +26,10 @@ from supervisor.engine_client.endpoint import Endpoint
 # Source: tools/server/README.md of llama.cpp; behaviour measured on builds 10434 and 11434.
 
 _CONNECT_TIMEOUT_S: Final = 2.0
-_TIMEOUT: Final = httpx.Timeout(5.0, connect=_CONNECT_TIMEOUT_S)
+_TIMEOUT: Final = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S, sock_read=5.0)
 # For requests without a known duration: the caller has a deadline.
-_NO_READ_TIMEOUT: Final = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-_LIMITS: Final = httpx.Limits(max_connections=8, max_keepalive_connections=0)
+_NO_READ_TIMEOUT: Final = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
+_CONNECTIONS_MAX: Final = 8
 _RESPONSE_MAX_BYTES: Final = 4 * 1024**2
 _STREAM_MAX_BYTES: Final = 64 * 1024**2
 _MESSAGE_MAX: Final = 200
@@ -64,31 +64,18 @@ class EngineClient:
     """Client of one run of an engine; an async context manager."""
 
     def __init__(self, endpoint: Endpoint, api_key: str) -> None:
-        socket = None if endpoint.socket is None else str(endpoint.socket)
+        where = "engine" if endpoint.socket else f"{endpoint.host}:{endpoint.port}"
+        self._url = f"http://{where}"
         self._key = {"Authorization": f"Bearer {api_key}"}
-        self._http = httpx.AsyncClient(
-            base_url="http://engine" if socket else f"http://{endpoint.host}:{endpoint.port}",
-            timeout=_TIMEOUT,
-            trust_env=False,
-            transport=httpx.AsyncHTTPTransport(
-                uds=socket,
-                limits=_LIMITS,
-                # Engines are reached without TLS; an empty context saves loading certificates.
-                verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            ),
+        self._http = aiohttp.ClientSession(
+            connector=_connector(endpoint), cookie_jar=aiohttp.DummyCookieJar(), timeout=_TIMEOUT
         )
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._http.__aexit__(exc_type, exc_value, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
 
     async def is_healthy(self) -> bool:
         try:
@@ -136,9 +123,7 @@ class EngineClient:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
         """Send a request without a deadline."""
-        return await self._request(
-            "POST", path, json=body, headers=self._key, timeout=_NO_READ_TIMEOUT
-        )
+        return await self._request("POST", path, **self._posted(body))
 
     @asynccontextmanager
     async def stream(
@@ -149,46 +134,58 @@ class EngineClient:
         Raises:
             EngineUnreachable: No response, or it broke off; also while events are read.
         """
-        options = {"json": body, "headers": self._key, "timeout": _NO_READ_TIMEOUT}
-        async with self._opened("POST", path, options) as response:
-            if response.status_code == 200:
+        async with self._opened("POST", path, self._posted(body)) as response:
+            if response.status == 200:
                 yield _events(response)
             else:
-                yield ErrorResponse(response.status_code, _message(await _body(response)))
+                yield ErrorResponse(response.status, _message(await _body(response)))
+
+    def _posted(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "data": orjson.dumps(body),
+            "headers": {**self._key, "Content-Type": "application/json"},
+            "timeout": _NO_READ_TIMEOUT,
+        }
 
     async def _request(self, method: str, path: str, **options: Any) -> EngineResponse:
         async with self._opened(method, path, options) as response:
-            return EngineResponse(response.status_code, await _body(response))
+            return EngineResponse(response.status, await _body(response))
 
     @asynccontextmanager
     async def _opened(
         self, method: str, path: str, options: Mapping[str, Any]
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
-            async with self._http.stream(method, path, **options) as response:
+            async with self._http.request(method, f"{self._url}{path}", **options) as response:
                 yield response
-        except (httpx.HTTPError, InvalidEvent, _TooLarge) as error:
+        except (aiohttp.ClientError, InvalidEvent, _TooLarge) as error:
             raise EngineUnreachable(f"{method} {path}: {error!r}") from error
+
+
+def _connector(endpoint: Endpoint) -> aiohttp.BaseConnector:
+    if endpoint.socket is None:
+        return aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, force_close=True)
+    return aiohttp.UnixConnector(str(endpoint.socket), limit=_CONNECTIONS_MAX, force_close=True)
 
 
 class _TooLarge(Exception):
     """A response exceeds its byte limit."""
 
 
-async def _chunks(response: httpx.Response, max_bytes: int) -> AsyncIterator[bytes]:
+async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
     size_bytes = 0
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.content.iter_any():
         size_bytes += len(chunk)
         if size_bytes > max_bytes:
             raise _TooLarge(f"more than {max_bytes} bytes")
         yield chunk
 
 
-async def _body(response: httpx.Response) -> bytes:
+async def _body(response: aiohttp.ClientResponse) -> bytes:
     return b"".join([chunk async for chunk in _chunks(response, _RESPONSE_MAX_BYTES)])
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, Any]]:
     splitter = Splitter()
     async for chunk in _chunks(response, _STREAM_MAX_BYTES):
         for event in splitter.feed(chunk):
