@@ -29,6 +29,8 @@ class ModelInfo:
         context_length: Tokens that one request may use, or None where not known yet.
         slots: Over all instances; 0 where not known yet.
         reason: Why it failed, or None.
+        remote_variants: Those that only other machines' instances of it have.
+        variant_of: The model of which it is a variant, in a list of models.
         is_local: Whether this machine has it; otherwise only others do.
         local_only: The same without other machines, where those make a difference.
         is_catch_all: Whether it is meant by every name that no model has.
@@ -45,6 +47,8 @@ class ModelInfo:
     slots: int
     reason: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    remote_variants: tuple[str, ...] = ()
+    variant_of: str | None = None
     is_local: bool = True
     local_only: ModelInfo | None = None
     is_catch_all: bool = False
@@ -55,10 +59,15 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The model, and the variant of it or None, that a name means."""
+    """The model, and the variant of it or None, that a name means.
+
+    Attributes:
+        remote_variant: The name of a variant that another machine applies; empty for none.
+    """
 
     model_info: ModelInfo
     variant: Variant | None = None
+    remote_variant: str = ""
 
 
 class ModelNames:
@@ -88,6 +97,10 @@ class ModelNames:
                 if self._by_name[name].model_info is info:
                     full_name = f"{name}{SEPARATOR}{variant}"
                     self._by_name.setdefault(full_name, ResolvedModel(info, members))
+            for name, variant in product((info.id, *info.aliases), info.remote_variants):
+                if self._by_name[name].model_info is info:
+                    full_name = f"{name}{SEPARATOR}{variant}"
+                    self._by_name.setdefault(full_name, ResolvedModel(info, None, variant))
 
     def resolve(self, name: str | None) -> ResolvedModel:
         """Return what a client means.
@@ -143,11 +156,16 @@ def with_variants(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
 
 
 def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
-    for variant in model_info.variants:
+    for variant in (*model_info.variants, *model_info.remote_variants):
         end = SEPARATOR + variant
-        aliases = tuple(alias + end for alias in model_info.aliases)
         yield replace(
-            model_info, id=model_info.id + end, aliases=aliases, variants={}, is_catch_all=False
+            model_info,
+            id=model_info.id + end,
+            aliases=tuple(alias + end for alias in model_info.aliases),
+            variants={},
+            remote_variants=(),
+            variant_of=model_info.id,
+            is_catch_all=False,
         )
 
 

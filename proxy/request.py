@@ -56,6 +56,7 @@ class ProxyRequest:
         is_background: Whether no client waits for it: it does not prevent eviction.
         form: None: the body is JSON.
         slots: Slots that it uses on one instance.
+        remote_variant: The name of a variant that a node applies; empty for none.
         is_autoload: Whether it may load its model; false with the query parameter `autoload=false`.
         is_let_in: Whether it is part of a request that was queued already, so that the limit of the
             queue does not apply.
@@ -82,6 +83,7 @@ class ProxyRequest:
     form: Form | None = None
     is_let_in: bool = False
     slots: int = 1
+    remote_variant: str = ""
     is_autoload: bool = True
     keep_alive_s: float | None = None
 
@@ -133,6 +135,7 @@ class Content:
     prompt: Prompt | None = None
     form: Form | None = None
     keep_alive_s: float | None = None
+    remote_variant: str = ""
 
 
 async def read_request(
@@ -172,6 +175,7 @@ async def read_request(
         is_from_proxy=HOP in request.headers,
         form=content.form,
         slots=choices_of(kind, members),
+        remote_variant=content.remote_variant,
         is_autoload=_is_autoload(request),
         keep_alive_s=content.keep_alive_s,
     )
@@ -246,6 +250,7 @@ def json_content(
         forwarded,
         read_prompt(kind, model, forwarded),
         keep_alive_s=stays_s,
+        remote_variant=pick.remote_variant,
     )
 
 

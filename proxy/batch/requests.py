@@ -166,6 +166,7 @@ async def _request(
         prompt=content.prompt,
         slots=choices_of(kind, content.members),
         keep_alive_s=content.keep_alive_s,
+        remote_variant=content.remote_variant,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from proxy.access_log import Emit
@@ -40,6 +41,7 @@ from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, send
 from proxy.upstream.upstream import Node
+from proxy.variant import SEPARATOR
 
 # An instance is left once in two seconds; with more of them silent than this, it is a failure.
 _MOVES_MAX: Final = 4
@@ -177,6 +179,8 @@ async def _readdressed(
     upstream_request: UpstreamRequest, node: Node, request: ProxyRequest
 ) -> UpstreamRequest:
     """Rewrite a request for a node; a large body in a thread."""
+    if request.remote_variant:
+        node = replace(node, model=f"{node.model}{SEPARATOR}{request.remote_variant}")
     if len(upstream_request.body) <= _LARGE_BYTES:
         return for_node(upstream_request, node, request.form, request.priority)
     return await asyncio.to_thread(for_node, upstream_request, node, request.form, request.priority)

@@ -89,6 +89,7 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
         # Read from local servers.
         "aliases": list(model_info.aliases),
         "context_length": model_info.context_length,
+        "variant_of": model_info.variant_of,
         "meta": {
             **model_info.meta,
             "n_ctx": model_info.context_length,

@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.models import ModelInfo, ModelNames
+from proxy.variant import SEPARATOR
 
 _MODELS_MAX: Final = 1024
 _NAME_MAX_CHARACTERS: Final = 256
@@ -39,6 +40,7 @@ class RemoteModel:
     slots: int | None = None
     context_length: int | None = None
     meta: Mapping[str, int | str] = field(default_factory=dict)
+    variants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,14 @@ def read_remote_models(body: bytes, only: Collection[str] = ()) -> tuple[RemoteM
     entries = _entries(body)
     if len(entries) > _MODELS_MAX:
         raise Unreadable(f"its list of models has more than {_MODELS_MAX} entries")
-    models = {entry["id"]: _remote_model(entry) for entry in entries if _is_loaded(entry)}
-    return tuple(model for model in models.values() if not only or model.id in only)
+    loaded = {entry["id"]: entry for entry in entries if _is_loaded(entry)}
+    served = {model: entry for model, entry in loaded.items() if not only or model in only}
+    bases = {model: _base_of(entry) for model, entry in served.items()}
+    return tuple(
+        _remote_model(entry, [one for one, base in bases.items() if base == model])
+        for model, entry in served.items()
+        if bases[model] not in served
+    )
 
 
 def count_slots(body: bytes) -> int | None:
@@ -91,7 +99,8 @@ def _is_loaded(entry: object) -> bool:
     return not isinstance(status, dict) or status.get("value", "loaded") == "loaded"
 
 
-def _remote_model(entry: Mapping[str, Any]) -> RemoteModel:
+def _remote_model(entry: Mapping[str, Any], variants: Iterable[str]) -> RemoteModel:
+    start = entry["id"] + SEPARATOR
     meta = entry.get("meta")
     members: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
     slots = _positive(members.get("slots"))
@@ -101,7 +110,14 @@ def _remote_model(entry: Mapping[str, Any]) -> RemoteModel:
         slots=min(slots, _SLOTS_MAX) if slots else None,
         context_length=_positive(entry.get("context_length")) or _positive(members.get("n_ctx")),
         meta=_meta(members),
+        variants=tuple(sorted(one.removeprefix(start) for one in variants)),
     )
+
+
+def _base_of(entry: Mapping[str, Any]) -> str | None:
+    """Return the model of which an entry is a variant, by llama-corral's own member."""
+    base = entry.get("variant_of")
+    return base if isinstance(base, str) and entry["id"].startswith(base + SEPARATOR) else None
 
 
 def _meta(members: Mapping[str, Any]) -> dict[str, int | str]:
@@ -154,8 +170,18 @@ def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> Model
     up = [one for one in offered if one.problem is None]
     if not up:
         return model_info
-    slots = model_info.slots + sum(one.slots for one in up)
-    return replace(model_info, state="loaded", reason=None, slots=slots, local_only=model_info)
+    return replace(
+        model_info,
+        state="loaded",
+        reason=None,
+        slots=model_info.slots + sum(one.slots for one in up),
+        remote_variants=tuple(one for one in _variants(up) if one not in model_info.variants),
+        local_only=model_info,
+    )
+
+
+def _variants(offered: Iterable[OfferedModel]) -> list[str]:
+    return sorted({variant for one in offered for variant in one.remote_model.variants})
 
 
 def _remote_only(model: str, offered: Sequence[OfferedModel], created: int) -> ModelInfo:
@@ -171,6 +197,7 @@ def _remote_only(model: str, offered: Sequence[OfferedModel], created: int) -> M
         context_length=min(lengths, default=None),
         slots=sum(one.slots for one in up),
         reason=None if up else "; ".join(f"{one.node}: {one.problem}" for one in offered),
+        remote_variants=tuple(_variants(offered)),
         is_local=False,
         meta=models[0].meta,
     )

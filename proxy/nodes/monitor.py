@@ -180,7 +180,14 @@ class NodeMonitor:
             if model := served_id(remote_model, local):
                 name = f"{self.node.name}/{remote_model.id}"
                 slots = self._slots_of(remote_model)
-                yield self.node.upstream(name, remote_model.id, model, slots, remote_model.aliases)
+                yield self.node.upstream(
+                    name,
+                    remote_model.id,
+                    model,
+                    slots,
+                    remote_model.aliases,
+                    remote_model.variants,
+                )
 
     def _slots_of(self, remote_model: RemoteModel) -> int:
         return remote_model.slots or self._slots.get(remote_model.id, self.node.settings.slots)

@@ -74,7 +74,13 @@ class ConfiguredNode:
     api_key: str = field(default="", repr=False)
 
     def upstream(
-        self, name: str, model: str, here: str, slots: int, aliases: tuple[str, ...] = ()
+        self,
+        name: str,
+        model: str,
+        here: str,
+        slots: int,
+        aliases: tuple[str, ...] = (),
+        variants: tuple[str, ...] = (),
     ) -> Upstream:
         """A model of the node as an instance; `model` is the node's id of it, `here` ours."""
         parts = urlsplit(self.settings.url)
@@ -94,6 +100,7 @@ class ConfiguredNode:
                 parts.scheme == "https",
                 self.settings.local_first,
                 self.settings.weight,
+                variants,
             ),
         )
 

@@ -112,8 +112,15 @@ class Instance:
         return min(request.slots, self.upstream.slots)
 
     def may_take(self, request: ProxyRequest) -> bool:
-        """Return whether a request may come here: one that was forwarded stays on this machine."""
-        return not (request.is_from_proxy and self.upstream.node)
+        """Return whether a request may come here.
+
+        One that was forwarded stays on this machine, and one for a variant that this machine does
+        not have goes to a node that has it.
+        """
+        node = self.upstream.node
+        if request.remote_variant and (node is None or request.remote_variant not in node.variants):
+            return False
+        return not (request.is_from_proxy and node)
 
     @property
     def ending(self) -> list[Lease]:

@@ -16,6 +16,7 @@ class Node:
         model: The node's id of the model.
         prefix: Before every path: empty or `/something`.
         is_spare: Whether it gets new conversations only when no other slot is free.
+        variants: Names of those that the node has of it.
         weight: Its share of requests as a multiple of an average instance's; None: by its speed.
     """
 
@@ -25,6 +26,7 @@ class Node:
     is_tls: bool = False
     is_spare: bool = True
     weight: float | None = None
+    variants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

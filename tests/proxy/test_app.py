@@ -205,6 +205,7 @@ async def test_the_list_has_every_model_loaded_or_not(proxy: ProxyHarness) -> No
         "max_input_tokens": 2048,
         "aliases": ["vendor/a"],
         "context_length": 2048,
+        "variant_of": None,
         "meta": {"n_ctx": 2048, "slots": 2},
         "status": {"value": "loaded", "failed": False, "reason": None},
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},

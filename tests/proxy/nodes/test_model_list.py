@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes.proxy_harness import model_info
 
-from proxy.models import ModelNames, without_nodes
+from proxy.models import ModelNames, with_variants, without_nodes
 from proxy.nodes.model_list import (
     OfferedModel,
     RemoteModel,
@@ -123,6 +123,34 @@ def test_a_nodes_variant_of_a_local_model_is_ignored() -> None:
     ours = replace(CHAT, variants={"high": Variant(temperature=1)})
     assert served_id(RemoteModel("chat:high"), ModelNames([ours])) is None
     assert merged([ours], [offered("chat:high")], 1) == [ours]
+
+
+def test_a_nodes_variants_are_no_models_of_their_own() -> None:
+    high = {"id": "far:high", "variant_of": "far"}
+    found = read_remote_models(page({"id": "far"}, high, {"id": "lone:x", "variant_of": "lone"}))
+    assert [(one.id, one.variants) for one in found] == [("far", ("high",)), ("lone:x", ())]
+    for odd in (["far"], "other", 1, None):
+        both = read_remote_models(page({"id": "far"}, {**high, "variant_of": odd}))
+        assert [one.id for one in both] == ["far", "far:high"]
+    assert [one.id for one in read_remote_models(page({"id": "far"}, high), ["far:high"])] == [
+        "far:high"
+    ]
+
+
+def test_a_variant_that_only_a_node_has_keeps_its_name() -> None:
+    far = OfferedModel(RemoteModel("far", variants=("high",)), 3, "box")
+    ours = OfferedModel(RemoteModel("chat", variants=("high", "low")), 3, "box")
+    here = replace(CHAT, variants={"high": Variant(temperature=1)})
+    model_infos = merged([here], [far, ours], 1)
+    names = ModelNames(model_infos)
+    assert names.resolve("far:high").remote_variant == "high"
+    assert names.resolve("chat:low").remote_variant == "low"
+    assert names.resolve("chat:high").variant
+    assert [one.id for one in with_variants(model_infos)] == [
+        *("chat", "chat:high", "chat:low"),
+        *("far", "far:high"),
+    ]
+    assert names.local.get("chat:low") is None
 
 
 def test_a_remote_only_model_is_failed_while_no_node_is_up() -> None:

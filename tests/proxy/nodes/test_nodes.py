@@ -111,6 +111,29 @@ async def test_a_request_to_a_node_has_its_key_path_and_model_name(place: Place)
     assert {look.headers["Authorization"] for look in node.looks} == {"Bearer secret"}
 
 
+async def test_a_nodes_variant_is_applied_there_in_the_slots_of_its_model(place: Place) -> None:
+    high = {**LOADED, "id": "chat:high", "variant_of": "chat"}
+    node = await place.node(LOADED, high)
+    near = await place.near(node)
+    assert list(await near.models()) == ["chat", "chat:high"]
+    assert [one.upstream.slots for one in near.router.instances()] == [2]
+    assert (await near.ask("chat:high"))[0] == 200
+    assert json.loads((await node.calls.get()).body)["model"] == "chat:high"
+
+
+async def test_a_variant_that_only_a_node_has_is_not_computed_here(place: Place) -> None:
+    node = await place.node(LOADED, {**LOADED, "id": "chat:high", "variant_of": "chat"})
+    near = await place.near(node)
+    fake = await place.local(near)
+    near.look_again()
+    for _ in range(2):
+        assert (await near.ask("chat:high"))[0] == 200
+        assert json.loads((await node.calls.get()).body)["model"] == "chat:high"
+    assert fake.calls.empty()
+    assert (await near.ask("chat"))[0] == 200
+    assert not fake.calls.empty()
+
+
 async def test_models_that_a_node_has_not_loaded_are_not_listed(place: Place) -> None:
     entries = [{"id": name, "status": {"value": name}} for name in ("unloaded", "loading")]
     near = await place.near(await place.node(LOADED, *entries))
