@@ -12,7 +12,6 @@ from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
-from supervisor.gguf.metadata import Gguf
 from supervisor.proxy_adapter.model_metas import ModelMetas
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.settings.types import CATCH_ALL
@@ -26,7 +25,7 @@ class ModelLoaderAdapter:
         self._admission = admission
         self._events = events
         self.created = int(datetime.now(tz=UTC).timestamp())
-        self._metas = ModelMetas(self._read)
+        self._metas = ModelMetas()
         self._names = ModelNames(())
         self._named: list[object] = []  # the settings that the names are of
 
@@ -59,9 +58,6 @@ class ModelLoaderAdapter:
             shown = _redacted(found, reason)
             raise Unavailable(f"{model} is unavailable: {shown}", retry_after_s=10)
 
-    def _read(self, model: str) -> Gguf:
-        return self._fleet.planner.gguf(model)
-
     def _find(self, name: str) -> Model:
         found = self._fleet.models.get(name)  # a reload may have removed it
         if found is None or not found.is_configured:
@@ -81,7 +77,7 @@ class ModelLoaderAdapter:
             reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
             is_catch_all=CATCH_ALL in aliases,
-            meta=self._metas.of(model.entry),
+            meta=self._metas.of(model, self._fleet.planner),
             input_modalities=("text", "image") if "mmproj" in model.entry.flags else ("text",),
             load_progress=_load_progress(model) if state == "loading" else None,
         )

@@ -1,32 +1,43 @@
-"""What files tell clients is read once for each version."""
+"""What the files of models tell is read once for each version of the settings."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 from samples import model
 
 from supervisor.errors import ModelInvalid
-from supervisor.flags.plan import ModelEntry
 from supervisor.gguf.metadata import Gguf
 from supervisor.proxy_adapter.model_metas import ModelMetas
 
 
-def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    entry = ModelEntry("chat", tmp_path / "chat.gguf")
-    reads: list[str] = []
+class Planner:
+    def __init__(self, found: Gguf | None) -> None:
+        self.found = found
+        self.reads: list[str] = []
 
-    def read(name: str) -> Gguf:
-        reads.append(name)
-        if not entry.path.exists():
+    def gguf(self, name: str) -> Gguf:
+        self.reads.append(name)
+        if self.found is None:
             raise ModelInvalid("it is missing")
-        return model()
+        return self.found
 
-    metas = ModelMetas(read)
-    assert metas.of(entry) == metas.of(entry) == {}
-    assert reads == ["chat"]
-    entry.path.write_text("a")
-    assert metas.of(entry)["n_ctx_train"] == model().ctx_train
-    entry.path.write_text("ab")
-    assert metas.of(entry) is metas.of(entry)
-    assert reads == ["chat"] * 3
+
+def test_a_file_is_read_again_with_new_settings() -> None:
+    chat = cast("Any", SimpleNamespace(plan=None, entry=SimpleNamespace(name="chat")))
+    missing, there = cast("Any", Planner(None)), cast("Any", Planner(model()))
+    metas = ModelMetas()
+    assert metas.of(chat, missing) == metas.of(chat, missing) == {}
+    assert metas.of(chat, there) is metas.of(chat, there)
+    assert metas.of(chat, there)["n_ctx_train"] == model().ctx_train
+    assert missing.reads == there.reads == ["chat"]
+
+
+def test_a_planned_model_has_what_it_was_planned_with() -> None:
+    plan = SimpleNamespace(gguf=replace(model(), ctx_train=77))
+    chat = cast("Any", SimpleNamespace(plan=plan, entry=SimpleNamespace(name="chat")))
+    planner = cast("Any", Planner(model()))
+    assert ModelMetas().of(chat, planner)["n_ctx_train"] == 77
+    assert planner.reads == []
