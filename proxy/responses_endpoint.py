@@ -5,24 +5,27 @@ Source: OpenAI's API reference, "Get a model response" and "Delete a model respo
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from aiohttp import web
 
 from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Share
-from proxy.endpoints import EndpointKind
+from proxy.endpoints import EndpointKind, endpoint_kind
 from proxy.errors import BadRequest, NotFound, quoted
 from proxy.forward.client_response import ClientResponse
 from proxy.forwarded_endpoints import ForwardedEndpoints
 from proxy.json_response import json_response
 from proxy.models import ModelNames
 from proxy.request import Translation
+from proxy.responses.engine_request import engine_members
 from proxy.responses.store import ResponseStore, StoredResponse
 from proxy.responses.stored_turn import StoredTurn
 from proxy.routes import PATH_ID, Routes
 
 PATHS: Final = ("/v1/responses", "/responses")
+_COUNTED: Final = "/input_tokens"
 
 
 class ResponsesEndpoint:
@@ -34,7 +37,8 @@ class ResponsesEndpoint:
 
     def add_routes(self, routes: Routes) -> None:
         for path in PATHS:
-            routes.add(path, post=self.create)
+            for posted in (path, path + _COUNTED):
+                routes.add(posted, post=self.create)
             routes.add(path + "/{id}", get=self.show, delete=self.delete)
 
     async def create(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -59,7 +63,8 @@ class ResponsesEndpoint:
         names: ModelNames,
     ) -> None:
         turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)
-        translation = Translation(request.path, EndpointKind.RESPONSES, turn.members)
+        kind = endpoint_kind("POST", request.path)
+        translation = Translation(request.path, kind, _members(kind, turn))
         await self._forwarded.serve(
             request, answer, share, names, translation=translation, turn=turn
         )
@@ -70,6 +75,12 @@ class ResponsesEndpoint:
             return stored
         hint = "" if self._store.settings.enabled else _OFF
         raise NotFound(f"Response with id {quoted(response_id)} not found.{hint}")
+
+
+def _members(kind: EndpointKind, turn: StoredTurn) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    if kind is EndpointKind.RESPONSES:
+        return turn.members
+    return lambda members: engine_members(turn.members(members))
 
 
 _OFF: Final = " Stored responses are off; set enabled = true under [proxy.stored_responses]."

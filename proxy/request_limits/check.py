@@ -68,10 +68,18 @@ _TOKEN, _WORD, _PATTERN, _PATTERN_FULL = range(4)
 def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:
     """Check a body as the instance will read it.
 
-    Raises LimitExceeded, or BadRequest for a grammar trigger of unknown type.
+    Raises LimitExceeded, or BadRequest for a grammar trigger of unknown type, and for messages of
+    Anthropic's API that are no list, or an empty one: the engine answers an empty prompt.
     """
+    if kind is EndpointKind.MESSAGES and "messages" in members:
+        _check_messages(members["messages"])
     if not _CHECKED.isdisjoint(members):
         _check(kind, members, limits)
+
+
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list of at least one message")
 
 
 def _check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:

@@ -40,11 +40,13 @@ class Item:
     Attributes:
         place: What each event about its content says of it.
         sent: Its text or arguments so far.
+        delta: The type of the events that add to it, or None.
     """
 
     id: str
     kind: str
     place: Mapping[str, Any]
+    delta: str | None
     sent: list[str] = field(default_factory=list)
     is_done: bool = False
 
@@ -63,7 +65,7 @@ class Item:
         sent = "".join(self.sent)
         if text.startswith(sent) and text != sent:
             self.sent = [text]
-            yield {"type": _DELTA_OF[self.kind], **self.place, "delta": text[len(sent) :]}
+            yield {"type": self.delta, **self.place, "delta": text[len(sent) :]}
 
     def end(self, whole: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events that end its content, which the engine leaves out."""
@@ -82,7 +84,7 @@ def new_item(given: Mapping[str, Any], index: int) -> tuple[Item, Iterator[Event
     """Return an item, and the events with which it begins."""
     kind = given["type"]
     whole = {**_EMPTY.get(kind, {}), **item_of(given), "status": "in_progress"}
-    item = Item(whole["id"], kind, _place(whole["id"], kind, index))
+    item = Item(whole["id"], kind, _place(whole["id"], kind, index), _DELTA_OF.get(kind))
     return item, _beginning(item, whole)
 
 

@@ -63,12 +63,16 @@ class StreamEvents:
 
     def _mended(self, raw: bytes) -> bytes:
         try:
-            event = members_of(raw)
+            event = members_of(raw.partition(b"\n")[2] if raw.startswith(b"event: ") else raw)
         except InvalidEvent:
             return raw
         if event is None:  # a comment
             return raw
+        last = self._items[-1] if self._items else None
         try:
+            if last and event.get("item_id") == last.id and event["type"] == last.delta:
+                last.sent.append(event["delta"])  # nearly always
+                return self._written({**last.place, **event})
             return b"".join([self._written(one) for one in self._events({**event})])
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error

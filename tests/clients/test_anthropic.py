@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -121,3 +122,37 @@ def test_image_input_to_a_text_model_is_a_client_error(
     picture: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     with pytest.raises(anthropic.BadRequestError, match="image input is not supported"):
         client.messages.create(model="smollm2", max_tokens=2, messages=picture)
+
+
+def test_a_prompt_beyond_the_context_is_told_as_claude_code_reads_it(
+    client: anthropic.Anthropic,
+) -> None:
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d{4} tokens > 2048 maximum"
+    ):
+        client.messages.create(
+            model="smollm2", max_tokens=2, messages=[{"role": "user", "content": "word " * 3000}]
+        )
+
+
+@pytest.mark.parametrize("messages", [None, [], "hello"])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_message_without_messages_is_a_mistake(
+    client: anthropic.Anthropic, messages: Any, *, is_stream: bool
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="messages"):
+        client.messages.create(
+            model="smollm2",
+            max_tokens=2,
+            messages=[],
+            stream=is_stream,
+            extra_body={} if messages == [] else {"messages": messages},
+        )
+
+
+def test_messages_that_are_missing_are_a_mistake(url: str) -> None:
+    response = httpx.post(f"{url}/v1/messages", json={"model": "smollm2", "max_tokens": 2})
+    assert (response.status_code, response.json()["error"]["type"]) == (
+        400,
+        "invalid_request_error",
+    )

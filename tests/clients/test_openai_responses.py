@@ -158,6 +158,15 @@ def test_a_conversation_is_stored(client: openai.OpenAI) -> None:
     assert failure.value.param == "previous_response_id"
 
 
+def test_the_tokens_of_a_stored_conversation_are_counted(client: openai.OpenAI) -> None:
+    first = client.responses.create(input=CAPITAL, **COLD)
+    count = client.responses.input_tokens.count
+    more = count(model="smollm2", input="And of Spain?", previous_response_id=first.id)
+    less = count(model="smollm2", input="And of Spain?")
+    assert first.usage
+    assert more.input_tokens > first.usage.input_tokens > less.input_tokens > 0
+
+
 def test_a_streamed_response_is_stored(client: openai.OpenAI) -> None:
     with client.responses.stream(input=CAPITAL, **COLD) as stream:
         first = stream.get_final_response()
