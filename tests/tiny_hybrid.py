@@ -23,6 +23,7 @@ _HEAD: Final = 32
 _STATE: Final = 16  # of each head of the recurrent layer
 _CONV: Final = 4
 _LAYERS: Final = 2
+_TRUNK: Final = tuple(f"blk.{layer}." for layer in range(_LAYERS))
 
 
 def make(
@@ -36,6 +37,17 @@ def make(
         ctx: Context length the model claims to be trained for, in tokens.
         drafts: Whether it has a layer that drafts; with mode `cycle` its drafts are right.
     """
+    return _write(path, mode, ctx, drafts=drafts)
+
+
+def make_drafts(path: Path) -> Path:
+    """Write the layer that drafts alone, for the model of mode `cycle`, and return its path."""
+    return _write(path, "cycle", 2048, drafts=True, has_trunk=False)
+
+
+def _write(
+    path: Path, mode: tiny_gguf.Mode, ctx: int, *, drafts: bool, has_trunk: bool = True
+) -> Path:
     tokens, types = tiny_gguf.vocabulary(0)
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
     writer.add_name(f"tiny hybrid {mode}")
@@ -61,7 +73,8 @@ def make(
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tiny_gguf.add_tokenizer(writer, tokens, types, tiny_gguf.CHAT_TEMPLATE)
     for name, weights in _tensors(mode, tokens, types, drafts=drafts).items():
-        writer.add_tensor(name, weights)
+        if has_trunk or not name.startswith(_TRUNK):
+            writer.add_tensor(name, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -68,12 +68,14 @@ async def refresh_slot(client: EngineClient, id_slot: int) -> None:
 async def cached_tokens(
     client: EngineClient, id_slot: int, prompt: Sequence[int]
 ) -> int | ErrorResponse:
-    """Compute a prompt of tokens in a slot; return how many of them it held already.
+    """Continue a prompt of tokens in a slot; return how many of them it held already.
+
+    It generates some tokens, so that the engine drafts if it does.
 
     Raises:
         EngineUnreachable: No response, or one without timings.
     """
-    body = {"prompt": list(prompt), "n_predict": 0, "id_slot": id_slot, "cache_prompt": True}
+    body = {"prompt": list(prompt), "n_predict": 8, "id_slot": id_slot, "cache_prompt": True}
     response = await client.post("/completion", body)
     if response.error:
         return response.error

@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.engines.help import FlagValue
+from supervisor.engines.spec_types import MTP
 from supervisor.errors import SettingsInvalid
+from supervisor.flags.draft_heads import SIMPLE, draft_type, reason_against_mtp
 from supervisor.flags.setting import BATCHING, CORRAL, Setting, Settings
 from supervisor.flags.thread_speeds import ThreadMeasurement, fastest
 from supervisor.gguf.embedding import embedding
@@ -58,6 +60,8 @@ class PlanInputs:
     adapted: Settings = field(default_factory=dict)
     measured: ThreadMeasurement | None = None  # None: thread counts are not measured
     ctx_each: int | None = None  # tokens of context that each slot is set to have
+    draft: Gguf | None = None  # the draft model, or None
+    spec_types: tuple[str, ...] = ()  # ways of drafting that the build has
 
     @property
     def cores(self) -> int:
@@ -279,10 +283,16 @@ def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
     )
 
 
-def _spec_type(_inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _spec_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if "spec-draft-model" in chosen:
-        return Setting("draft-simple", CORRAL, "a draft model is set")
+        kind = draft_type(inputs.draft) if inputs.draft else SIMPLE
+        return Setting(kind, CORRAL, "a draft model is set")
     reason = "without a draft model, repeated text can be predicted"
+    if inputs.gguf.draft_layers:
+        against = reason_against_mtp(inputs.gguf, inputs.spec_types)
+        if against is None:
+            return Setting(MTP, "gguf", "the model has layers that draft (MTP)")
+        reason = f"{against}; repeated text can be predicted"
     return Setting("ngram-mod", CORRAL, reason)
 
 

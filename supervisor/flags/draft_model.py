@@ -1,17 +1,19 @@
 """Chooses the draft model: the configured one, or one beside the model.
 
-`draft = "auto"` takes the smallest GGUF in the model's directory that has its vocabulary and at
-most a quarter of its size; of two of one size, the first by name.
+`draft = "auto"` takes draft heads of this model in its directory; without any, the smallest GGUF
+that has its vocabulary and at most a quarter of its size; of two of one size, the first by name. A
+profile whose `spec-type` is `auto` takes draft heads without that setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.flags.draft_heads import draft_type, head_misfit
 from supervisor.gguf import metadata, vocabulary
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.files import stat_regular
@@ -34,48 +36,78 @@ class Draft:
     skipped: tuple[str, ...] = ()
 
 
-def choose(setting: DraftSetting, model: Gguf, *, cache_dir: Path) -> Draft:
+def choose(
+    setting: DraftSetting,
+    model: Gguf,
+    *,
+    cache_dir: Path,
+    spec_types: Collection[str] = (),
+    takes_heads: bool = False,
+) -> Draft:
     """Choose the draft model. Reads files, or their cached metadata.
+
+    Args:
+        setting: What the user set.
+        model: The model to draft for.
+        cache_dir: Of the metadata.
+        spec_types: Ways of drafting that the build has.
+        takes_heads: Whether draft heads beside the model are taken where nothing is set.
 
     Raises:
         ModelInvalid: The configured file cannot be read.
         SettingsInvalid: Its vocabulary differs, so that the engine would not draft with it.
     """
+    if isinstance(setting, Path):
+        return _configured(setting, model, cache_dir)
+    if setting is None and (not takes_heads or model.draft_layers):
+        return Draft()
+    skipped: list[str] = []
+    beside = _beside(model, cache_dir, skipped)
+    fitting = [one for one in beside if not _misfit(one, model, cache_dir)]
+    heads = [one for one in fitting if one.drafts_for and draft_type(one) in spec_types]
+    if heads:
+        return Draft(_smallest(heads), "draft heads of this model beside it", tuple(skipped))
     if setting is None:
         return Draft()
-    if not isinstance(setting, Path):
-        return _beside(model, cache_dir)
-    found = metadata.read(setting, cache_dir=cache_dir)
-    reason = _misfit(found, model, cache_dir)
-    if reason:
+    return replace(_smaller_model(model, fitting), skipped=tuple(skipped))
+
+
+def _configured(path: Path, model: Gguf, cache_dir: Path) -> Draft:
+    found = metadata.read(path, cache_dir=cache_dir)
+    if reason := _misfit(found, model, cache_dir):
         raise SettingsInvalid(
-            f"{setting} cannot draft for {model.path}: {reason}",
+            f"{path} cannot draft for {model.path}: {reason}",
             hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
         )
     return Draft(found)
 
 
-def _beside(model: Gguf, cache_dir: Path) -> Draft:
-    skipped: list[str] = []
-    smaller = _smaller(model, cache_dir, skipped)
-    fitting = [one for one in smaller if not _misfit(one, model, cache_dir)]
-    if not fitting:
+def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:
+    small = [
+        one
+        for one in fitting
+        if not one.drafts_for and one.size_bytes * _SMALLER <= model.size_bytes
+    ]
+    if not small:
         where = model.path.parent
         reason = f"{where} has no GGUF of its vocabulary and at most a quarter of its size"
-        return Draft(None, reason, tuple(skipped))
-    best = min(fitting, key=lambda one: (one.tensor_bytes, one.path.name))
-    among = f", of {len(fitting)} candidates" if len(fitting) > 1 else ""
+        return Draft(None, reason)
+    among = f", of {len(small)} candidates" if len(small) > 1 else ""
     reason = f"the smallest GGUF of the same vocabulary beside the model{among}"
-    return Draft(best, reason, tuple(skipped))
+    return Draft(_smallest(small), reason)
 
 
-def _smaller(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
-    """The models that are small enough; unreadable files are noted in `skipped`."""
+def _smallest(fitting: Sequence[Gguf]) -> Gguf:
+    return min(fitting, key=lambda one: (one.tensor_bytes, one.path.name))
+
+
+def _beside(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
+    """Smaller models and draft heads; unreadable files are noted in `skipped`."""
     for path in sorted(model.path.parent.glob("*.gguf"))[:_FILES_MAX]:
         if metadata.is_later_shard(path):
             continue
         try:
-            if stat_regular(path).st_size * _SMALLER > model.size_bytes:
+            if stat_regular(path).st_size >= model.size_bytes:
                 continue
             found = metadata.read(path, cache_dir=cache_dir)
         except ModelInvalid as error:  # damaged, or incomplete
@@ -88,5 +120,7 @@ def _smaller(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]
 
 
 def _misfit(draft: Gguf, model: Gguf, cache_dir: Path) -> str | None:
+    if draft.drafts_for and (reason := head_misfit(draft, model)):
+        return reason
     ours = vocabulary.read(model.path, cache_dir=cache_dir)
     return vocabulary.misfit(ours, vocabulary.read(draft.path, cache_dir=cache_dir))

@@ -15,6 +15,7 @@ from supervisor.engines.discover import Device, Engine
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.flags.auto import PlanInputs, cache_count, ctx_slot, slots
 from supervisor.flags.constraints import reason_against
+from supervisor.flags.draft_heads import offered_types
 from supervisor.flags.draft_model import Draft
 from supervisor.flags.profile import Profile
 from supervisor.flags.render import OmittedFlag, Rendered, canonical, render
@@ -150,6 +151,8 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         adapted={key: replace(one, is_adapted=True) for key, one in adapted.items()},
         measured=measured,
         ctx_each=entry.batching.max_context_length,
+        draft=draft.gguf,
+        spec_types=offered_types(engine.flags),
     )
     settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
     kept, barred = without_conflicts(settings, inputs)

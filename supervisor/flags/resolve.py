@@ -26,6 +26,7 @@ from supervisor.flags.auto import (
     slots,
 )
 from supervisor.flags.batching import BatchingSettings
+from supervisor.flags.draft_heads import SIMPLE, draft_type
 from supervisor.flags.draft_model import Draft, DraftSetting
 from supervisor.flags.embedding_settings import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.flags.profile import Profile
@@ -107,9 +108,10 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     settings = {**ours, **named, **own}
     if "spec-draft-model" in settings:
         reason = "a draft model alone does not enable drafting"
+        kind = draft_type(draft.gguf) if draft.gguf else SIMPLE
         return {
             **settings,
-            "spec-type": settings.get("spec-type", Setting("draft-simple", CORRAL, reason)),
+            "spec-type": settings.get("spec-type", Setting(kind, CORRAL, reason)),
         }
     # A profile may have numbers for drafting, which are useless without a draft model.
     return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}

@@ -23,8 +23,12 @@ from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model
 from supervisor.flags.adapted_slots import SLOTS
+from supervisor.flags.auto import AUTO
+from supervisor.flags.draft_heads import offered_types
+from supervisor.flags.draft_model import Draft
 from supervisor.flags.file_paths import check_files
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
+from supervisor.flags.profile import Profile
 from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.thread_speeds import ThreadMeasurement
 from supervisor.flags.trial import TrialSettings, with_context_of
@@ -233,7 +237,7 @@ class LaunchPlanner:
             found,
             here,
             instances=instances,
-            draft=draft_model.choose(entry.draft, found, cache_dir=cache),
+            draft=self._draft(entry, under, engine, found),
             projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
             adapted=adapted,
             measured=None if entry.workers else self._measured(found),
@@ -288,23 +292,33 @@ class LaunchPlanner:
             engine=file_version(engine.path),
             library_dirs=engine.library_dirs,
             model=file_version(entry.path),
-            draft=self._draft_version(entry),
+            draft=self._draft_version(entry, under, engine),
             flags={**under.flags, **entry.flags},
             args=entry.args,
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
         )
 
-    def _draft_version(self, entry: ModelEntry) -> FileVersion | None:
-        if entry.draft != draft_model.AUTO:
-            return file_version(entry.draft) if entry.draft else None
-        cache = self._directories.cache
+    def _draft_version(
+        self, entry: ModelEntry, under: Profile, engine: Engine
+    ) -> FileVersion | None:
+        if isinstance(entry.draft, Path):
+            return file_version(entry.draft)
         with suppress(CorralError):
-            found = draft_model.choose(
-                entry.draft, metadata.read(entry.path, cache_dir=cache), cache_dir=cache
-            )
+            model = metadata.read(entry.path, cache_dir=self._directories.cache)
+            found = self._draft(entry, under, engine, model)
             return file_version(found.gguf.path) if found.gguf else None
         return None
+
+    def _draft(self, entry: ModelEntry, under: Profile, engine: Engine, model: Gguf) -> Draft:
+        flags = {**under.flags, **entry.flags}
+        return draft_model.choose(
+            entry.draft,
+            model,
+            cache_dir=self._directories.cache,
+            spec_types=offered_types(engine.flags),
+            takes_heads=flags.get("spec-type") == AUTO and "spec-draft-model" not in flags,
+        )
 
     @property
     def default_model(self) -> str | None:

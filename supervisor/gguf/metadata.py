@@ -23,7 +23,7 @@ from supervisor.host import json_cache
 from supervisor.host.files import NotRegular, open_regular, stat_regular
 
 # Raise it when Gguf gets another field, or a field another meaning.
-_CACHE_VERSION: Final = "gguf 5"
+_CACHE_VERSION: Final = "gguf 6"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -57,6 +57,8 @@ class Gguf:
     sliding: tuple[bool, ...]  # per layer
     recurrent: bool  # some layers keep a state instead of a KV cache
     state_values: int  # of all recurrent layers, for one sequence
+    draft_layers: int  # at its end, which draft for it (MTP)
+    drafts_for: int  # width of the model whose draft heads it holds; 0 for a model of its own
     shards: int
     tensor_bytes: int  # weights in all shards
     embedding_bytes: int  # of those, the table of token embeddings
@@ -231,6 +233,8 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         sliding=tensors.sliding(first, architecture, count),
         recurrent=tensors.is_recurrent(first, architecture),
         state_values=tensors.state_values(first, architecture, kv_heads),
+        draft_layers=tensors.loaded_draft_layers(first, architecture, found),
+        drafts_for=tensors.drafts_for(first, architecture, found),
         shards=len(shards),
         tensor_bytes=sum(map(tensors.tensor_bytes, found)),
         embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),

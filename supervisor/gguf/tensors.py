@@ -12,6 +12,8 @@ from supervisor.gguf.header import Header, Tensor
 
 EMBEDDING: Final = "token_embd.weight"
 OUTPUT: Final = "output.weight"
+_FIRST_LAYER: Final = "blk.0.attn_norm.weight"
+_DRAFT_LAYER: Final = ".nextn.eh_proj.weight"
 _CLASSIFIER: Final = "cls.output.weight"
 # Repacked layouts interleave rows in groups: AMX tiles of 32, others of eight.
 # Source: ggml-cpu/amx/amx.cpp and ggml-cpu/repack.cpp.
@@ -151,11 +153,26 @@ def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -
     return count * (max(0, kernel - 1) * (inner + 2 * groups * state) + inner * state)
 
 
-def draft_layers(header: Header, architecture: str) -> int:
-    """Layers at the end that only draft (multi-token prediction, MTP).
+def drafts_for(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
+    """Width of the model that a file of draft heads belongs to; 0 for a model of its own.
 
-    A converter may leave their weights out; the model cannot draft then.
+    Source: llama.cpp, load_arch_hparams of eagle3; load_arch_tensors of qwen35, `mtp_only`.
     """
+    width = header.integer(f"{architecture}.embedding_length")
+    if architecture == "eagle3":
+        return header.integer("eagle3.target_hidden_size", width)
+    has_trunk = any(one.name == _FIRST_LAYER for one in found)
+    return width if loaded_draft_layers(header, architecture, found) and not has_trunk else 0
+
+
+def loaded_draft_layers(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
+    """Layers that draft and are there: converters may leave their weights out."""
+    is_there = any(one.name.endswith(_DRAFT_LAYER) for one in found)
+    return draft_layers(header, architecture) if is_there else 0
+
+
+def draft_layers(header: Header, architecture: str) -> int:
+    """Layers at the end that only draft (multi-token prediction, MTP)."""
     layers = header.integer(f"{architecture}.block_count")
     return min(layers, header.integer(f"{architecture}.nextn_predict_layers"))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Final
 
 from supervisor.engines.discover import Device
+from supervisor.engines.spec_types import MTP, draft_limits, spec_types
 from supervisor.gguf.ggml_types import block_bytes
 from supervisor.gguf.metadata import Gguf
 from supervisor.memory import kv_cache
@@ -169,14 +170,26 @@ def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:
 
 
 def _draft_bytes(memory_inputs: MemoryInputs, layout: ContextLayout) -> int:
-    """A draft model has a context of its own, of the same size."""
-    draft = memory_inputs.draft
+    """A draft model has a context of its own, of the same size; so have draft layers (MTP)."""
+    own, draft = draft_layout(layout, memory_inputs.chosen), memory_inputs.draft
     if draft is None:
-        return 0
-    own = draft_layout(layout, memory_inputs.chosen)
+        return _draft_layers_bytes(memory_inputs, own)
     buffers = compute_bytes(draft, own) + output_bytes(draft, own)
     weights = draft.tensor_bytes + _copies(draft, memory_inputs)
     return weights + _kv_bytes(draft, own) + buffers
+
+
+def _draft_layers_bytes(memory_inputs: MemoryInputs, own: ContextLayout) -> int:
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    if not gguf.draft_layers or MTP not in spec_types(chosen):
+        return 0
+    # A recurrent state is kept for each drafted token, to go back to.
+    drafted = max(int(chosen.get(key, default)) for key, default in draft_limits(chosen))
+    states = kv_cache.state_bytes(gguf) * own.cache.slots * drafted
+    count, heads = gguf.draft_layers, max(gguf.kv_heads, default=0)
+    layers = replace(gguf, kv_heads=(heads,) * count, sliding=(False,) * count)
+    buffers = compute_bytes(gguf, own) + output_bytes(gguf, own)
+    return kv_cache.cache_bytes(layers, own.cache) + states + buffers
 
 
 def _base_bytes(gguf: Gguf) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from operator import attrgetter
 from typing import Final
 
@@ -25,6 +26,7 @@ from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.task import SlotTask
 
 UNUSED: Final = "its engine used nothing of a restored conversation"
+_FAILED: Final = "its engine failed over a restored conversation"
 _ENDED: Final = "its engine ended when it used a restored conversation"
 # An engine that uses nothing computes all tokens; the shortest file has the fewest.
 _TIMEOUT_S: Final = 30.0
@@ -81,11 +83,16 @@ async def _try(
         if tokens and await restore_one(manifest, id_slot):
             found = await slots.cached_tokens(client, id_slot, (*tokens, tokens[-1]))
             await slots.erase(client, id_slot)
-            if isinstance(found, ErrorResponse):
-                return None
-            problem = "" if found else UNUSED
-            return RestoreOutcome(task.owner.model, len(tokens), found, problem)
+            return _outcome(task.owner.model, len(tokens), found)
     return None
+
+
+def _outcome(model: str, tokens: int, found: int | ErrorResponse) -> RestoreOutcome | None:
+    if not isinstance(found, ErrorResponse):
+        return RestoreOutcome(model, tokens, found, "" if found else UNUSED)
+    if found.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return None  # the request was wrong, or too long
+    return RestoreOutcome(model, tokens, 0, f"{_FAILED}: {found.message}")
 
 
 def _text(task: SlotTask, manifest: Manifest) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from proxy.upstream.slots import SlotState
-from supervisor.engines.spec_types import has_draft_cache, spec_types
+from supervisor.engines.spec_types import needs_draft_cache, spec_types
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import SlotFileHeader
@@ -158,8 +158,9 @@ def _reason_in_options(plan: Plan) -> str | None:
     chosen = plan.memory_inputs.chosen
     if chosen.get("embedding") or chosen.get("rerank"):
         return "it serves no conversations"
-    # With the cache of its draft model empty the engine responds with 500 (build 10434).
-    if "spec-draft-model" in chosen or any(map(has_draft_cache, spec_types(chosen))):
+    # With the cache of its draft model empty the engine responds with 500 to a conversation that it
+    # finds in cache-ram (build 10434).
+    if "spec-draft-model" in chosen or any(map(needs_draft_cache, spec_types(chosen))):
         return "the cache of its draft model is not saved"
     if plan.slots > 1 and not uses_prompt_similarity(plan) and chosen.get("cache-ram") == 0:
         return "with several slots and cache-ram = 0 a conversation does not get its slot again"

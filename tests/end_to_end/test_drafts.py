@@ -5,7 +5,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import tiny_eagle
 import tiny_gguf
+import tiny_hybrid
 from corral_cli import CorralCli, until
 
 # A model that drafts for itself, and one that looks words up with a batch that holds none of them.
@@ -23,8 +25,8 @@ batch-size = 32
 """
 
 
-def answer(url: str, model: str) -> Any:
-    body = {"model": model, "prompt": "a b c d", "max_tokens": 520, "temperature": 0}
+def answer(url: str, model: str, tokens: int = 520) -> Any:
+    body = {"model": model, "prompt": "a b c d", "max_tokens": tokens, "temperature": 0}
     request = urllib.request.Request(
         f"{url}/v1/completions",
         data=json.dumps(body).encode(),
@@ -50,3 +52,37 @@ def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
     assert itself["acceptance"] > 0.9
     assert words["drafted"] > 32
     assert "itself.0: accepts" in corral.ok("status")
+
+
+HEADS = """
+[models.own]
+path = "{own}"
+profile = "speculative"
+[models.eagle]
+path = "{eagle}/model.gguf"
+profile = "speculative"
+[models.mtp]
+path = "{mtp}/model.gguf"
+profile = "speculative"
+"""
+
+
+def test_draft_heads_of_a_model_are_found_and_draft(corral: CorralCli, tmp_path: Path) -> None:
+    for name in ("eagle", "mtp"):
+        (tmp_path / name).mkdir()
+    own = tiny_hybrid.make(tmp_path / "own.gguf", mode="cycle", drafts=True)
+    tiny_gguf.make(tmp_path / "eagle" / "model.gguf", mode="cycle", layers=4)
+    tiny_eagle.make(tmp_path / "eagle" / "head.gguf")
+    tiny_hybrid.make(tmp_path / "mtp" / "model.gguf", mode="cycle")
+    tiny_hybrid.make_drafts(tmp_path / "mtp" / "head.gguf")
+    corral.configure(HEADS.format(own=own, eagle=tmp_path / "eagle", mtp=tmp_path / "mtp"))
+    corral.ok("start")
+    accepted = {}
+    for name in ("own", "eagle", "mtp"):
+        timings = answer(corral.url, name, 64)
+        accepted[name] = timings["draft_n_accepted"] / timings["draft_n"]
+    assert accepted["own"] > 0.9
+    assert accepted["mtp"] > 0.9
+    assert accepted["eagle"] > 0.1  # of each draft the first token is right
+    assert "the model has layers that draft (MTP)" in corral.ok("plan", "own")
+    assert "draft heads of this model beside it" in corral.ok("plan", "eagle")

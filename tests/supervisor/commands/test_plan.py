@@ -40,7 +40,7 @@ def test_what_recurrent_layers_can_use_is_shown() -> None:
 
 
 def test_the_reason_why_they_are_not_saved_is_shown() -> None:
-    text = shown(planned(flags={"spec-type": "draft-mtp"}))
+    text = shown(planned(flags={"spec-type": "draft-eagle3"}))
     assert text == (
         "conversations are not saved across restarts: the cache of its draft model is not saved"
     )

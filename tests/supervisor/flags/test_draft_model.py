@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_eagle
 import tiny_gguf
+from samples import model
 
 from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.flags.draft_heads import draft_type, head_misfit, reason_against_mtp
 from supervisor.flags.draft_model import AUTO, Draft, choose
 from supervisor.gguf import metadata
 from supervisor.gguf.metadata import Gguf
@@ -117,3 +120,68 @@ def test_auto_skips_models_of_similar_size(chat: Gguf, models: Path, cache: Path
     found = choose(AUTO, chat, cache_dir=cache)
     assert found.gguf is None
     assert "no GGUF of its vocabulary" in found.reason
+
+
+# Draft heads
+
+HEADS = ("draft-mtp", "draft-eagle3")
+
+
+@pytest.fixture
+def alphabet(models: Path, cache: Path) -> Gguf:
+    path = tiny_gguf.make(models / "alphabet.gguf", mode="cycle", layers=4, ff=512)
+    return metadata.read(path, cache_dir=cache)
+
+
+def test_draft_heads_beside_the_model_are_taken_before_another_model(
+    alphabet: Gguf, models: Path, cache: Path
+) -> None:
+    tiny_gguf.make(models / "small.gguf", layers=1)
+    tiny_eagle.make(models / "eagle.gguf")
+    tiny_eagle.make(models / "wide.gguf", target=128)
+    for setting in (AUTO, None):
+        found = choose(setting, alphabet, cache_dir=cache, spec_types=HEADS, takes_heads=True)
+        assert found.gguf
+        assert (found.gguf.path.name, draft_type(found.gguf)) == ("eagle.gguf", "draft-eagle3")
+        assert found.reason == "draft heads of this model beside it"
+
+
+def test_draft_heads_are_left_where_nobody_asks_for_them_or_the_build_has_no_use(
+    alphabet: Gguf, models: Path, cache: Path
+) -> None:
+    tiny_eagle.make(models / "eagle.gguf")
+    (models / "broken.gguf").write_bytes(b"GGUF")
+    assert choose(None, alphabet, cache_dir=cache, spec_types=HEADS) == Draft()
+    assert choose(None, alphabet, cache_dir=cache, takes_heads=True) == Draft()
+    assert choose(AUTO, alphabet, cache_dir=cache).gguf is None
+
+
+def test_heads_of_another_model_are_rejected(alphabet: Gguf, models: Path, cache: Path) -> None:
+    wide = tiny_eagle.make(models / "wide.gguf", target=128)
+    with pytest.raises(SettingsInvalid, match="drafts for a model of width 128, not 64"):
+        choose(wide, alphabet, cache_dir=cache)
+
+
+def test_mtp_layers_alone_belong_to_one_architecture() -> None:
+    whole = model(architecture="qwen35", embedding_length=64)
+    head = replace(whole, drafts_for=64, draft_layers=1)
+    assert draft_type(head) == "draft-mtp"
+    assert head_misfit(head, whole) is None
+    assert head_misfit(head, replace(whole, architecture="qwen3next"))
+    assert draft_type(whole) == "draft-simple"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "types", "reason"),
+    [
+        ("qwen35", HEADS, None),
+        ("glm4moe", HEADS, "not known to draft with layers of glm4moe"),
+        ("qwen35", ("draft-simple",), "this build cannot draft"),
+    ],
+)
+def test_layers_of_the_models_own_draft_where_the_build_can(
+    architecture: str, types: tuple[str, ...], reason: str | None
+) -> None:
+    found = reason_against_mtp(model(architecture=architecture, draft_layers=1), types)
+    assert (reason or "") in (found or "")
+    assert bool(found) == bool(reason)

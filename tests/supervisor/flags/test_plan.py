@@ -314,6 +314,25 @@ def test_without_a_draft_ngrams_are_used() -> None:
     assert not [one for one in planned().lines if "spec" in one.flag]
 
 
+def test_layers_of_the_models_own_draft() -> None:
+    own = model(architecture="qwen35", draft_layers=1)
+    drafting = line(planned("speculative", of=own), "--spec-type")
+    assert (drafting.value, drafting.reason) == (
+        "draft-mtp",
+        "the model has layers that draft (MTP)",
+    )
+    without = line(planned("speculative", of=own, on=engine("b9109")), "--spec-type")
+    assert without.value == "ngram-mod"
+    assert without.reason.startswith("this build cannot draft with the model's own layers;")
+    assert not [one for one in planned(of=own).lines if "spec" in one.flag]
+
+
+def test_draft_heads_beside_the_model_draft() -> None:
+    heads = model(path=Path("/models/head.gguf"), architecture="eagle3", drafts_for=576)
+    for profile in ("speculative", "base"):
+        assert value(planned(profile, draft=heads), "--spec-type") == "draft-eagle3"
+
+
 @pytest.mark.parametrize(
     ("profile", "own", "batch"),
     [

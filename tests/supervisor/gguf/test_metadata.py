@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gguf as package
 import pytest
+import tiny_eagle
 import tiny_gguf
 import tiny_hybrid
 
@@ -221,6 +222,16 @@ def test_a_layer_that_drafts_has_no_cache_of_its_own(tmp_path: Path, cache: Path
     found = read(tiny_hybrid.make(tmp_path / "a.gguf", drafts=True), cache_dir=cache)
     assert (found.layers, found.kv_heads) == (3, (0, 2, 0))
     assert found.state_values == 3 * (32 + 2 * 2 * 16) + 32 * 16
+    assert (found.draft_layers, found.drafts_for) == (1, 0)
+    whole = read(tiny_hybrid.make(tmp_path / "b.gguf"), cache_dir=cache)
+    assert (whole.draft_layers, whole.drafts_for) == (0, 0)
+
+
+def test_a_file_of_draft_heads_names_the_width_of_its_model(tmp_path: Path, cache: Path) -> None:
+    eagle = read(tiny_eagle.make(tmp_path / "eagle.gguf", target=128), cache_dir=cache)
+    assert (eagle.draft_layers, eagle.drafts_for) == (0, 128)
+    mtp = read(tiny_hybrid.make_drafts(tmp_path / "mtp.gguf"), cache_dir=cache)
+    assert (mtp.draft_layers, mtp.drafts_for) == (1, 64)
 
 
 def test_the_type_tables_match_the_gguf_package() -> None:

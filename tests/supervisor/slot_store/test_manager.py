@@ -274,8 +274,9 @@ async def complete(harness: FleetHarness, prompt: list[int], **more: object) -> 
         return json.loads((await client.post("/completion", body)).body)
 
 
+@pytest.mark.parametrize("flags", [{}, {"spec-type": "draft-mtp"}], ids=["alone", "drafts"])
 async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_it(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
 ) -> None:
     """The weights are random: with another state the answer would be another."""
     ask, tried = slots.cached_tokens, list[int]()
@@ -285,13 +286,13 @@ async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_i
         return await ask(client, id_slot, prompt)
 
     monkeypatch.setattr(slots, "cached_tokens", count)
-    model = tiny_hybrid.make(tmp_path / "hybrid.gguf")
+    model = tiny_hybrid.make(tmp_path / "hybrid.gguf", drafts=True)
     prompt = [1, *(270 + number % 100 for number in range(400))]
-    harness = FleetHarness(runtime, model)
+    harness = FleetHarness(runtime, model, flags)
     async with harness.up():
         prompt += (await complete(harness, prompt))["tokens"]
     (kept,) = harness.store.saved("chat")
-    again = FleetHarness(runtime, model)
+    again = FleetHarness(runtime, model, flags)
     async with again.up():
         slot = (await begun(again)).id_slot
         restored = await complete(again, [*prompt, 300], id_slot=slot)
@@ -301,7 +302,7 @@ async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_i
     assert restored["timings"]["cache_n"] == kept.tokens == len(prompt) - 1
     assert restored["tokens"] == computed["tokens"]
     assert outcome == RestoreOutcome("chat", kept.tokens, kept.tokens)
-    later = FleetHarness(runtime, model)
+    later = FleetHarness(runtime, model, flags)
     async with later.up():
         await begun(later)
     assert tried == [kept.tokens + 1]

@@ -1,0 +1,67 @@
+"""Writes a tiny EAGLE-3 head, which drafts for a model of tiny_gguf that says the alphabet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import tiny_gguf
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_ARCHITECTURE: Final = "eagle3"
+_FF: Final = 16
+_HEADS: Final = 2
+
+
+def make(path: Path, *, target: int = 64) -> Path:
+    """Write a GGUF for models of width `target`, and return its path.
+
+    The first token of each draft is right, the others are not.
+    """
+    tokens, types = tiny_gguf.vocabulary(0)
+    writer = gguf.GGUFWriter(path, _ARCHITECTURE)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(target)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(_FF)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_HEADS)
+    writer.add_rope_dimension_count(target // _HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_array(f"{_ARCHITECTURE}.target_layers", [0, 1, 2])
+    writer.add_uint32(f"{_ARCHITECTURE}.target_hidden_size", target)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    tiny_gguf.add_tokenizer(writer, tokens, types, None)
+    for name, weights in _tensors(tokens, types, target).items():
+        writer.add_tensor(name, weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _tensors(tokens: list[str], types: list[int], target: int) -> dict[str, Array]:
+    random = np.random.default_rng(0)
+    _, output = tiny_gguf.ends("cycle", tokens, types, target, random)
+    letters = [tokens.index(one) for one in "abcdefghijklmnopqrstuvwxyz"]
+    # It reads the letter before the latest one, and says the second letter after it.
+    output[letters] = output[letters[-1:] + letters[:-1]]
+    fused = np.hstack([np.eye(target), np.zeros((target, 2 * target))]).astype(np.float16)
+    norm = np.ones(target, np.float32)
+    found: dict[str, Array] = {
+        "fc.weight": fused,
+        "output_norm.weight": norm,
+        "output.weight": output,
+    }
+    silent = {"attn_q": 2, "attn_k": 2, "attn_v": 2, "attn_output": 1}
+    block = {name: np.zeros((target, width * target)) for name, width in silent.items()}
+    block |= {name: np.zeros((_FF, target)) for name in ("ffn_gate", "ffn_up")}
+    block["ffn_down"] = np.zeros((target, _FF))
+    found |= {f"blk.0.{name}.weight": one.astype(np.float16) for name, one in block.items()}
+    norms = ("attn_norm", "attn_norm_2", "ffn_norm")
+    return found | {f"blk.0.{name}.weight": norm for name in norms}
