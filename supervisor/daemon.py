@@ -24,6 +24,7 @@ from supervisor.events import EventStream
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.host.paths import Directories
 from supervisor.process.orphans import kill_orphans
+from supervisor.service.environment import ServiceEnvironment
 from supervisor.settings.load import Loaded
 from supervisor.slot_store.config import clean_up
 
@@ -44,11 +45,13 @@ class Daemon:
         reread: Callable[[], Loaded],
         directories: Directories,
         events: EventStream,
+        environment: ServiceEnvironment,
     ) -> None:
         self._directories = directories
         self._events = events
+        self._notifier = environment.notifier
         FAILURES.report_to(events.emit)
-        self.parts = DaemonParts(loaded, reread, directories, events)
+        self.parts = DaemonParts(loaded, reread, directories, events, environment)
         self.service = DaemonService(self.parts, self._times, self.shutdown)
         self._started_at_s = self._stopping_at_s = self._now_s()
         self._shutdown_requests = 0
@@ -72,6 +75,7 @@ class Daemon:
                     self.parts.admission.command("start", models)
                 self._emit_started()
                 report()
+                self._notifier.started()
                 await self._shutdown.wait()
 
     def _clean_up(self) -> None:
@@ -96,6 +100,7 @@ class Daemon:
             jobs = group.create_task(persist("jobs", parts.server.serve))
             layers = group.create_task(persist("balance", parts.layer_mover.serve))
             workers = group.create_task(persist("workers", parts.workers.serve))
+            notifier = group.create_task(persist("service notifier", self._notifier.serve))
             yield
             jobs.cancel()
             layers.cancel()
@@ -103,7 +108,7 @@ class Daemon:
             reload.cancel()
             admission.cancel()
             await self._stop()
-            for task in (*serving, recorder, trials, workers):
+            for task in (*serving, recorder, trials, workers, notifier):
                 task.cancel()
 
     @asynccontextmanager
@@ -160,6 +165,7 @@ class Daemon:
         if self._shutdown_requests == 1:
             self._stopping_at_s = self._now_s()
             self._events.emit("daemon.stopping", reason=reason)
+            self._notifier.stopping()
             self._shutdown.set()
         elif self._drain_timeout and not self._drain_timeout.expired():
             left_s = _FORCED_DRAIN_S[min(self._shutdown_requests - 2, len(_FORCED_DRAIN_S) - 1)]

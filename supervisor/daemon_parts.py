@@ -41,6 +41,7 @@ from supervisor.reload.replace import Replacer
 from supervisor.reload.triggers import ReloadTriggers
 from supervisor.request_record.files import RecordFiles
 from supervisor.request_record.recorder import RequestRecorder
+from supervisor.service.environment import ServiceEnvironment
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import Settings
 from supervisor.shards.layer_shares import LayerShares
@@ -63,6 +64,7 @@ class DaemonParts:
         reread: Callable[[], Loaded],
         directories: Directories,
         events: EventStream,
+        environment: ServiceEnvironment,
     ) -> None:
         self.directories = directories
         self.events = events
@@ -85,7 +87,7 @@ class DaemonParts:
         self.adaptive = self._make_adaptive(replacer, memory_usage)
         self.layer_mover = self._make_layer_mover(replacer)
         self.reload = self._make_reload(loaded, reread, replacer)
-        self.triggers = ReloadTriggers(self.reload)
+        self.triggers = ReloadTriggers(self.reload, environment.notifier.reloading)
         self.workers = WorkerPool(
             self.known_workers, self._engine, directories, events.emit, self.fleet.worker_ended
         )
@@ -95,6 +97,7 @@ class DaemonParts:
         )
         self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
         events.add_sink(self.trials.observe)
+        events.add_sink(environment.notifier.observe)
         self.nodes = self._make_nodes()
         router_events.connect(self.fleet, self.admission, self.nodes)
         self.server = self._make_server()

@@ -81,9 +81,10 @@ def _preloaded(targets: Targets) -> list[str]:
 def _daemon(targets: Targets, listen: str | None, where: Directories, sink: Sink) -> Daemon:
     from supervisor.daemon import Daemon
     from supervisor.events import EventStream
+    from supervisor.service.environment import take_service_environment
 
     reader = settings_reader(targets, where, listen)
-    return Daemon(targets.loaded, reader, where, EventStream(sink))
+    return Daemon(targets.loaded, reader, where, EventStream(sink), take_service_environment())
 
 
 def _run(

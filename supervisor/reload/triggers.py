@@ -7,7 +7,8 @@ for the reload that runs; several of them are one.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
 from proxy.failures import FAILURES, persist
@@ -20,10 +21,17 @@ _CHECK_EVERY_S: Final = 2.0
 
 
 class ReloadTriggers:
-    """Runs reloads while it is served."""
+    """Runs reloads while it is served; `applying` is open while one is applied."""
 
-    def __init__(self, reload: Reload, *, check_every_s: float = _CHECK_EVERY_S) -> None:
+    def __init__(
+        self,
+        reload: Reload,
+        applying: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        check_every_s: float = _CHECK_EVERY_S,
+    ) -> None:
         self._reload = reload
+        self._applying = applying
         self._check_every_s = check_every_s
         self._file_version = self._current_version()
         self._is_scheduled = False
@@ -78,7 +86,8 @@ class ReloadTriggers:
         if not dry_run:
             self._file_version = self._current_version()
         try:
-            return await self._reload.run(dry_run=dry_run)
+            with nullcontext() if dry_run else self._applying():
+                return await self._reload.run(dry_run=dry_run)
         finally:
             self._woken.set()  # watch_settings may have changed
 

@@ -25,6 +25,7 @@ from supervisor.events import Event, EventStream
 from supervisor.host.paths import directories
 from supervisor.instance.health_monitor import HealthMonitor
 from supervisor.reload.triggers import ReloadTriggers
+from supervisor.service.environment import ServiceEnvironment
 from supervisor.settings.load import Loaded, load
 
 CONFIG = """
@@ -108,7 +109,7 @@ async def test_failures_end_nothing(
     def read() -> Loaded:
         return load(tmp_path / "corral.toml", config_dir=tmp_path)
 
-    daemon = Daemon(read(), read, directories(), EventStream(events.append))
+    daemon = Daemon(read(), read, directories(), EventStream(events.append), ServiceEnvironment())
     ready = asyncio.Event()
     hit = {name: asyncio.Event() for _, name in failing}
     for owner, name in failing:
