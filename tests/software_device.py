@@ -6,12 +6,14 @@ lists less, and `limit_buffers` has its allocations fail.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.engines.discover import Device, Engine
+from supervisor.engines.discover import Device
 
 # ggml lists a software device only where it is named; without F16 it compiles fewer shaders.
 # Source: ggml-vulkan.cpp, ggml_vk_instance_init.
@@ -23,6 +25,14 @@ HOW_TO_INSTALL: Final = "no software Vulkan device: apt-get install mesa-vulkan-
 def is_one(devices: Sequence[Device]) -> bool:
     """Whether it is the only device."""
     return len(devices) == 1 and any(name in devices[0].description.lower() for name in NAMES)
+
+
+def is_installed(engine: Path) -> bool:
+    """Whether a llama-server lists it."""
+    listed = subprocess.run(
+        [engine, "--list-devices"], env=os.environ | SHOW, capture_output=True, check=True
+    )
+    return any(name in listed.stdout.decode("utf-8", "replace").lower() for name in NAMES)
 
 
 def limit_buffers(limit_bytes: int) -> Mapping[str, str]:
@@ -47,14 +57,14 @@ class SmallDevice:
         self._free.write_text(str(mib), "utf-8")
 
 
-def write_engine(directory: Path, engine: Engine, total_mib: int) -> SmallDevice:
+def write_engine(directory: Path, engine: Path, total_mib: int) -> SmallDevice:
     """Write an engine that lists the device with so much memory; else it is the real one."""
     path, free, listings = (directory / name for name in ("llama-server", "free", "listings"))
     path.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *--list-devices*) echo >>{listings}; echo "Available devices:"\n'
         f'echo "  Vulkan0: llvmpipe ({total_mib} MiB, $(cat {free}) MiB free)"; exit ;; esac\n'
-        f'exec {engine.path} "$@"\n',
+        f'exec {engine} "$@"\n',
         "utf-8",
     )
     path.chmod(0o700)

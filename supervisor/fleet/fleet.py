@@ -28,6 +28,7 @@ from supervisor.instance.instance import Instance
 from supervisor.instance.interfaces import Traffic
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
+from supervisor.process.exit_cause import FailureCause
 from supervisor.slot_store.manager import SlotManager
 
 # A start is done when the instance serves or the cause of its failure is known: in BACKOFF it will
@@ -269,7 +270,7 @@ class Fleet:
             persister=replica.slots,
             calibrator=calibrator(replica, self.all_replicas, self._traffic, self._emit),
             prepare=lambda: self._prepare(replica),
-            reduce=lambda cause: self._start_memory.reduce(replica, cause),
+            reduce=lambda cause: self._reduce(replica, cause),
         )
 
     async def _prepare(self, replica: Replica) -> None:
@@ -277,6 +278,15 @@ class Fleet:
         await self._ask_workers(replica)
         while not await self._start_memory.is_there(replica):
             await self._ask_workers(replica)
+
+    def _reduce(self, replica: Replica, cause: FailureCause) -> bool:
+        """Plan less for a model whose start ran out of memory; not beside an instance of it."""
+        others = (
+            one for one in self.models[replica.place.model].all_replicas if one is not replica
+        )
+        if any(one.instance.snapshot().state is State.READY for one in others):
+            return False
+        return self._start_memory.reduce(replica, cause)
 
     async def _ask_workers(self, replica: Replica) -> None:
         """Ask the workers of a model before it starts; raises where it waits for one."""

@@ -20,7 +20,7 @@ from supervisor.process.exit_cause import FailureCause
 _PAUSE_S: Final = 0.25
 _HOST_MEMORY: Final = "host_memory"
 # Causes after which less is tried.
-_OUT_OF_MEMORY: Final = frozenset({"device_memory", _HOST_MEMORY, DeviceMemoryShort.code})
+OUT_OF_MEMORY: Final = frozenset({"device_memory", _HOST_MEMORY, DeviceMemoryShort.code})
 _HINT: Final = (
     "end what else uses the device, or lower ctx-size, parallel or gpu-layers "
     "(`corral plan` shows what each takes)"
@@ -74,7 +74,8 @@ class StartMemory:
     def reduce(self, replica: Replica, cause: FailureCause) -> bool:
         """Whether a replica whose start failed is to start again at once, with less."""
         planner, model = replica.planner, replica.place.model
-        if cause.code not in _OUT_OF_MEMORY or not planner.may_reduce(model):
+        is_meant = planner.may_reduce(model) and planner.trial_at(replica.place) is None
+        if cause.code not in OUT_OF_MEMORY or not is_meant:
             return False
         try:
             plan = planner.plan_at(replica.place, replica.free_bytes)
@@ -82,27 +83,21 @@ class StartMemory:
             return False
         if replica.attempted != plan.reduced:  # another replica has failed meanwhile
             return True
-        entry = planner.entry(model)
-        one = next_reduction(
-            plan.memory_inputs,
-            planner.reductions.kinds(entry),
-            plan.from_user,
-            lambda found: self._is_short(replica, found, cause),
-        )
+        return self._reduce(replica, plan, cause)
+
+    def _reduce(self, replica: Replica, plan: Plan, cause: FailureCause) -> bool:
+        reductions, entry = replica.planner.reductions, replica.planner.entry(plan.model)
+
+        def is_short(found: Estimate) -> bool:
+            return _is_short(replica, found, cause)
+
+        one = next_reduction(plan.memory_inputs, reductions.kinds(entry), plan.from_user, is_short)
         if one is None:
             return False
-        is_of_device = cause.code != _HOST_MEMORY
-        was_short = is_of_device and self._is_short(replica, plan.estimate, cause)
-        planner.reductions.add(entry, one, _reason(one, cause), was_short=was_short)
+        was_short = cause.code != _HOST_MEMORY and is_short(plan.estimate)
+        reductions.add(entry, one, _reason(one, cause), was_short=was_short)
         self._report(plan, one, cause)
         return True
-
-    def _is_short(self, replica: Replica, found: Estimate, cause: FailureCause) -> bool:
-        if cause.code != _HOST_MEMORY:
-            return shortage(found, replica.free_bytes) is not None
-        here = machine.read()
-        reserve_bytes = int(here.memory_bytes * RESERVE_SHARE)
-        return found.own_at_start_bytes > here.memory_available_bytes - reserve_bytes
 
     def _report(self, plan: Plan, one: Reduction, cause: FailureCause) -> None:
         for key, value in one.flags.items():
@@ -119,3 +114,12 @@ class StartMemory:
 def _reason(one: Reduction, cause: FailureCause) -> str:
     before = ", ".join(f"{key} = {value}" for key, value in one.before.items() if value is not None)
     return f"with {before or 'more'}, {cause.sentence}"
+
+
+def _is_short(replica: Replica, found: Estimate, cause: FailureCause) -> bool:
+    """Whether an instance is known not to find what it needs of the memory that was full."""
+    if cause.code != _HOST_MEMORY:
+        return shortage(found, replica.free_bytes) is not None
+    here = machine.read()
+    reserve_bytes = int(here.memory_bytes * RESERVE_SHARE)
+    return found.own_at_start_bytes > here.memory_available_bytes - reserve_bytes

@@ -233,6 +233,13 @@ FAILURE_PATTERNS: Final = (
     ),
     LogPattern(
         "device_memory",
+        r"failed to allocate RPC\d+\[",
+        "the memory of an RPC worker is full",
+        "lower ctx-size or parallel, quantise the cache (profile low-memory), or add a worker",
+        permanent=False,
+    ),
+    LogPattern(
+        "device_memory",
         r"(?:CUDA error|HIP error|hipError|cudaMalloc).*out of memory|cudaMalloc failed"
         r"|(?:ErrorOutOfDeviceMemory|out of device memory)"
         r"|failed to allocate (?:CUDA|ROCm|Vulkan|Metal|MTL|SYCL)\d* buffer"

@@ -19,6 +19,7 @@ from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.process_memory import own_bytes
+from supervisor.fleet.start_memory import OUT_OF_MEMORY
 from supervisor.host import machine
 from supervisor.host.machine import Machine
 from supervisor.instance.snapshot import InstanceSnapshot
@@ -27,8 +28,6 @@ from supervisor.process.exit_cause import FailureCause
 from supervisor.reload.strategy import ReplaceStrategy, fits, need_bytes, serves, strategy_for
 
 _BEGUN: Final = frozenset(State) - {State.STOPPED}
-# Causes that a successor meets only because its predecessor still holds memory.
-_SHORT_OF_MEMORY: Final = frozenset({"device_memory", "host_memory"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,8 @@ class Replacer:
         if not snapshot.wanted:  # the model was stopped meanwhile
             self._fleet.apply_settings(old, planner)
             return None
-        if snapshot.cause and snapshot.cause.code in _SHORT_OF_MEMORY:
+        if snapshot.cause and snapshot.cause.code in OUT_OF_MEMORY:
+            # Its predecessor still holds memory.
             return await self._restart_with(old, planner)
         return _failure(old, snapshot)
 

@@ -49,7 +49,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def device(corral: CorralCli, device_engine: Engine, tmp_path: Path) -> SmallDevice:
     """The device as one of 40 MiB."""
     corral.env |= software_device.SHOW | {"CORRAL_CACHE_DIR": str(tmp_path / "cache")}
-    return software_device.write_engine(tmp_path, device_engine, TOTAL_MIB)
+    return software_device.write_engine(tmp_path, device_engine.path, TOTAL_MIB)
 
 
 @pytest.fixture
@@ -90,6 +90,13 @@ def planned_mib(corral: CorralCli, model: str) -> float:
     return at_start / MIB
 
 
+def write_profile(corral: CorralCli) -> None:
+    """Write FLAGS as a profile, whose values are not those of the model's own table."""
+    profile = corral.root / "config" / "profiles" / "device.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(f'description = "for a device"\n[flags]\n{ON_DEVICE}', "utf-8")
+
+
 def listed_context(corral: CorralCli, model: str) -> int:
     """Return the context that clients are told."""
     with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as response:
@@ -119,6 +126,7 @@ def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
         device.set_free(TOTAL_MIB)
         assert asked.result(PATIENCE_S)[0] == 200
     assert corral.model_states() == {"a": "unloaded", "b": "loaded"}
+    assert "backoff" not in [one["after"] for one in corral.events("instance.state_changed")]
     assert logged_mib(corral, "b.0") == pytest.approx(planned_mib(corral, "b"), rel=0.1)
 
 
@@ -139,9 +147,7 @@ def test_after_the_device_is_full_at_a_load_less_is_tried_and_shown(
 ) -> None:
     # A buffer for half of the context is the largest that the device has room for.
     corral.env |= software_device.limit_buffers(10 * MIB)
-    profile = corral.root / "config" / "profiles" / "device.toml"
-    profile.parent.mkdir(parents=True)
-    profile.write_text(f'description = "for a device"\n[flags]\n{ON_DEVICE}', "utf-8")
+    write_profile(corral)
     configure(
         a='profile = "device"\n',
         b='profile = "device"\non_out_of_memory = "fail"\n',
@@ -205,3 +211,37 @@ def test_other_programs_count_when_a_model_is_unloaded_for_another(
         until(lambda: corral.model_states()["a"] == "unloaded")
         device.set_free(18)
         assert asked.result(PATIENCE_S)[0] == 200
+
+
+def test_a_successor_that_does_not_fit_beside_its_model_replaces_it_in_place(
+    configure: Callable[..., CorralCli], corral: CorralCli, device: SmallDevice
+) -> None:
+    write_profile(corral)
+    configure(a='profile = "device"\n')
+    corral.ok("start", "a")
+    device.set_free(10)
+    configure(a='profile = "device"\n[models.a.flags]\ncache-reuse = 0\n')
+    with ThreadPoolExecutor() as threads:
+        reloaded = threads.submit(corral, "reload")
+        until(lambda: not corral.engines())
+        device.set_free(TOTAL_MIB)
+        assert reloaded.result(PATIENCE_S).returncode == 0
+    assert corral.model_states() == {"a": "loaded"}
+    assert corral.events("model.reduced") == []
+
+
+@pytest.mark.usefixtures("device")
+def test_after_a_worker_is_full_at_a_load_less_is_tried(
+    corral: CorralCli, wide_model: Path
+) -> None:
+    corral.env |= software_device.limit_buffers(10 * MIB)
+    write_profile(corral)
+    corral.configure(
+        "[workers.here]\nlocal = true\n"
+        f'[models.a]\npath = "{wide_model}"\nprofile = "device"\nworkers = ["here"]\n'
+    )
+    corral.ok("start")
+    (given_up,) = corral.events("model.reduced")
+    assert (given_up["key"], given_up["after"]) == ("ctx-size", 4096)
+    assert given_up["reason"] == "the memory of an RPC worker is full"
+    assert ask(corral, "a")[0] == 200

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from faults.devices import DEVICES
 from faults.fault import Fault
 from faults.http import HTTP
 from faults.process import PROCESS
@@ -15,7 +16,14 @@ from faults.upstream import UPSTREAM
 
 EVERY: Final[tuple[Fault, ...]] = tuple(
     sorted(
-        [*PROCESS.entries, *RESOURCES.entries, *HTTP.entries, *UPSTREAM.entries, *SECURITY.entries],
+        [
+            *PROCESS.entries,
+            *RESOURCES.entries,
+            *DEVICES.entries,
+            *HTTP.entries,
+            *UPSTREAM.entries,
+            *SECURITY.entries,
+        ],
         key=lambda fault: fault.number,
     )
 )
