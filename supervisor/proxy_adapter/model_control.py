@@ -27,6 +27,7 @@ class ModelControlAdapter:
     def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
         self._fleet = fleet
         self._admission = admission
+        self._emit = events.emit
         self._listening: set[asyncio.Event] = set()
         events.add_sink(self._observe)
 
@@ -47,6 +48,7 @@ class ModelControlAdapter:
     def unload(self, model: str) -> None:
         """Begin to unload a model; raises UnknownModel."""
         self._command("unload", model)
+        self._emit("model.unloaded", model=model, reason="a client asked for it")
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:

@@ -30,8 +30,9 @@ def adapter(admission: Admission, events: EventStream) -> ModelControlAdapter:
 
 
 def test_models_are_loaded_and_unloaded_as_by_command() -> None:
-    admission = Admission()
-    control = adapter(admission, EventStream())
+    admission, emitted = Admission(), list[tuple[str, object]]()
+    events = EventStream(lambda event: emitted.append((event.name, event.fields["model"])))
+    control = adapter(admission, events)
     control.load("chat")
     control.unload("chat")
     control.unload("stopped")
@@ -40,6 +41,7 @@ def test_models_are_loaded_and_unloaded_as_by_command() -> None:
         ("unload", ["chat"]),
         ("unload", ["stopped"]),
     ]
+    assert emitted == [("model.unloaded", "chat"), ("model.unloaded", "stopped")]
     with pytest.raises(Unavailable, match="corral start stopped"):
         control.load("stopped")
     with pytest.raises(UnknownModel):
