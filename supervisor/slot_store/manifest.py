@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from supervisor.flags.plan import Plan
 from supervisor.host.files import is_regular
+from supervisor.memory.kv_cache import state_bytes
 
 FORMAT: Final = 3
 
@@ -50,16 +51,15 @@ class CacheKey:
     engine: str  # version and size in bytes
     # The options that change the contents of a cache; one that names a file has its size and date.
     options: tuple[str, ...]
-    is_recurrent: bool = False  # whether some layers keep a state instead of a KV cache
+    state_bytes: int = 0  # of the recurrent layers, for one sequence
 
     @property
     def slots(self) -> int | None:
         """The number of slots, where each has a cache of its own; else None.
 
-        With a sliding window or recurrent layers there are two kinds of caches, whose parts cannot
-        be told apart.
+        With a sliding window there are two kinds of caches, whose parts cannot be told apart.
         """
-        if self.is_recurrent or _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
+        if _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
             return None
         words = (one.split() for one in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
@@ -102,7 +102,7 @@ def cache_key(plan: Plan) -> CacheKey:
         model=plan.gguf.fingerprint,
         engine=f"{plan.engine.version}, {_size(plan.engine.path)} bytes",
         options=tuple(word for word in words if word.split()[0] not in _WITHOUT_EFFECT),
-        is_recurrent=plan.gguf.recurrent,
+        state_bytes=state_bytes(plan.gguf),
     )
 
 

@@ -22,8 +22,6 @@ from supervisor.slot_store.task import SlotTask, SlotTransfer
 _RESERVE_BYTES: Final = 256 * 1024**2
 # The size of a token in a file beside its keys and values, generously.
 _TOKEN_EXTRA_BYTES: Final = 64
-# Recurrent states are f32.
-_STATE_VALUE_BYTES: Final = 4
 # The fingerprint of a prompt of half a million bytes has some 90,000 characters.
 _FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
 
@@ -58,11 +56,8 @@ def _worth_saving(
 ) -> list[SlotState]:
     task.spool()  # the disk whose free space counts
     room_bytes = task.store.room_bytes() - _RESERVE_BYTES
-    gguf = task.plan.gguf
-    state_bytes = _STATE_VALUE_BYTES * gguf.state_values
-    return worth_saving(
-        found, saved_tasks, task.budget, _token_bytes(gguf), room_bytes, state_bytes
-    )
+    token_bytes, state_bytes = _token_bytes(task.plan.gguf), task.key.state_bytes
+    return worth_saving(found, saved_tasks, task.budget, token_bytes, room_bytes, state_bytes)
 
 
 def _token_bytes(gguf: Gguf) -> int:

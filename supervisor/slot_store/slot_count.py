@@ -2,16 +2,22 @@
 
 Where each slot has a cache of its own, the state of a slot file has a part for every cache:
 
-    u32 caches   u32 x before: 0   u32 cells   data of the cells   u32 x after: 0
+    u32 caches   u32 x before: 0   u32 cells   data of the cells   u32 x after: 0   recurrent state
 
 One part holds the sequence, the others have no cells. An engine refuses a file of another number of
 caches ("n_stream mismatch"), though the sequence would fit, so the empty parts are rewritten.
 
-Source: llama.cpp, llama_kv_cache::state_write and state_read; files of build 10434.
+The recurrent state, of models that have one, begins with u32 1, i32 position, u32 0, u32 0,
+u32 layers, and the type and row size of its first tensor. It is the same for any number of slots.
+
+Source: llama.cpp, llama_kv_cache::state_write and state_read, llama_memory_hybrid::state_write,
+llama_memory_recurrent::state_write; files of build 10434.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,10 +26,21 @@ from supervisor.slot_store.slot_file import InvalidSlotFile, state_offset
 
 _U32: Final = struct.Struct("<I")
 _COPY_BYTES: Final = 1024**2
+# One cell, its position, no sequence, not transposed, fewer than 65 536 layers, of a known type.
+_RECURRENT: Final = re.compile(rb"\x01\x00{3}.{4}\x00{8}..\x00\x00.\x00{3}", re.DOTALL)
+# 24 for each layer, of which there are at most 1024.
+_DESCRIPTION_MAX_BYTES: Final = 32 * 1024
 
 
-def rewrite(source: Path, target: Path, *, before: int, after: int) -> None:
+def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes: int = 0) -> None:
     """Write a slot file of an engine with `before` slots for one with `after`.
+
+    Args:
+        source: The file.
+        target: Where to write.
+        before: Slots of the engine that wrote it, at least 1.
+        after: Slots of the engine that will read it, at least 1.
+        state_bytes: Of its recurrent state, without what describes it; 0 without any.
 
     Raises:
         InvalidSlotFile: It has no such state.
@@ -33,10 +50,15 @@ def rewrite(source: Path, target: Path, *, before: int, after: int) -> None:
         target.chmod(0o600)
         head = read.read(state_offset(source))
         leading = _leading(read, before)
-        sequence_bytes = _sequence_bytes(read, before - 1 - leading)
+        begin = read.tell()
+        recurrent_at = _recurrent_at(read, state_bytes)
+        end = _end_of_sequence(read, recurrent_at, before - 1 - leading)
+        if end <= begin:
+            raise InvalidSlotFile("it holds more than one sequence")
         write.write(head + _U32.pack(after))
-        _copy(read, write, sequence_bytes)
+        _copy(read, write, begin, end)
         write.write(_U32.pack(0) * (after - 1))
+        _copy(read, write, recurrent_at, read.seek(0, os.SEEK_END))
 
 
 def _leading(read: BinaryIO, before: int) -> int:
@@ -50,17 +72,28 @@ def _leading(read: BinaryIO, before: int) -> int:
     raise InvalidSlotFile("it holds no sequence")
 
 
-def _sequence_bytes(read: BinaryIO, trailing: int) -> int:
-    """Return the bytes from here up to the empty parts at the end."""
-    begin = read.tell()
-    try:
-        end = read.seek(-_U32.size * trailing, 2)
-    except OSError as error:
-        raise InvalidSlotFile("it is too short") from error
-    if end <= begin or any(read.read()):
-        raise InvalidSlotFile("it holds more than one sequence")
+def _recurrent_at(read: BinaryIO, state_bytes: int) -> int:
+    """Return where the recurrent state begins; the end of the file without one."""
+    size_bytes = read.seek(0, os.SEEK_END)
+    if not state_bytes:
+        return size_bytes
+    searched_at = max(0, size_bytes - state_bytes - _DESCRIPTION_MAX_BYTES)
+    read.seek(searched_at)
+    found = _RECURRENT.search(read.read())
+    if found is None:
+        raise InvalidSlotFile("it holds no recurrent state")
+    return searched_at + found.start()
+
+
+def _end_of_sequence(read: BinaryIO, end: int, trailing: int) -> int:
+    """Return where the sequence ends: before the empty parts that end at `end`."""
+    begin = end - _U32.size * trailing
+    if begin < 0:
+        raise InvalidSlotFile("it is too short")
     read.seek(begin)
-    return end - begin
+    if any(read.read(end - begin)):
+        raise InvalidSlotFile("it holds more than one sequence")
+    return begin
 
 
 def _number(read: BinaryIO) -> int:
@@ -71,10 +104,10 @@ def _number(read: BinaryIO) -> int:
     return int(number)
 
 
-def _copy(read: BinaryIO, write: BinaryIO, count: int) -> None:
-    while count:
-        piece = read.read(min(count, _COPY_BYTES))
+def _copy(read: BinaryIO, write: BinaryIO, begin: int, end: int) -> None:
+    read.seek(begin)
+    while left := end - read.tell():
+        piece = read.read(min(left, _COPY_BYTES))
         if not piece:
             raise InvalidSlotFile("it became shorter while it was read")
         write.write(piece)
-        count -= len(piece)

@@ -118,7 +118,7 @@ class SlotStore:
             if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
                 raise InvalidSlotFile("its content was altered")
             link = spool / path.name
-            self._give(path, link, manifest.identity.slots, key.slots)
+            self._give(path, link, manifest.identity.slots, key)
         except OSError as error:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link
@@ -135,12 +135,13 @@ class SlotStore:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
 
     @staticmethod
-    def _give(path: Path, link: Path, before: int | None, after: int | None) -> None:
+    def _give(path: Path, link: Path, before: int | None, key: CacheKey) -> None:
+        after = key.slots
         if before is None or after is None or before == after:
             os.link(path, link)
         else:
             try:
-                rewrite(path, link, before=before, after=after)
+                rewrite(path, link, before=before, after=after, state_bytes=key.state_bytes)
             except (InvalidSlotFile, OSError):
                 link.unlink(missing_ok=True)
                 raise

@@ -115,6 +115,12 @@ class FleetHarness:
             answer = json.loads((await client.post("/v1/chat/completions", body)).body)
         return answer["choices"][0]["message"]["content"], answer["timings"]
 
+    async def complete(self, prompt: list[int], **more: object) -> Any:
+        """Return the engine's answer to a prompt of tokens, its tokens included."""
+        body = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True, **more}
+        async with self.client() as client:
+            return json.loads((await client.post("/completion", body)).body)
+
     async def saved_one(self) -> tuple[Messages, Manifest]:
         """Have one long conversation saved; return its next turn, and what is kept."""
         async with self.up():

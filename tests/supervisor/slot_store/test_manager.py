@@ -1,7 +1,6 @@
 """Saving and restoring slots on the real engine."""
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -268,12 +267,6 @@ async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it
     assert again.replica.slots.reason is None
 
 
-async def complete(harness: FleetHarness, prompt: list[int], **more: object) -> Any:
-    body = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True, **more}
-    async with harness.client() as client:
-        return json.loads((await client.post("/completion", body)).body)
-
-
 @pytest.mark.parametrize("flags", [{}, {"spec-type": "draft-mtp"}], ids=["alone", "drafts"])
 async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_it(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
@@ -290,13 +283,13 @@ async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_i
     prompt = [1, *(270 + number % 100 for number in range(400))]
     harness = FleetHarness(runtime, model, flags)
     async with harness.up():
-        prompt += (await complete(harness, prompt))["tokens"]
+        prompt += (await harness.complete(prompt))["tokens"]
     (kept,) = harness.store.saved("chat")
     again = FleetHarness(runtime, model, flags)
     async with again.up():
         slot = (await begun(again)).id_slot
-        restored = await complete(again, [*prompt, 300], id_slot=slot)
-        computed = await complete(again, [*prompt, 300], cache_prompt=False)
+        restored = await again.complete([*prompt, 300], id_slot=slot)
+        computed = await again.complete([*prompt, 300], cache_prompt=False)
         assert again.replica.plan
         outcome = again.planner.slot_persistence.outcome(again.replica.plan)
     assert restored["timings"]["cache_n"] == kept.tokens == len(prompt) - 1

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+import tiny_hybrid
 from fakes.fleet_harness import LONG, FleetHarness
 from fakes.slot_files import content
 
@@ -52,6 +53,23 @@ def test_another_state_is_refused(tmp_path: Path, text: bytes, problem: str) -> 
         rewrite(source, tmp_path / "b", before=4, after=8)
 
 
+RECURRENT = struct.pack("<IiIIIiQ", 1, 2, 0, 0, 12, 0, 16) + b"state of 16 byte"
+
+
+@pytest.mark.parametrize("after", [1, 16])
+def test_a_recurrent_state_stays_at_the_end(tmp_path: Path, after: int) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_bytes(state(4, leading=1, trailing=2) + RECURRENT)
+    rewrite(source, target, before=4, after=after, state_bytes=16)
+    assert target.read_bytes() == state(after, leading=0, trailing=after - 1) + RECURRENT
+
+
+def test_a_file_without_its_recurrent_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(state(4, leading=1, trailing=2))
+    with pytest.raises(InvalidSlotFile, match="no recurrent state"):
+        rewrite(tmp_path / "a", tmp_path / "b", before=4, after=8, state_bytes=16)
+
+
 OWN = ("--parallel 4", "--no-kv-unified", "--cache-type-k f16")
 
 
@@ -89,4 +107,24 @@ async def test_a_conversation_continues_from_its_cache_with_other_slots(
         found, timings = await second.ask(turn)
     assert timings["cache_n"] > 600
     assert found == expected
+    assert second.emitted("slots.quarantined") == []
+
+
+@pytest.mark.parametrize("after", [1, 8])
+async def test_a_recurrent_state_continues_with_other_slots(
+    runtime: Path, tmp_path: Path, after: int
+) -> None:
+    """The weights are random: with another state the answer would be another."""
+    model = tiny_hybrid.make(tmp_path / "hybrid.gguf")
+    prompt = [1, *(270 + number % 100 for number in range(400))]
+    first = FleetHarness(runtime, model, {"parallel": 4, "ctx-size": 8192})
+    async with first.up():
+        prompt += (await first.complete(prompt, id_slot=1))["tokens"]
+    second = FleetHarness(runtime, model, {"parallel": after, "ctx-size": 2048 * after})
+    async with second.up():
+        (held,) = (one for one in second.replica.slots.restored_slots(1) if one.tokens)
+        restored = await second.complete([*prompt, 300], id_slot=held.id_slot)
+        computed = await second.complete([*prompt, 300], cache_prompt=False)
+    assert restored["timings"]["cache_n"] == held.tokens
+    assert restored["tokens"] == computed["tokens"]
     assert second.emitted("slots.quarantined") == []
