@@ -254,8 +254,9 @@ class ResponseRelay:
         await self._client_response.finish(last)
 
     def _learn(self, completion: Completion) -> None:
-        if timings := completion.timings:
-            completion = replace(completion, timings=timings.with_chunks(self._lease.chunked))
+        if self._lease.chunked and completion.timings:
+            timings = completion.timings.with_chunks(self._lease.chunked)
+            completion = replace(completion, timings=timings)
         # Before the client has taken the end: a slow one must not keep the slot.
         self._client_response.record.timings = completion.timings
         self._router.finish(self._lease, completion)

@@ -123,9 +123,10 @@ def _is_assembled(request: ProxyRequest) -> bool:
 def _unequal(request: ProxyRequest) -> frozenset[str]:
     """Return the members that would make an assembled response differ, whatever their values."""
     found = _UNEQUAL.intersection(request.json)
-    has_tokens = request.kind is EndpointKind.LLAMA_COMPLETION
-    has_tokens = has_tokens and request.json.get("return_tokens") is True
-    return found - {"return_tokens"} if has_tokens else found
+    if found and request.kind is EndpointKind.LLAMA_COMPLETION:
+        has_tokens = request.json.get("return_tokens") is True
+        return found - {"return_tokens"} if has_tokens else found
+    return found
 
 
 def _tells_progress(request: ProxyRequest) -> bool:

@@ -21,6 +21,15 @@ class InFlightRequest:
     task's own cancellation: here, a client that left.
     """
 
+    __slots__ = (
+        "_cancel_soon",
+        "_cancelled_before",
+        "_is_cancelled",
+        "_requests",
+        "_task",
+        "cut_by",
+    )
+
     def __init__(self, in_flight: InFlight[Any]) -> None:
         self._requests = in_flight
         self.cut_by: ProxyError | None = None

@@ -8,12 +8,11 @@ those on instances that are not spare, if there are several.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from proxy.request import ProxyRequest
 from proxy.router.instances import Instance
-from proxy.router.queued_request import QueuedRequest
 
 _LEFT_S: Final = 30.0
 
@@ -31,18 +30,8 @@ class LastSlot:
         return max(0.0, self._ended_at_s + _LEFT_S - now_s)
 
 
-def with_free_slot(
-    entries: Iterable[QueuedRequest], instances: Sequence[Instance], left_s: float
-) -> Iterator[tuple[QueuedRequest, dict[str, float]]]:
-    """Yield the requests for which a slot is free; with the instances to leave, and how long."""
-    for queued in entries:
-        is_left = left_s > 0 and queued.priority == "batch"
-        left = _with_last_slot(instances, queued.request) if is_left else []
-        if any(one.has_free_slot for one in instances if one not in left):
-            yield queued, {one.upstream.name: left_s for one in left}
-
-
-def _with_last_slot(instances: Sequence[Instance], request: ProxyRequest) -> list[Instance]:
+def with_last_slot(instances: Sequence[Instance], request: ProxyRequest) -> list[Instance]:
+    """Return the instances that have the last slot, if a request would take it."""
     own = [one for one in instances if not one.is_spare]
     slots = sum(one.upstream.slots for one in own)
     is_last = sum(one.free for one in own) <= min(request.slots, slots - 1)

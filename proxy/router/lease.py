@@ -94,6 +94,36 @@ class Lease(InFlightRequest):
         exit_reason: Why it exited, where clients should be told.
     """
 
+    # More attributes than 30 would cost each lease a dictionary of its own.
+    __slots__ = (
+        "_exited",
+        "_first",
+        "began_at_s",
+        "beside",
+        "chunked",
+        "clock",
+        "conversation",
+        "conversation_number",
+        "crashed",
+        "ended_at_s",
+        "exit_reason",
+        "expected_cached",
+        "id_slot",
+        "instance",
+        "is_diverted",
+        "is_ending",
+        "is_overdue",
+        "is_paused",
+        "position",
+        "progress",
+        "queued_s",
+        "request",
+        "sequences",
+        "slot",
+        "upstream",
+        "verifies_restore",
+    )
+
     def __init__(
         self,
         request: ProxyRequest,
@@ -127,7 +157,7 @@ class Lease(InFlightRequest):
         self.is_overdue = False
         self.crashed: bool | None = None
         self.exit_reason = ""
-        self._exited = asyncio.Event()
+        self._exited: asyncio.Event | None = None  # few leases wait for it
         self._first = first
         # The completions of one prompt share its prefill.
         if request.prompt and first is None:
@@ -167,15 +197,18 @@ class Lease(InFlightRequest):
         """Note how the instance's process exited; only the first call counts."""
         if self.crashed is None:
             self.crashed, self.exit_reason = is_crash, reason
-            self._exited.set()
+            if self._exited:
+                self._exited.set()
 
     async def wait_crash(self, error: UpstreamFailed) -> bool:
         """Return whether a crash caused this error; waits for the process to exit."""
         if isinstance(error, _NO_CRASH) or not self.upstream.reports_exit:
             return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_WAIT_S):
-                await self._exited.wait()
+        if self.crashed is None:
+            self._exited = self._exited or asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_WAIT_S):
+                    await self._exited.wait()
         return bool(self.crashed)
 
     def stats(self) -> LeaseStats:

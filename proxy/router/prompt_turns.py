@@ -28,11 +28,11 @@ class PromptTurns:
     def waits(
         self, instances: Sequence[Instance], queued: QueuedRequest, hint: CacheHint, now_s: float
     ) -> dict[str, float]:
-        """Return the instances where another prompt comes first, and for how long at most."""
+        """Return those where another prompt comes first, and for how long at most."""
         prompt = queued.request.prompt
         found: dict[str, float] = {}
         for one in instances:
-            if prompt and one.upstream.prefer_pure_decode:
+            if prompt:
                 new_tokens = prompt.tokens - hint.cached_tokens[one.upstream.name]
                 waited_s = now_s - queued.joined_at_s
                 if wait_s := prefill_wait_s(one.work, new_tokens, waited_s, queued.timeout_s):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from proxy.prompt_cache.index import CacheHint, PrefixIndex
 from proxy.router.candidates import Candidates
 from proxy.router.instances import Instance, Instances
-from proxy.router.last_slot import LastSlot, with_free_slot
+from proxy.router.last_slot import LastSlot, with_last_slot
 from proxy.router.lease import Lease
 from proxy.router.lease_times import LeaseTimes
-from proxy.router.policy import Choice
 from proxy.router.prompt_turns import PromptTurns
 from proxy.router.queued_request import QueuedRequest
 from proxy.router.request_queue import RequestQueue
 from proxy.router.response_progress import Clock
+
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class SlotAssignment:
@@ -52,42 +55,63 @@ class SlotAssignment:
         """Lease a free slot to the first request that takes one; return that request."""
         instances, now_s = self._instances.answering(self._queue.model), self._clock()
         self.recheck_in_s = math.inf
-        if not any(instance.has_free_slot for instance in instances):
+        if not [one for one in instances if one.has_free_slot]:
             return None
-        names = [instance.upstream.name for instance in instances]
+        names = [one.upstream.name for one in instances]
         candidates: Candidates | None = None
-        # A batch request whose turn it is while interactive ones wait takes any slot.
-        left_s = 0.0 if self._queue.waiting("interactive") else self.last_slot.left_s(now_s)
-        for queued, left in with_free_slot(entries, instances, left_s):
+        for queued in entries:
+            left = self._left(queued, instances, now_s) if queued.priority == "batch" else _NONE
+            if left is None:
+                continue
             # At each decision: what the caches hold changes while a request waits.
             hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
-            held = left | self._waits(instances, queued, hint, now_s)
+            held = self._held(queued, instances, left, hint, now_s)
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
-                choice = Choice(None if held else names[0])  # most models have one instance
-            else:
-                candidates = candidates or self._candidates(instances)
-                waited_s = now_s - queued.joined_at_s
-                choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
+                if not held:  # most models have one instance
+                    self._lease(queued, instances[0], hint, now_s)
+                    return queued
+                self._recheck_after(None, held)
+                continue
+            candidates = candidates or self._candidates(instances)
+            waited_s = now_s - queued.joined_at_s
+            choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
             if choice.name is not None:
                 chosen = next(one for one in instances if one.upstream.name == choice.name)
                 self._lease(queued, chosen, hint, now_s).is_diverted = choice.is_diverted
-                if candidates:
-                    self._count_turn(chosen, candidates.weight(choice.name))
+                self._count_turn(chosen, candidates.weight(choice.name))
                 return queued
-            self._recheck_after(choice, held)
-        if left_s and self._queue.waiting("batch"):
-            self.recheck_in_s = min(self.recheck_in_s, left_s)
+            self._recheck_after(choice.moves_in_s, held)
         return None
 
-    def _waits(
-        self, instances: Sequence[Instance], queued: QueuedRequest, hint: CacheHint, now_s: float
-    ) -> dict[str, float]:
-        if self._queue.is_full(queued.priority):
-            return {}
-        return self.turns.waits(instances, queued, hint, now_s)
+    def _left(
+        self, queued: QueuedRequest, instances: Sequence[Instance], now_s: float
+    ) -> Mapping[str, float] | None:
+        """Return the instances that a batch request leaves, and for how long; None: all of them."""
+        # One whose turn it is while interactive requests wait takes any slot.
+        left_s = 0.0 if self._queue.waiting("interactive") else self.last_slot.left_s(now_s)
+        if left_s == 0:
+            return _NONE
+        self.recheck_in_s = min(self.recheck_in_s, left_s)
+        left = with_last_slot(instances, queued.request)
+        is_free = any(one.has_free_slot for one in instances if one not in left)
+        return {one.upstream.name: left_s for one in left} if is_free else None
 
-    def _recheck_after(self, choice: Choice, held: Mapping[str, float]) -> None:
-        moves_in_s = math.inf if choice.moves_in_s is None else choice.moves_in_s
+    def _held(
+        self,
+        queued: QueuedRequest,
+        instances: Sequence[Instance],
+        left: Mapping[str, float],
+        hint: CacheHint,
+        now_s: float,
+    ) -> Mapping[str, float]:
+        """Return the instances that a request leaves, or where another prompt comes first."""
+        pure = [one for one in instances if one.upstream.prefer_pure_decode]
+        if not pure or self._queue.is_full(queued.priority):
+            return left
+        return {**left, **self.turns.waits(pure, queued, hint, now_s)}
+
+    def _recheck_after(self, moves_in_s: float | None, held: Mapping[str, float]) -> None:
+        moves_in_s = math.inf if moves_in_s is None else moves_in_s
         self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
 
     def _candidates(self, instances: Sequence[Instance]) -> Candidates:
@@ -114,10 +138,11 @@ class SlotAssignment:
                 instance.upstream, prompt, queued.session, hint
             )
             lease.conversation, lease.conversation_number = conversation, conversation.number
-        lease.beside = tuple(
-            Lease(request, instance, self._clock, first=lease)
-            for _ in range(instance.needed(request) - 1)
-        )
+        if request.slots > 1:
+            lease.beside = tuple(
+                Lease(request, instance, self._clock, first=lease)
+                for _ in range(instance.needed(request) - 1)
+            )
         instance.leases += lease.slots
         lease.sequences = len(instance.leases)
         queued.lease = lease

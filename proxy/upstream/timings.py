@@ -54,10 +54,8 @@ class Timings:
             int(accepted),
         )
 
-    def with_chunks(self, chunked: Timings | None) -> Timings:
+    def with_chunks(self, chunked: Timings) -> Timings:
         """Count as computed what earlier requests computed and this one found in the cache."""
-        if chunked is None:
-            return self
         computed = min(chunked.prompt_tokens, self.cached_tokens)
         return replace(
             self,

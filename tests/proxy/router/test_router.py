@@ -67,6 +67,13 @@ async def test_leases_go_where_the_fewest_are_for_each_slot() -> None:
     assert Counter(names) == {"large": 3, "small": 1}
 
 
+async def test_a_lease_has_no_dictionary_of_its_own() -> None:
+    router = Router(BUSY)
+    router.admit(upstream("a"))
+    async with router.lease(ask("hello")) as lease:
+        assert not hasattr(lease, "__dict__")
+
+
 async def test_idle_instances_take_turns() -> None:
     router = Router(BUSY)
     for name in ("a", "b", "c"):
