@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fakes.fleet_harness import LONG, FleetHarness
 from fakes.proxy_harness import until
 from fakes.requests import ask
@@ -14,6 +15,7 @@ from proxy.router.listener import NoListener
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings
 from supervisor.fleet.fleet import Fleet
+from supervisor.slot_store import first_restore
 
 
 class Verifications(NoListener):
@@ -86,8 +88,9 @@ async def test_the_next_turn_names_the_slot_that_its_conversation_was_restored_t
 
 
 async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
-    tiny_model: Path, runtime: Path
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(first_restore, "_text", lambda *_: ())  # none can be tried before
     turn = await saved(FleetHarness(runtime, tiny_model))
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
