@@ -114,8 +114,8 @@ class Connection(web.RequestHandler):
         self._is_between = not self._messages
         if self._unused_bytes:
             self._start_timer()
-        if self._upgraded:
-            self.close()  # no other protocol is supported
+        if self._upgraded or resp.headers.get("Connection") == "close":
+            self.close()  # no other protocol is supported; a draining server has said so
         return finished
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -29,6 +29,8 @@ class Connections(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.is_closing = False  # whether each response is the last of its connection
+        self.requests = 0  # accepted since the start
         self._new: dict[T, None] = {}  # without an accepted request; oldest first
         self._idle: dict[T, None] = {}  # between two requests; idle longest first
         self._busy: set[T] = set()
@@ -48,11 +50,15 @@ class Connections(Generic[T]):
         self._new[one] = None
         return outgoing
 
+    def begin_closing(self) -> None:
+        self.is_closing = True
+
     def is_busy(self, one: T) -> bool:
         return one in self._busy
 
     def begin(self, one: T) -> None:
         """A request was accepted; ignored for a removed connection."""
+        self.requests += 1
         if one in self._new or one in self._idle:
             self.remove(one)
             self._busy.add(one)

@@ -73,6 +73,8 @@ class RequestMiddleware:
         headers = {"Server": SERVER, "X-Request-Id": record.request_id}
         if "Origin" in request.headers:
             headers.update(self._origins.cors_headers(request))
+        if self._connections.is_closing:
+            headers["Connection"] = "close"
         request[RESPONSE_HEADERS] = headers
         rejected_by: ProxyError | None = None
         try:

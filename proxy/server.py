@@ -1,12 +1,14 @@
-"""Listens on a TCP port: start, drain, close."""
+"""Listens on a TCP port, or on sockets that a service manager keeps: start, drain, close."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import gc
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -23,6 +25,8 @@ _BACKLOG_MAX: Final = 1024
 _IDLE_TIMEOUT_S: Final = 75.0
 _MAX_HEADER_LINE_BYTES: Final = 16 * 1024
 _MAX_HEADERS: Final = 128
+# A client that was connected before a drain has so long to send a request.
+_LAST_REQUEST_S: Final = 1.0
 # About twice as much is buffered of an unread body.
 _READ_BYTES: Final = 64 * 1024
 # TCP keep-alive probes begin after so much silence, then come every quarter of it.
@@ -41,16 +45,23 @@ def tune_gc() -> None:
 
 
 class Server:
-    """Serves an application built by `proxy.app.build_app`; `port` is set once started."""
+    """Serves an application built by `proxy.app.build_app`; `port` is set once started.
 
-    def __init__(self, app: App, settings: ProxySettings) -> None:
+    `sockets` listen already, and go on without this process: while it drains, new connections wait
+    in them for the next one, and requests on open connections are answered.
+    """
+
+    def __init__(
+        self, app: App, settings: ProxySettings, sockets: Sequence[socket.socket] = ()
+    ) -> None:
         self._settings = settings
+        self._sockets = sockets
         self.port = settings.port
         self._app = app
         self._server_state = app.server_state
         self._drain_timeout: asyncio.Timeout | None = None
         self._manager: web.Server | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._logger = _quiet_logger()
 
     @property
@@ -62,21 +73,30 @@ class Server:
     async def start(self) -> None:
         """Raises ListenFailed."""
         host, port = self._settings.host, self._settings.port
-        loop = asyncio.get_running_loop()
         # Without cancellation a handler continues after its client has disconnected.
         manager = web.Server(self._app.handle, handler_cancellation=True)
         try:
-            self._listener = await loop.create_server(
-                lambda: self._make_connection(manager), host, port, backlog=self._backlog
-            )
+            await self._listen(manager, host, port)
         except OSError as error:
             self._app.close()
             reason, hint = _explain(error)
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}", hint) from error
         self._manager = manager
-        for listening in self._listener.sockets:
-            _detect_dead_clients(listening, self._settings.client_write_timeout_s)
-        self.port = int(self._listener.sockets[0].getsockname()[1])
+        listening = [one for listener in self._listeners for one in listener.sockets]
+        for one in listening:
+            _detect_dead_clients(one, self._settings.client_write_timeout_s)
+        self.port = int(listening[0].getsockname()[1])
+
+    async def _listen(self, manager: web.Server, host: str, port: int) -> None:
+        listen = functools.partial(
+            asyncio.get_running_loop().create_server,
+            lambda: self._make_connection(manager),
+            backlog=self._backlog,
+        )
+        if self._sockets:
+            self._listeners = [await listen(sock=one) for one in self._sockets]
+        else:
+            self._listeners = [await listen(host, port)]
 
     async def serve(self) -> None:
         """Do what no client waits for, until cancelled: before `drain`."""
@@ -85,20 +105,35 @@ class Server:
     async def drain(self, timeout_s: float) -> None:
         """Stop listening, let in-flight requests finish for `timeout_s`, then abort them.
 
-        New requests on open connections get 503. A second call during the first can only shorten
-        the wait.
+        New requests on open connections get 503, unless the sockets go on without this process. A
+        second call during the first can only shorten the wait.
         """
-        self._server_state.is_draining = True
         self._stop_listening()
+        if self._sockets and self._drain_timeout is None:
+            self._app.connections.begin_closing()
+        else:
+            self._server_state.is_draining = True
         if self._drain_timeout is not None:
             self._shorten(timeout_s)
             await self._server_state.in_flight.wait_empty()
             return
         try:
             async with asyncio.timeout(timeout_s) as self._drain_timeout:
+                if self._sockets:
+                    await self._last_requests()
                 await self._server_state.in_flight.wait_empty()
         except TimeoutError:
             await self._cut()
+
+    async def _last_requests(self) -> None:
+        """Wait until every open connection had time for a request, which is its last."""
+        connections, in_flight = self._app.connections, self._server_state.in_flight
+        await asyncio.sleep(0)  # for those that were just accepted
+        before = -1
+        while len(connections) and (len(in_flight) or connections.requests != before):
+            before = connections.requests
+            await in_flight.wait_empty()
+            await asyncio.sleep(_LAST_REQUEST_S)
 
     async def close(self) -> None:
         """Abort in-flight requests and close every connection."""
@@ -139,8 +174,8 @@ class Server:
         )
 
     def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _shorten(self, timeout_s: float) -> None:
         timeout = self._drain_timeout

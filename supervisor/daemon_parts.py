@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 
 from proxy.app import build_app
 from proxy.jobs.jobs import JobStorage
@@ -100,7 +101,7 @@ class DaemonParts:
         events.add_sink(environment.notifier.observe)
         self.nodes = self._make_nodes()
         router_events.connect(self.fleet, self.admission, self.nodes)
-        self.server = self._make_server()
+        self.server = self._make_server(environment.sockets)
 
     @property
     def settings(self) -> Settings:
@@ -164,7 +165,7 @@ class DaemonParts:
             model_loader.created,
         )
 
-    def _make_server(self) -> Server:
+    def _make_server(self, sockets: Sequence[socket.socket]) -> Server:
         settings = self.settings
         warmer = PromptWarmerAdapter(self.fleet, self.router, self.events.emit)
         storage = JobStorage(self.directories.jobs, settings.jobs)
@@ -178,7 +179,7 @@ class DaemonParts:
             EngineReaderAdapter(self.fleet),
             ModelControlAdapter(self.fleet, self.admission, self.events),
         )
-        return Server(app, settings.proxy)
+        return Server(app, settings.proxy, sockets)
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = read_nodes(loaded.settings.nodes)

@@ -21,6 +21,7 @@ from supervisor.errors import CorralError
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.output import CommandResult
+from supervisor.service.environment import ServiceEnvironment, take_service_environment
 
 if TYPE_CHECKING:
     from supervisor.daemon import Daemon
@@ -39,12 +40,14 @@ def serve(
     where = directories()
     report = _Report(report_fd)
     try:
+        environment = take_service_environment()
+        listen = environment.listen or listen
         targets = choose(words, config, where, listen)
         named = targets.names if words else ()
         wanted = () if report.is_open else named or _preloaded(targets)
         with _log_sink(where, to_file=report.is_open) as sink:
             _run(
-                lambda: _daemon(targets, listen, where, sink),
+                lambda: _daemon(targets, listen, where, sink, environment),
                 wanted,
                 lambda: report.send({"models": named}),
             )
@@ -78,13 +81,18 @@ def _preloaded(targets: Targets) -> list[str]:
     return [name for name in targets.names if models[name].preload]
 
 
-def _daemon(targets: Targets, listen: str | None, where: Directories, sink: Sink) -> Daemon:
+def _daemon(
+    targets: Targets,
+    listen: str | None,
+    where: Directories,
+    sink: Sink,
+    environment: ServiceEnvironment,
+) -> Daemon:
     from supervisor.daemon import Daemon
     from supervisor.events import EventStream
-    from supervisor.service.environment import take_service_environment
 
     reader = settings_reader(targets, where, listen)
-    return Daemon(targets.loaded, reader, where, EventStream(sink), take_service_environment())
+    return Daemon(targets.loaded, reader, where, EventStream(sink), environment)
 
 
 def _run(

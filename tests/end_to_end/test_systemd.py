@@ -1,13 +1,18 @@
 """The daemon as a service of systemd, whose side of the protocols the test plays."""
 
+import http.client
+import json
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, begin_stream
+from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 from notify_peer import NotifyPeer, abstract_address
 
 
@@ -17,6 +22,34 @@ def systemd(corral: CorralCli) -> Iterator[NotifyPeer]:
     corral.env |= {"NOTIFY_SOCKET": peer.address, "WATCHDOG_USEC": "200000"}
     yield peer
     peer.close()
+
+
+@pytest.fixture
+def kept() -> Iterator[socket.socket]:
+    """A listening socket that systemd keeps over restarts."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as kept:
+        yield kept
+
+
+# Becomes the program of its arguments, with the descriptor that the first one names as number 3.
+AS_SYSTEMD = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def activated(corral: CorralCli, kept: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a daemon as systemd does when it has a socket for it."""
+    launch = [sys.executable, "-c", AS_SYSTEMD, str(kept.fileno())]
+    return subprocess.Popen(
+        [*launch, *corral.argv("serve")],
+        env=corral.env,
+        cwd=corral.root,
+        pass_fds=[kept.fileno()],
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def configure(corral: CorralCli, model: Path) -> None:
@@ -61,3 +94,65 @@ def test_a_reload_and_a_stop_are_reported(
     systemd.until_has("WATCHDOG")  # also while it drains
     assert stream.read().rstrip().endswith(b"data: [DONE]")
     assert daemon.wait(PATIENCE_S) == 0
+
+
+class Client(threading.Thread):
+    """Sends one request after another until it is stopped, and keeps every answer but a 200."""
+
+    def __init__(self, port: int, *, keep_alive: bool) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._keep_alive = keep_alive
+        self.is_stopped = False
+        self.answered = 0
+        self.failures: list[object] = []
+
+    def run(self) -> None:
+        connection = self._connect()
+        while not self.is_stopped:
+            if not self._keep_alive:
+                connection.close()
+                connection = self._connect()
+            try:
+                self._ask(connection)
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(error)
+                connection = self._connect()
+        connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+
+    def _ask(self, connection: http.client.HTTPConnection) -> None:
+        body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 2})
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", body, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        self.answered += 1
+        if answer.status != 200:
+            self.failures.append((answer.status, text))
+
+
+def test_no_request_is_refused_over_a_restart(
+    corral: CorralCli, kept: socket.socket, tiny_model: Path
+) -> None:
+    configure(corral, tiny_model)
+    port = kept.getsockname()[1]
+    clients = [Client(port, keep_alive=keep_alive) for keep_alive in (False, False, True, True)]
+    for client in clients:
+        client.start()  # connects before any daemon listens
+    first = activated(corral, kept)
+    until(lambda: all(client.answered > 2 for client in clients))
+    assert corral.url == f"http://127.0.0.1:{port}"
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE_S) == 0
+    before = [client.answered for client in clients]
+    second = activated(corral, kept)
+    until(lambda: all(now.answered > was + 2 for now, was in zip(clients, before, strict=True)))
+    for client in clients:
+        client.is_stopped = True
+        client.join()
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENCE_S) == 0
+    assert [failure for client in clients for failure in client.failures] == []

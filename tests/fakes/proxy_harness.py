@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -165,6 +166,7 @@ class ProxyHarness:
         self.reader = FakeReader()
         self.engine = FakeEngine()
         self.control = FakeControl()
+        self.sockets: Sequence[socket.socket] = ()
         self._directory = directory
         self._stack = stack
         self._tend()
@@ -196,7 +198,7 @@ class ProxyHarness:
             control=self.control,
         )
         self.floor = app.server_state
-        return Server(app, settings)
+        return Server(app, settings, self.sockets)
 
     async def fake(
         self, script: Script = say_ok, name: str = "chat.1", *, is_admitted: bool = True

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import errno
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +16,37 @@ from proxy.errors import ListenFailed
 from proxy.settings import ProxySettings
 
 EVENT = b"data: 1\n\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@dataclass
+class Connected:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def read(self) -> bytes:
+        """Read until the server closes the connection."""
+        async with asyncio.timeout(20):
+            return await self.reader.read()
+
+
+@contextlib.asynccontextmanager
+async def connected(address: tuple[str, int], request: bytes = b"") -> AsyncIterator[Connected]:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    try:
+        yield Connected(reader, writer)
+    finally:
+        writer.close()
+
+
+async def status(connection: Connected) -> int:
+    """Read one response without closing its connection."""
+    async with asyncio.timeout(20):
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0])
+        await connection.reader.readexactly(length)
+    return int(head.split()[1])
 
 
 async def begin(proxy: ProxyHarness, count: int = 1) -> asyncio.Event:
@@ -161,3 +195,61 @@ async def test_a_header_over_the_limit_is_refused(proxy: ProxyHarness) -> None:
 async def test_the_url_of_a_public_address_is_one_that_can_be_asked(proxy: ProxyHarness) -> None:
     await proxy.open(listen="0.0.0.0:0")
     assert proxy.server.url == f"http://127.0.0.1:{proxy.server.port}"
+
+
+@pytest.fixture
+def kept() -> Iterator[socket.socket]:
+    """A listening socket that outlives each server, as that of a service manager."""
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        yield kept
+
+
+async def test_a_connection_made_before_the_start_is_answered(
+    proxy: ProxyHarness, kept: socket.socket
+) -> None:
+    await proxy.fake()
+    address = kept.getsockname()
+    async with connected(address, HEALTH) as reader:
+        proxy.sockets = [kept.dup()]
+        await proxy.open()
+        assert (proxy.server.port, await status(reader)) == (address[1], 200)
+
+
+async def test_while_it_drains_new_connections_wait_and_open_ones_get_a_last_answer(
+    proxy: ProxyHarness, kept: socket.socket
+) -> None:
+    await proxy.fake()
+    proxy.sockets = [kept.dup()]
+    await proxy.open()
+    address = kept.getsockname()
+    async with (
+        connected(address) as fresh,
+        connected(address, HEALTH) as used,
+        asyncio.TaskGroup() as group,
+    ):
+        assert await status(used) == 200
+        draining = group.create_task(proxy.server.drain(60))
+        await asyncio.sleep(0)  # it has closed its socket
+        async with connected(address, HEALTH) as waiting:
+            for one in (fresh, used):
+                one.writer.write(HEALTH)
+                answer = await one.read()
+                assert b" 200 " in answer
+                assert b"Connection: close" in answer
+            await draining
+            await proxy.server.close()
+            proxy.sockets = [kept.dup()]
+            await proxy.open()
+            assert await status(waiting) == 200
+
+
+async def test_a_drain_waits_for_no_client_that_says_nothing(
+    proxy: ProxyHarness, kept: socket.socket
+) -> None:
+    proxy.sockets = [kept.dup()]
+    await proxy.open()
+    async with connected(kept.getsockname()) as silent:
+        async with asyncio.timeout(20):
+            await proxy.server.drain(60)
+            await proxy.server.close()
+        assert await silent.read() == b""
