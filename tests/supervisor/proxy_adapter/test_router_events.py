@@ -96,4 +96,4 @@ async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
     async with harness.up():
         await Proxy(harness).turn(*turn, lie=0)
         await until(lambda: bool(harness.emitted("slots.restore_unused")))
-    assert "did not use" in str(harness.replica.slots.reason)
+    assert "used nothing of a restored conversation" in str(harness.replica.slots.reason)
