@@ -27,6 +27,7 @@ from proxy.errors import (
 )
 from proxy.forward.array import PromptArray, array_of
 from proxy.forward.client_response import RequestWriter, ResponseWriter
+from proxy.forward.messages_writer import MessagesWriter, as_chat
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
@@ -73,8 +74,7 @@ class Forward:
         if array := array_of(request):
             await self._forward_parts(array, client_response)
             return
-        if request.kind is EndpointKind.RESPONSES:
-            client_response = ResponsesWriter(client_response, request, turn)
+        request, client_response = _translated(request, client_response, turn)
         plan = plan_request(request)
         if plan.is_passed_stream:
             client_response.keep_alive(request.kind)
@@ -173,6 +173,17 @@ class Forward:
             lease.progress.has_header = True
             relay = ResponseRelay(self._router, plan, lease, response, client_response)
             return await relay.run()
+
+
+def _translated(
+    request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
+) -> tuple[ProxyRequest, RequestWriter]:
+    """Return what the engine is asked, and what makes the client's response of its own."""
+    if request.kind is EndpointKind.RESPONSES:
+        return request, ResponsesWriter(client_response, request, turn)
+    if request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
+        return chat, MessagesWriter(client_response)
+    return request, client_response
 
 
 async def _readdressed(

@@ -95,7 +95,7 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
     """Return the body of an error as the client gets it."""
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
-        kept = {name: value for name, value in error.items() if name != "code"}
+        kept = {name: value for name, value in error.items() if name not in {"code", "param"}}
         named = {**kept, **_anthropic_message(error), "type": anthropic_type(status)}
         return orjson.dumps({"type": "error", "error": named})
     if kind in _OPENAI or path.endswith("/input_tokens"):

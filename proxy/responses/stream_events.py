@@ -11,7 +11,7 @@ events"; openai-python 3.54, `types/responses/response_stream_event.py`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final
 
 from proxy.responses.event import Event, failed, written
@@ -40,15 +40,21 @@ class StreamEvents:
         base: The members of the response that repeat its request, `model` among them.
         response_id: Its id, where the engine leaves out its beginning.
         now: Unix time.
+        on_complete: Gets the complete response, before the client can name it in a request.
 
     Attributes:
         is_over: Whether its last event was sent.
-        response: The complete response, once it is.
     """
 
-    def __init__(self, base: Mapping[str, Any], response_id: str, now: int) -> None:
+    def __init__(
+        self,
+        base: Mapping[str, Any],
+        response_id: str,
+        now: int,
+        on_complete: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> None:
         self.is_over = False
-        self.response: dict[str, Any] | None = None
+        self._on_complete = on_complete
         self._base = base
         self._id = response_id
         self._created_at = now
@@ -148,6 +154,7 @@ class StreamEvents:
         given = event["response"]
         ended_at = given.get("completed_at") or given.get("created_at")
         own = {"id": self._id, "created_at": self._created_at, "completed_at": ended_at}
-        self.response = response = completed(self._base, {**given, **own})
+        response = completed(self._base, {**given, **own})
+        self._on_complete(response)
         self.is_over = True
         return {**event, "type": f"response.{response['status']}", "response": response}

@@ -1,10 +1,12 @@
 """Anthropic's own client, unchanged, against the real engine through all of llama-corral."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
+import pydantic
 import pytest
 
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -156,3 +158,61 @@ def test_messages_that_are_missing_are_a_mistake(url: str) -> None:
         400,
         "invalid_request_error",
     )
+
+
+class City(pydantic.BaseModel):
+    name: str
+
+
+FORMAT: Any = {
+    "type": "json_schema",
+    "schema": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 9}},
+        "required": ["name"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_an_answer_has_the_format_that_is_asked_for(client: anthropic.Anthropic) -> None:
+    answer = client.messages.parse(
+        model="smollm2", max_tokens=40, messages=CAPITAL, output_format=City, extra_body=COLD
+    )
+    assert answer.parsed_output
+    assert answer.stop_reason == "end_turn"
+    plain = client.messages.create(model="smollm2", max_tokens=2, messages=CAPITAL, extra_body=COLD)
+    assert tokens(answer) == tokens(plain)
+
+
+def test_a_stream_has_the_format_that_is_asked_for(client: anthropic.Anthropic) -> None:
+    with client.messages.stream(
+        model="smollm2",
+        max_tokens=40,
+        system="Be short.",
+        messages=HABIT,
+        output_config={"format": FORMAT},
+        extra_body=COLD,
+    ) as stream:
+        text = "".join(stream.text_stream)
+        whole = stream.get_final_message()
+    assert json.loads(text).keys() == {"name"}
+    plain = client.messages.create(
+        model="smollm2", max_tokens=2, system="Be short.", messages=HABIT, extra_body=COLD
+    )
+    assert tokens(whole) == tokens(plain)
+
+
+def test_an_error_of_a_formatted_answer_is_anthropics(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d{4} tokens > 2048"):
+        client.messages.create(
+            model="smollm2",
+            max_tokens=2,
+            messages=[{"role": "user", "content": "word " * 3000}],
+            output_config={"format": FORMAT},
+        )
+
+
+def tokens(message: anthropic.types.Message) -> int:
+    """Return the length of the prompt: it must not depend on the format."""
+    return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)

@@ -1,0 +1,1 @@
+"""Anthropic's messages whose format the engine's endpoint ignores, by way of its chat endpoint."""
