@@ -38,6 +38,14 @@ def draft_type(draft: Gguf) -> str:
     return MTP if draft.drafts_for else SIMPLE
 
 
+def usable_type(draft: Gguf | None, model: Gguf, spec_types: Collection[str]) -> str | None:
+    """The type of the draft model, or of the model's own draft layers; None without any."""
+    if draft:
+        return draft_type(draft)
+    has_own = model.draft_layers and reason_against_mtp(model, spec_types) is None
+    return MTP if has_own else None
+
+
 def head_misfit(head: Gguf, model: Gguf) -> str | None:
     """Why a file of draft heads does not belong to a model, or None."""
     if draft_type(head) == MTP and head.architecture != model.architecture:

@@ -104,7 +104,8 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     own = {**entry.batching.settings(), **given}
     if draft.gguf:
         path = str(draft.gguf.path)
-        own["spec-draft-model"] = Setting(path, f"model {entry.name}", draft.reason)
+        origin = f"model {entry.name}" if entry.draft else CORRAL
+        own["spec-draft-model"] = Setting(path, origin, draft.reason)
     settings = {**ours, **named, **own}
     if "spec-draft-model" in settings:
         reason = "a draft model alone does not enable drafting"

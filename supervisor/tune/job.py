@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from supervisor.errors import ModelInvalid, StartFailed
+from supervisor.flags.draft_heads import offered_types, usable_type
 from supervisor.host import machine
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings
@@ -140,5 +141,7 @@ def _situation(plans: VariantPlans) -> Situation:
         ctx_slot=plan.ctx_size // plan.slots,
         layers=plan.gguf.layers,
         devices=tuple(one.name for one in plan.engine.devices),
-        has_draft=plan.memory_inputs.draft is not None,
+        draft_type=usable_type(
+            plan.memory_inputs.draft, plan.gguf, offered_types(plan.engine.flags)
+        ),
     )

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.errors import SettingsInvalid
+from supervisor.flags.draft_heads import SIMPLE
 from supervisor.flags.render import render
 from supervisor.tune.variant import Variant
 
@@ -52,7 +53,7 @@ class Situation:
     ctx_slot: int  # tokens; 0 if the engine decides
     layers: int
     devices: tuple[str, ...] = ()
-    has_draft: bool = False
+    draft_type: str | None = None  # `--spec-type` of its draft model or layers; None without any
 
 
 def candidates(goal: GoalName, here: Situation) -> tuple[Variant, ...]:
@@ -130,9 +131,10 @@ def _load(_goal: GoalName, _here: Situation) -> _Options:
 def _speculation(_goal: GoalName, here: Situation) -> _Options:
     if here.chosen.get("spec-type", "none") != "none":
         yield {"spec-type": "none"}
-    if here.has_draft:
-        for length in (3, 8, 16):
-            yield {"spec-type": "draft-simple", "spec-draft-n-max": length}
+    if here.draft_type:
+        # Draft heads predict few tokens well.
+        for length in (3, 8, 16) if here.draft_type == SIMPLE else (2, 4, 8):
+            yield {"spec-type": here.draft_type, "spec-draft-n-max": length}
     yield {"spec-type": "ngram-mod"}
     yield {
         "spec-type": "ngram-simple",

@@ -12,7 +12,7 @@ import tiny_gguf
 from samples import model
 
 from supervisor.errors import ModelInvalid, SettingsInvalid
-from supervisor.flags.draft_heads import draft_type, head_misfit, reason_against_mtp
+from supervisor.flags.draft_heads import draft_type, head_misfit, reason_against_mtp, usable_type
 from supervisor.flags.draft_model import AUTO, Draft, choose
 from supervisor.gguf import metadata
 from supervisor.gguf.metadata import Gguf
@@ -185,3 +185,11 @@ def test_layers_of_the_models_own_draft_where_the_build_can(
     found = reason_against_mtp(model(architecture=architecture, draft_layers=1), types)
     assert (reason or "") in (found or "")
     assert bool(found) == bool(reason)
+    own = model(architecture=architecture, draft_layers=1)
+    assert usable_type(None, own, types) == (None if reason else "draft-mtp")
+
+
+def test_a_draft_model_comes_before_layers_of_the_models_own() -> None:
+    own = model(architecture="qwen35", draft_layers=1)
+    assert usable_type(model(), own, HEADS) == "draft-simple"
+    assert usable_type(None, model(), HEADS) is None

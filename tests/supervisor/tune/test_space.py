@@ -81,8 +81,11 @@ def test_layers_and_devices_are_tried_where_there_are_some() -> None:
 
 def test_drafting_is_tried_with_a_draft_model_only() -> None:
     assert "draft-simple" not in values(candidates("latency", HERE), "spec-type")
-    found = candidates("latency", replace(HERE, has_draft=True))
+    found = candidates("latency", replace(HERE, draft_type="draft-simple"))
     assert values(found, "spec-draft-n-max") == [3, 8, 16]
+    heads = candidates("latency", replace(HERE, draft_type="draft-mtp"))
+    assert values(heads, "spec-draft-n-max") == [2, 4, 8]
+    assert "draft-mtp" in values(heads, "spec-type")
 
 
 def test_variants_of_one_axis_are_not_combined() -> None:
