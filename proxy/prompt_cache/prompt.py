@@ -1,9 +1,10 @@
 """A request's prompt in one canonical form, hashed so that equal prefixes are found. Pure.
 
 Whatever its API, a prompt is a sequence of parts: the tools, then each text, tool call, tool result
-and image (its hash) with its role. What clients change when they repeat a message is left out: ids
-of calls, the reasoning, white space around a text, cache marks, how JSON is written. A response is
-read by the same rules, so the next request of its conversation is recognised.
+and medium (its hash, as often as it has tokens) with its role. What clients change when they repeat
+a message is left out: ids of calls, the reasoning, white space around a text, cache marks, how JSON
+is written. A response is read by the same rules, so the next request of its conversation is
+recognised.
 
 Hashes are seeded with the model and its LoRA: others never share any. They are the same in every
 process: a saved conversation is recognised after a restart. Blocks are only hints, so a fast hash
@@ -35,7 +36,10 @@ Part = bytes
 
 _UNSEEN: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
+_MEDIA: Final = frozenset({"image_url", "input_image", "image", "input_audio", "input_video"})
 _DATA_HASH_BYTES: Final = 16
+# A picture has 256 tokens and more: Gemma 3 makes 256 of each, LLaVA 1.5 576.
+_MEDIUM_BYTES: Final = 1024
 _CALL_MAX_CHARACTERS: Final = 64 * 1024
 _LOW_BITS: Final = 0xFFFFFFFF
 _BLOCK_BYTES: Final = 64
@@ -258,9 +262,12 @@ def _text_or_data(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
     elif kind not in _UNSEEN:
         # An image, a sound, a file: all of it counts, but not where to mark the cache.
         kept = {name: value for name, value in item.items() if name != "cache_control"}
-        yield _part(
-            role, "data", hashlib.blake2b(_json(kept), digest_size=_DATA_HASH_BYTES).digest()
-        )
+        yield _data(role, _json(kept), is_medium=kind in _MEDIA)
+
+
+def _data(role: str, content: bytes, *, is_medium: bool) -> Part:
+    digest = hashlib.blake2b(content, digest_size=_DATA_HASH_BYTES).digest()
+    return _part(role, "data", digest * (_MEDIUM_BYTES // len(digest)) if is_medium else digest)
 
 
 def _text(role: str, text: str) -> Iterator[Part]:
@@ -296,7 +303,9 @@ def _one_text(prompt: object) -> Iterator[Part]:
     elif isinstance(prompt, dict):
         text = prompt.get("prompt_string")
         yield text.encode() if isinstance(text, str) else b""
-        yield _part("", "data", _json(prompt.get("multimodal_data")))
+        media = prompt.get("multimodal_data")
+        for medium in media if isinstance(media, list) else ():
+            yield _data("", _json(medium), is_medium=True)
 
 
 def _is_tokens(prompt: list[Any]) -> bool:

@@ -157,6 +157,17 @@ def test_models_loras_tools_and_template_settings_are_kept_apart() -> None:
     assert all(not set(plain.turn_hashes) & set(one.turn_hashes) for one in others)
 
 
+def test_an_image_counts_as_many_tokens() -> None:
+    def about(data: str) -> Prompt:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        return chat(user([{"type": "text", "text": SYSTEM}, image]), user("And this?"))
+
+    text = chat(user(SYSTEM), user("And this?"))
+    assert 250 < about("A").tokens - text.tokens < 300
+    assert shared(about("A"), about("A")) * BLOCK_TOKENS > 250
+    assert shared(about("A"), about("B")) == shared(text, about("B"))
+
+
 def test_an_image_counts_by_what_it_is() -> None:
     def picture(data: str, **more: object) -> Prompt:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}, **more}
