@@ -22,6 +22,7 @@ from supervisor.errors import (
     NotRunning,
     OutOfMemory,
     StartFailed,
+    WorkerUnreachable,
     from_json,
 )
 from supervisor.host.paths import Directories, directories
@@ -41,7 +42,10 @@ _POLL_S: Final = 0.05
 def start(
     words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
 ) -> CommandResult:
-    """Start models, in a new background daemon if none runs; it stops if no model gets ready."""
+    """Start models, in a new background daemon if none runs.
+
+    It stops if no model gets ready, or will when an RPC worker answers.
+    """
     where = directories()
     client = Client(where.control_socket)
     try:
@@ -78,7 +82,7 @@ def _start_first(
         raise
     except CorralError:
         instances = [one for model in client.status()["models"] for one in _instances(model)]
-        if not any(instance["state"] == "ready" for instance in instances):
+        if not any(one["state"] == "ready" or _waits_for_worker(one) for one in instances):
             stop_daemon(where)
         raise
 
@@ -129,6 +133,13 @@ def _ready(model: ModelStatus) -> list[str]:
     return [instance["name"] for instance in _instances(model)]
 
 
+def _waits_for_worker(instance: InstanceStatus) -> bool:
+    """Return whether it starts as soon as an RPC worker answers."""
+    error = instance["error"]
+    is_away = error is not None and error["code"] == WorkerUnreachable.code
+    return is_away and instance["state"] != "failed"
+
+
 def _failure(instance: InstanceStatus) -> CorralError:
     error = instance["error"]
     if error is None:
@@ -140,7 +151,10 @@ def _failure(instance: InstanceStatus) -> CorralError:
     message = f"{instance['name']} did not start: {error['message']}"
     if error["code"] in _SETTINGS_CODES:
         return from_json({**error, "message": message})
-    return StartFailed(message, hint=error["hint"], log=error["log"])
+    hint = error["hint"]
+    if _waits_for_worker(instance):
+        hint = f"{hint}; {instance['name']} starts when it answers, corral stop ends the wait"
+    return StartFailed(message, hint=hint, log=error["log"])
 
 
 def _spawn_daemon(

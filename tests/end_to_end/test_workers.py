@@ -179,9 +179,8 @@ def test_seed_000_a_model_whose_worker_does_not_answer_is_not_started_here_alone
     failed = corral("start")
     assert failed.returncode == 1
     assert f"worker a at {address} does not answer: connection refused" in failed.stderr
-    corral.serve(until_ready=False)
-    until(corral.is_running)
-    until(lambda: corral.instances()["m.0"]["error"])
+    assert "m.0 starts when it answers" in failed.stderr
+    assert corral.instances()["m.0"]["error"]
     with running_worker(corral, address.rpartition(":")[2]):
         until(lambda: corral.instances()["m.0"]["state"] == "ready")
         assert corral.instances()["m.0"]["error"] is None
