@@ -13,7 +13,7 @@ from typing import Final
 
 from supervisor.commands.batch_client import BatchClient, Object
 from supervisor.commands.batch_progress import wait
-from supervisor.errors import AccessDenied, CorralError, DaemonBusy, Interrupted
+from supervisor.errors import AccessDenied, CorralError, DaemonBusy, Interrupted, NotRunning
 from supervisor.host.files import open_regular
 from supervisor.output import CommandResult, ProgressMeter, colored, table, write
 
@@ -38,7 +38,7 @@ def run(path: Path, output: Path | None) -> CommandResult:
             batch = wait(client, batch, ProgressMeter())
         except KeyboardInterrupt as interrupt:
             raise _interrupted(client, batch["id"]) from interrupt
-        except DaemonBusy as error:
+        except (DaemonBusy, NotRunning) as error:
             again = f"corral start, then corral batch show {batch['id']}"
             hint = f"{batch['id']} goes on when the daemon runs again: {again}"
             raise DaemonBusy(error.message, hint=hint) from error

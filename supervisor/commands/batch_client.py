@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import httpx
 
+from proxy.errors import Draining
 from supervisor.control.client import Client
 from supervisor.errors import AccessDenied, CorralError, DaemonBusy
 from supervisor.host.files import open_regular
@@ -28,19 +29,19 @@ class BatchClient:
 
     def __init__(self) -> None:
         """Find the daemon. Raises NotRunning."""
-        url = Client(directories().control_socket).status()["url"]
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # No proxy of the environment: the daemon is on this machine.
-        self._http = httpx.Client(
-            base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False
-        )
+        self._http = _connected()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+
+    def reconnect(self) -> None:
+        """Find the daemon again, which may have another address. Raises NotRunning."""
+        found = _connected()
+        self._http.close()
+        self._http = found
 
     def upload(self, path: Path) -> Object:
         with open_regular(path) as file:
@@ -79,6 +80,14 @@ class BatchClient:
             return found
 
 
+def _connected() -> httpx.Client:
+    url = Client(directories().control_socket).status()["url"]
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    # No proxy of the environment: the daemon is on this machine.
+    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+
+
 @contextmanager
 def _answers() -> Iterator[None]:
     try:
@@ -92,9 +101,12 @@ def _answers() -> Iterator[None]:
 
 def _failure(response: httpx.Response) -> CorralError:
     try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"the daemon answered with status {response.status_code}"
+        error = response.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, code = f"the daemon answered with status {response.status_code}", None
+    if code == Draining.code:
+        return DaemonBusy(message)
     is_key = response.status_code == httpx.codes.UNAUTHORIZED
     return CorralError(message, hint=f"set {KEY_VARIABLE} to an API key" if is_key else None)
 

@@ -1,13 +1,16 @@
 """`corral batch run`: its progress, and Ctrl-C before the daemon has accepted the batch."""
 
+import io
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from supervisor.commands import batch
-from supervisor.commands.batch_progress import Pace
-from supervisor.errors import Interrupted
+from supervisor.commands import batch, batch_progress
+from supervisor.commands.batch_client import Object
+from supervisor.commands.batch_progress import Pace, wait
+from supervisor.errors import DaemonBusy, Interrupted, NotRunning
+from supervisor.output import ProgressMeter
 
 
 def test_the_rest_takes_as_long_as_what_was_done_since_the_first_look() -> None:
@@ -15,6 +18,51 @@ def test_the_rest_takes_as_long_as_what_was_done_since_the_first_look() -> None:
     assert pace.left_s(10, 50, 110.0) is None
     assert pace.left_s(30, 50, 110.0) == 10.0
     assert pace.left_s(50, 50, 120.0) == 0.0
+
+
+class RestartedClient:
+    """The daemon does not answer some requests, and the last one finds the batch complete."""
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.connects = 0
+
+    def get(self, _id: str) -> Object:
+        if self.left:
+            raise DaemonBusy("the daemon does not answer")
+        return {**RUNNING, "status": "completed"}
+
+    def reconnect(self) -> None:
+        self.left -= 1
+        self.connects += 1
+        if self.left:
+            raise NotRunning("it does not run yet")
+
+
+RUNNING: Object = {
+    "id": "batch_1",
+    "status": "in_progress",
+    "request_counts": {"completed": 1, "failed": 0, "total": 2},
+}
+
+
+def waited(client: RestartedClient) -> tuple[Object, str]:
+    shown = io.StringIO()
+    found = wait(client, RUNNING, ProgressMeter(shown))  # type: ignore[arg-type]
+    return found, shown.getvalue()
+
+
+def test_a_daemon_that_is_restarted_is_waited_for() -> None:
+    client = RestartedClient(3)
+    found, shown = waited(client)
+    assert (found["status"], client.connects) == ("completed", 3)
+    assert "batch_1 · 50 %" in shown
+
+
+def test_the_wait_for_a_daemon_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_progress, "_RESTART_MAX_S", 0.0)
+    with pytest.raises(DaemonBusy):
+        waited(RestartedClient(3))
 
 
 class InterruptedClient:
