@@ -23,14 +23,14 @@ the table in `endpoints`                  an instance of the model that the requ
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.auth.api_keys import ApiKeys
 from proxy.batch.batch_queue import BatchQueue
 from proxy.batch.completions import BatchCompletions
 from proxy.batch.requests import OwnRequests
-from proxy.batch.stats import metrics_of
+from proxy.batch.stats import BatchQueueStats, metrics_of
 from proxy.body.bodies import Bodies
 from proxy.connections import Connections, descriptors_max, limit_of
 from proxy.control_endpoint import ControlEndpoint
@@ -64,6 +64,7 @@ class App:
     serve: Callable[[], Awaitable[None]]  # what no client waits for; until cancelled
     server_state: ServerState
     connections: Connections[Hashable]
+    batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
 
 
 def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
@@ -114,7 +115,14 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     routes.add(batch_tokenize.PATH, post=tokenize)
     keys = ApiKeys(settings.api_keys_file, metrics.emit)
     middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections, keys)
-    app = App(middleware.handle, bodies.close, _serve_nothing, server_state, connections)
+    app = App(
+        middleware.handle,
+        bodies.close,
+        _serve_nothing,
+        server_state,
+        connections,
+        batch_queue.stats,
+    )
     if job_storage is None:
         return app
     jobs = Jobs(job_storage, requests, loader, keys, bodies, metrics.emit)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from proxy.app import build_app
+from proxy.app import App, build_app
 from proxy.jobs.jobs import JobStorage
 from proxy.metrics.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
@@ -101,7 +100,8 @@ class DaemonParts:
         events.add_sink(environment.notifier.observe)
         self.nodes = self._make_nodes()
         router_events.connect(self.fleet, self.admission, self.nodes)
-        self.server = self._make_server(environment.sockets)
+        self.app = self._make_app()
+        self.server = Server(self.app, self.settings.proxy, environment.sockets)
 
     @property
     def settings(self) -> Settings:
@@ -165,11 +165,11 @@ class DaemonParts:
             model_loader.created,
         )
 
-    def _make_server(self, sockets: Sequence[socket.socket]) -> Server:
+    def _make_app(self) -> App:
         settings = self.settings
         warmer = PromptWarmerAdapter(self.fleet, self.router, self.events.emit)
         storage = JobStorage(self.directories.jobs, settings.jobs)
-        app = build_app(
+        return build_app(
             self.router,
             self.nodes,
             settings.proxy,
@@ -179,7 +179,6 @@ class DaemonParts:
             EngineReaderAdapter(self.fleet),
             ModelControlAdapter(self.fleet, self.admission, self.events),
         )
-        return Server(app, settings.proxy, sockets)
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = read_nodes(loaded.settings.nodes)

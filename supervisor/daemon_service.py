@@ -20,6 +20,7 @@ from supervisor.control.messages import (
     TrialStatus,
 )
 from supervisor.control.status import (
+    batch_statuses,
     instance_status,
     model_status,
     node_status,
@@ -95,6 +96,7 @@ class DaemonService:
             "nodes": [node_status(stats) for stats in parts.nodes.stats()],
             "weights": weight_statuses(parts.router.instances()),
             "workers": worker_statuses(parts.settings, parts.known_workers, parts.workers),
+            "batches": batch_statuses(parts.app.batch_stats()),
         }
 
     def trials(self) -> list[TrialStatus]:

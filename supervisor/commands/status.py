@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from supervisor.control.client import Client
 from supervisor.control.messages import (
+    BatchQueueStatus,
     DaemonStatus,
     InstanceStatus,
     ModelStatus,
@@ -21,6 +22,7 @@ _HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS
 _NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
 _WEIGHTS_HEAD = ("REQUESTS TO", "WEIGHT", "REASON")
 _WORKERS_HEAD = ("WORKER", "STATE", "ADDRESS", "PID", "MEMORY", "MODELS", "RESTARTS")
+_BATCHES_HEAD = ("BATCHES OF", "REQUESTS", "BATCHES", "SINGLE", "MEAN SIZE", "MEAN WAIT")
 _STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": "yellow"}
 
 
@@ -55,6 +57,7 @@ def render(status: DaemonStatus) -> str:
         *_workers(status["workers"]),
         *_nodes(status["nodes"]),
         *_weights(status["weights"]),
+        *_batches(status["batches"]),
     ]
     return "\n".join(lines)
 
@@ -170,6 +173,19 @@ def _weights(weights: list[WeightStatus]) -> list[str]:
         if one["model"] in unequal
     ]
     return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
+
+
+def _batches(batches: list[BatchQueueStatus]) -> list[str]:
+    return ["", table(_BATCHES_HEAD, [*map(_batch_row, batches)])] if batches else []
+
+
+def _batch_row(one: BatchQueueStatus) -> tuple[str, ...]:
+    return (
+        one["model"],
+        *(str(one[name]) for name in ("total_queued", "total_batches", "total_single")),
+        f"{one['avg_batch_size']:.1f}",
+        f"{one['avg_wait_ms']:.0f} ms",
+    )
 
 
 def _state(model: ModelStatus, instance: InstanceStatus) -> str:

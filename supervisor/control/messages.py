@@ -211,6 +211,17 @@ class TrialStatus(TypedDict):
     notes: list[str]
 
 
+class BatchQueueStatus(TypedDict):
+    """How the batch requests of a model have gathered since the daemon's start."""
+
+    model: str
+    total_queued: int
+    total_batches: int
+    total_single: int
+    avg_batch_size: float
+    avg_wait_ms: float
+
+
 class DaemonStatus(TypedDict):
     pid: int
     version: str
@@ -222,6 +233,7 @@ class DaemonStatus(TypedDict):
     nodes: list[NodeStatus]
     weights: list[WeightStatus]
     workers: list[WorkerStatus]
+    batches: list[BatchQueueStatus]
 
 
 class ReloadReport(TypedDict):

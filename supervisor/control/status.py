@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+from proxy.batch.stats import BatchQueueStats
 from proxy.models import PrefillResult
 from proxy.nodes.nodes import NodeStats
 from proxy.router.instances import InstanceStats
 from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.control.messages import (
     AdaptedValue,
+    BatchQueueStatus,
     DraftStatus,
     ErrorFields,
     IdleStatus,
@@ -157,6 +159,15 @@ def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
         }
         for one in serving
         if counts[one.upstream.model] > 1
+    ]
+
+
+def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[BatchQueueStatus]:
+    """The models whose requests have gathered."""
+    return [
+        cast("BatchQueueStatus", {"model": model, **asdict(one)})
+        for model, one in sorted(stats.items())
+        if one.total_queued
     ]
 
 

@@ -41,6 +41,23 @@ def test_a_reload_turns_pure_decode_on(corral: CorralCli, tiny_model: Path) -> N
     assert {lines[flag]["origin"] for flag in ("--parallel", "--ctx-size")} == {"batching"}
 
 
+def test_the_status_shows_how_batch_requests_gathered(corral: CorralCli, tiny_model: Path) -> None:
+    """seed 003: BatchQueueStats in the status."""
+    corral.configure(SETTINGS.format(path=tiny_model))
+    corral.ok("start")
+    assert corral.status()["batches"] == []
+    request = urllib.request.Request(
+        f"{corral.url}/v1/completions",
+        b'{"model": "chat", "prompt": "a", "max_tokens": 1}',
+        {"Content-Type": "application/json", "X-Corral-Priority": "batch"},
+    )
+    urllib.request.urlopen(request, timeout=10).close()
+    (found,) = corral.status()["batches"]
+    assert (found["model"], found["total_queued"], found["total_single"]) == ("chat", 1, 1)
+    assert found["avg_wait_ms"] > 0
+    assert "BATCHES OF" in corral.ok("status")
+
+
 def test_an_option_that_is_set_twice_is_refused(corral: CorralCli, tiny_model: Path) -> None:
     both = SETTINGS.format(path=tiny_model) + "[models.chat.flags]\nctx-size = 4096\n"
     corral.configure(both)

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from supervisor.commands.status import render
 from supervisor.control.messages import (
+    BatchQueueStatus,
     DaemonStatus,
     DraftStatus,
     IdleStatus,
@@ -24,6 +25,7 @@ STATUS: DaemonStatus = {
     "models": [],
     "nodes": [],
     "weights": [],
+    "batches": [],
     "workers": [],
 }
 
@@ -169,3 +171,18 @@ def test_weights_are_shown_with_their_reasons_where_they_are_not_all_equal() -> 
     lines = [line.split() for line in text.splitlines()]
     assert ["chat.1", "1.00", "equal"] in lines
     assert ["nas/chat", "0.25", "set"] in lines
+
+
+def test_batches_are_shown_once_requests_have_gathered() -> None:
+    """seed 003: BatchQueueStats in the status."""
+    assert "BATCHES" not in render(STATUS)
+    chat: BatchQueueStatus = {
+        "model": "chat",
+        "total_queued": 12,
+        "total_batches": 2,
+        "total_single": 1,
+        "avg_batch_size": 5.5,
+        "avg_wait_ms": 31.4,
+    }
+    lines = [line.split() for line in render({**STATUS, "batches": [chat]}).splitlines()]
+    assert ["chat", "12", "2", "1", "5.5", "31", "ms"] in lines

@@ -77,6 +77,7 @@ class Service:
             "models": [],
             "nodes": [],
             "weights": [],
+            "batches": [],
             "workers": [],
         }
 
