@@ -353,16 +353,21 @@ def balance(
     apply: Annotated[
         bool, typer.Option("--apply", help="Move the layers as suggested; loads the model again.")
     ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Move them back to where they were before.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show how long each worker of a split model takes, and which layers should move.
 
     --apply keeps the new split in a file of the daemon's; a request waits for the model meanwhile.
     """
-    from supervisor.commands.balance import apply as move
-    from supervisor.commands.balance import show
+    from supervisor.commands import balance as command
 
-    _finish("balance", lambda: move(model) if apply else show(model), as_json=as_json)
+    if apply and undo:
+        raise typer.BadParameter("give --apply or --undo, not both")
+    call = command.apply if apply else command.undo if undo else command.show
+    _finish("balance", lambda: call(model), as_json=as_json)
 
 
 @app.command()

@@ -116,11 +116,12 @@ class DaemonService:
             for replica, run in self._parts.layer_mover.runs()
         ]
 
-    def balance(self, model: str) -> asyncio.Task[MovedLayers | CorralError]:
-        return self._fleet.spawn(self._balance(model))
+    def balance(self, model: str, *, undo: bool) -> asyncio.Task[MovedLayers | CorralError]:
+        return self._fleet.spawn(self._balance(model, undo=undo))
 
-    async def _balance(self, model: str) -> MovedLayers | CorralError:
-        moved = await self._parts.layer_mover.move(model)
+    async def _balance(self, model: str, *, undo: bool) -> MovedLayers | CorralError:
+        mover = self._parts.layer_mover
+        moved = await (mover.undo(model) if undo else mover.move(model))
         return moved if isinstance(moved, CorralError) else moved_layers(moved)
 
     def _memory_bytes(self, replica: Replica) -> int | None:

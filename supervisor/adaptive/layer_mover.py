@@ -31,11 +31,21 @@ _RETRY_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Layers to move, in the order of the workers; without an estimate, back to where they were."""
+
+    before: Assignments
+    after: Assignments
+    reason: str
+    estimated_speedup: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Moved:
     """What was moved, and the file that keeps it."""
 
     model: str
-    decision: Rebalance
+    move: Move
     path: Path
 
 
@@ -70,9 +80,30 @@ class LayerMover:
             decision = run.balancer.advice()
             if not isinstance(decision, Rebalance):
                 raise SettingsInvalid(f"{name}: no layer is to be moved: {decision.reason}")
-            return await self._move(replica, run, decision)
+            return await self._move(replica, run, _suggested(decision))
         except CorralError as error:
             return error
+
+    async def undo(self, name: str) -> Moved | CorralError:
+        """Give the workers of a model the layers that they had before; a second one moves again."""
+        try:
+            replica, run = self._find(name)
+            moved = await self._move(replica, run, self._back(name, run))
+        except CorralError as error:
+            return error
+        self._not_before_s[name] = self._clock() + _RETRY_S
+        return moved
+
+    def _back(self, name: str, run: ShardRun) -> Move:
+        now = {one.worker.name: one.layers for one in run.plans}
+        before = self._shares.before(name, now.keys(), sum(now.values()))
+        if before is None or before == now:
+            raise SettingsInvalid(
+                f"no layers of {name} were moved between these workers",
+                hint=f"corral balance {name} shows which should move",
+            )
+        after = tuple((worker, before[worker]) for worker in now)
+        return Move(tuple(now.items()), after, "the last move is undone")
 
     async def serve(self) -> None:
         """Move layers where that is enabled, until cancelled."""
@@ -90,16 +121,17 @@ class LayerMover:
         decision = run.balancer.evaluate()
         if not isinstance(decision, Rebalance):
             return
+        move = _suggested(decision)
         try:
-            await self._move(replica, run, decision)
+            await self._move(replica, run, move)
         except CorralError as error:
             self._not_before_s[name] = self._clock() + _RETRY_S
             self._emit(
                 "model.adapt_failed",
                 model=name,
                 key=SPLIT,
-                before=_text(decision.current_assignments),
-                after=_text(decision.suggested_assignments),
+                before=_text(move.before),
+                after=_text(move.after),
                 reason=error.message,
                 retry_in_s=_RETRY_S,
             )
@@ -113,16 +145,16 @@ class LayerMover:
             f"{name} is not loaded, or has no workers", hint=f"corral load {name} loads it"
         )
 
-    async def _move(self, replica: Replica, run: ShardRun, decision: Rebalance) -> Moved:
+    async def _move(self, replica: Replica, run: ShardRun, move: Move) -> Moved:
         async with self._replacer.lock:
             if replica.shards is not run:  # it was started again meanwhile
                 raise StartFailed(
                     f"{replica.name} was started again; its workers are measured anew"
                 )
-            return await self._replace(replica, decision)
+            return await self._replace(replica, move)
 
-    async def _replace(self, replica: Replica, decision: Rebalance) -> Moved:
-        name, layers = replica.place.model, dict(decision.suggested_assignments)
+    async def _replace(self, replica: Replica, move: Move) -> Moved:
+        name, layers = replica.place.model, dict(move.after)
         planner = self._fleet.planner.with_layers(name, layers)
         plan = await asyncio.to_thread(planner.plan_at, replica.place)
         _check_split(plan, layers)
@@ -131,18 +163,27 @@ class LayerMover:
             hint = failure.cause.hint if failure.cause else None
             log = str(failure.log_path) if failure.log_path else None
             raise StartFailed(f"no layer was moved: {failure}", hint=hint, log=log)
-        moved = Moved(name, decision, self._shares.write(name, layers))
+        moved = Moved(name, move, self._shares.write(name, layers, dict(move.before)))
         current = self._fleet.models[name].at(replica.place.number)
         self._fleet.apply_settings(current, self._fleet.planner)
         self._emit(
             "model.adapted",
             model=name,
             key=SPLIT,
-            before=_text(decision.current_assignments),
-            after=_text(decision.suggested_assignments),
-            reason=decision.reason,
+            before=_text(move.before),
+            after=_text(move.after),
+            reason=move.reason,
         )
         return moved
+
+
+def _suggested(decision: Rebalance) -> Move:
+    return Move(
+        decision.current_assignments,
+        decision.suggested_assignments,
+        decision.reason,
+        decision.estimated_speedup,
+    )
 
 
 def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:

@@ -26,14 +26,26 @@ def show(word: str | None) -> CommandResult:
 
 def apply(word: str | None) -> CommandResult:
     """Move the layers of a model as suggested; where nothing is suggested, change nothing."""
-    if word is None:
-        raise SettingsInvalid("name a model", hint="corral balance shows the models with workers")
-    client = Client(directories().control_socket)
-    (found,) = _found(client, word)
+    client, found = _one(word)
     if found["decision"] != "rebalance":
         return CommandResult(found, render(found), ("nothing was changed",))
     moved = last_message(client.balance(found["model"]))["moved"]
     return CommandResult(moved, _moved(moved))
+
+
+def undo(word: str | None) -> CommandResult:
+    """Give the workers of a model the layers that they had before the last move."""
+    client, found = _one(word)
+    moved = last_message(client.balance(found["model"], undo=True))["moved"]
+    return CommandResult(moved, _moved(moved))
+
+
+def _one(word: str | None) -> tuple[Client, BalanceStatus]:
+    if word is None:
+        raise SettingsInvalid("name a model", hint="corral balance shows the models with workers")
+    client = Client(directories().control_socket)
+    (found,) = _found(client, word)
+    return client, found
 
 
 def _found(client: Client, word: str | None) -> list[BalanceStatus]:
@@ -97,7 +109,6 @@ def _moved(moved: MovedLayers) -> str:
     changes = ", ".join(
         f"{name} {before} → {moved['after'][name]}" for name, before in moved["before"].items()
     )
-    return (
-        f"{moved['model']}: {changes} layers\n"
-        f"a stream should be about {moved['estimated_speedup']:.2f} × as fast"
-    )
+    gain = moved["estimated_speedup"]
+    effect = f"\na stream should be about {gain:.2f} × as fast" if gain else ""
+    return f"{moved['model']}: {changes} layers{effect}"

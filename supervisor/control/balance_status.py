@@ -28,13 +28,13 @@ def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> Ba
 
 
 def moved_layers(moved: Moved) -> MovedLayers:
-    decision = moved.decision
+    move = moved.move
     return {
         "model": moved.model,
-        "before": dict(decision.current_assignments),
-        "after": dict(decision.suggested_assignments),
-        "reason": decision.reason,
-        "estimated_speedup": decision.estimated_speedup,
+        "before": dict(move.before),
+        "after": dict(move.after),
+        "reason": move.reason,
+        "estimated_speedup": move.estimated_speedup,
         "file": str(moved.path),
     }
 

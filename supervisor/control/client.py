@@ -46,9 +46,9 @@ class Client:
         with _response(self._socket, "GET", "/v1/balance") as response:
             return cast("list[BalanceStatus]", json.load(response)["balances"])
 
-    def balance(self, model: str) -> Iterator[StreamMessage]:
-        """Move the layers of a model as suggested."""
-        return self._messages("POST", f"/v1/models/{quote(model)}/balance", {})
+    def balance(self, model: str, *, undo: bool = False) -> Iterator[StreamMessage]:
+        """Move the layers of a model as suggested, or back."""
+        return self._messages("POST", f"/v1/models/{quote(model)}/balance", {"undo": undo})
 
     def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
         """Start, stop, restart, load or unload models, or all."""

@@ -288,13 +288,16 @@ class BalanceStatus(TypedDict):
 
 
 class MovedLayers(TypedDict):
-    """Layers by worker, before and after they were moved; `file` keeps them."""
+    """Layers by worker, before and after they were moved; `file` keeps them.
+
+    `estimated_speedup`: None where they were moved back.
+    """
 
     model: str
     before: dict[str, int]
     after: dict[str, int]
     reason: str
-    estimated_speedup: float
+    estimated_speedup: float | None
     file: str
 
 

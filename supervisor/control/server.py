@@ -12,7 +12,7 @@
     POST /v1/reload     {"dry_run": bool}; until the settings are applied or rejected
     POST /v1/slots/save {"models": [names]}; until their idle slots are saved
     POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
-    POST /v1/models/NAME/balance   until its layers are moved as suggested
+    POST /v1/models/NAME/balance   {"undo": bool}; until its layers are moved as suggested, or back
     POST /v1/shutdown   drain and stop; until no engine runs
 
 All but status, trials and GET balance are streams of supervisor.control.messages.StreamMessage. A
@@ -67,8 +67,8 @@ class Service(Protocol):
 
     def balances(self) -> list[BalanceStatus]: ...
 
-    def balance(self, model: str) -> asyncio.Future[MovedLayers | CorralError]:
-        """Begin to move the layers of a model as suggested."""
+    def balance(self, model: str, *, undo: bool) -> asyncio.Future[MovedLayers | CorralError]:
+        """Begin to move the layers of a model as suggested, or back."""
 
     async def refresh(self) -> None:
         """Update the figures of `status` and `trials`, in a fraction of a second."""
@@ -152,7 +152,8 @@ class _Api:
         return _json({"balances": self._service.balances()})
 
     async def balance(self, request: web.Request) -> web.StreamResponse:
-        task = self._service.balance(request.match_info["model"])
+        undo = await _member(request, "undo", _is_bool, '{"undo": true or false}')
+        task = self._service.balance(request.match_info["model"], undo=undo)
         return await _send(request, _pauses(task), lambda: _last_message(task, _moved))
 
     async def events(self, request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,7 @@
 """How many layers of a split model each worker gets, as `corral balance --apply` left it.
 
-One file for each model. It is not used once the model has other workers or another number of
-layers.
+One file for each model, which also has what they were before. It is not used once the model has
+other workers or another number of layers.
 """
 
 from __future__ import annotations
@@ -25,23 +25,32 @@ class LayerShares:
 
     def layers(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
         """Return the layers by worker of a model that has this many; None if not usable."""
-        found = _counts(json_cache.get(self._root, model))
+        return self._usable("layers", model, workers, layers)
+
+    def before(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
+        """Return likewise those before they were moved last."""
+        return self._usable("before", model, workers, layers)
+
+    def _usable(
+        self, member: str, model: str, workers: Collection[str], layers: int
+    ) -> dict[str, int] | None:
+        found = _counts(json_cache.get(self._root, model), member)
         is_usable = found.keys() == set(workers) and sum(found.values()) == layers
         return found if is_usable else None
 
-    def write(self, model: str, layers: Mapping[str, int]) -> Path:
+    def write(self, model: str, layers: Mapping[str, int], before: Mapping[str, int]) -> Path:
         """Replace a model's file; raises AccessDenied."""
         path = make_private(self._root) / f"{model}.json"
         try:
-            write_atomic(path, json.dumps({"layers": dict(layers)}))
+            write_atomic(path, json.dumps({"layers": dict(layers), "before": dict(before)}))
         except OSError as error:
             raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
         return path
 
 
-def _counts(found: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return the layers by worker; empty where a file says something else."""
-    layers = found.get("layers") if found else None
+def _counts(found: Mapping[str, Any] | None, member: str) -> dict[str, int]:
+    """Return layers by worker; empty where a file says something else."""
+    layers = found.get(member) if found else None
     if not isinstance(layers, dict):
         return {}
     counts = {name: count for name, count in layers.items() if type(count) is int and count > 0}

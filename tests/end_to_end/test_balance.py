@@ -84,6 +84,10 @@ def test_layers_move_to_the_faster_worker(corral: CorralCli, engine: Engine, mod
         assert say(corral) == said
         again = corral("balance", "chat", "--apply")
         assert "nothing was changed" in again.stdout + again.stderr
+        undone = corral.data("balance", "chat", "--undo")
+        assert (undone["after"], undone["estimated_speedup"]) == ({"a": 3, "b": 3}, None)
+        assert layers(corral) == [3, 3]
+        assert "a 3 → 5, b 3 → 1 layers" in corral.ok("balance", "chat", "--undo")
         corral.ok("stop")
         corral.ok("start")
         assert layers(corral) == [5, 1]
@@ -108,6 +112,8 @@ def test_a_split_that_is_set_stays(corral: CorralCli, engine: Engine, model: Pat
         done = corral("balance", "chat", "--apply")
         assert done.returncode != 0
         assert "tensor-split" in done.stderr
+        undone = corral("balance", "chat", "--undo")
+        assert (undone.returncode, "no layers of chat were moved" in undone.stderr) == (78, True)
         assert layers(corral) == [3, 3]
 
 

@@ -6,9 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from supervisor.adaptive.layer_mover import LayerMover
-from supervisor.errors import OutOfMemory
+import pytest
+
+from supervisor.adaptive.layer_mover import LayerMover, Move
+from supervisor.errors import OutOfMemory, SettingsInvalid
 from supervisor.fleet.launch_id import ReplicaId
+from supervisor.fleet.model import Replica
+from supervisor.instance.states import State
 from supervisor.reload.replace import Replacer
 from supervisor.settings.balance import LoadBalanceConfig
 from supervisor.shards.layer_shares import LayerShares
@@ -38,7 +42,13 @@ class Harness:
             place=ReplicaId("chat", 0), name="chat.0", shards=self.run
         )
         planner = SimpleNamespace(with_layers=self._with_layers)
-        fleet = cast("Any", SimpleNamespace(planner=planner, replicas=lambda: ()))
+        self.replica.instance = SimpleNamespace(snapshot=lambda: SimpleNamespace(state=State.READY))
+        fleet = cast(
+            "Any",
+            SimpleNamespace(
+                planner=planner, replicas=lambda: [self.replica], select=lambda _names: ()
+            ),
+        )
         self.shares = LayerShares(tmp_path / "layers")
         self.mover = LayerMover(fleet, Replacer(fleet), self.shares, self._emit, lambda: self.now_s)
 
@@ -75,6 +85,33 @@ async def test_a_move_that_fails_is_reported_and_not_tried_again_for_an_hour(
     harness.now_s = 3600.0
     await harness.sample()
     assert len(harness.planned) == 2
+
+
+async def test_what_was_undone_is_not_moved_again_for_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """seed 000: automatic, beyond it"""
+    harness = Harness(tmp_path)
+    found = await harness.mover.undo("chat")
+    assert isinstance(found, SettingsInvalid)
+    assert "no layers of chat were moved" in found.message
+    harness.shares.write("chat", {"a": 8, "b": 8}, {"a": 10, "b": 6})
+    moves: list[Move] = []
+
+    async def note(_mover: LayerMover, _replica: Replica, move: Move) -> None:
+        moves.append(move)
+
+    monkeypatch.setattr(LayerMover, "_replace", note)
+    await harness.mover.undo("chat")
+    assert [(one.before, one.after) for one in moves] == [
+        ((("a", 8), ("b", 8)), (("a", 10), ("b", 6)))
+    ]
+    harness.now_s = 3599.0
+    await harness.sample()
+    assert len(moves) == 1
+    harness.now_s = 3600.0
+    await harness.sample()
+    assert len(moves) == 2
 
 
 async def test_measurements_of_an_earlier_run_move_nothing(tmp_path: Path) -> None:

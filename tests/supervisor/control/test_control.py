@@ -87,10 +87,10 @@ class Service:
     def balances(self) -> list[BalanceStatus]:
         return []
 
-    def balance(self, model: str) -> asyncio.Future[MovedLayers | CorralError]:
+    def balance(self, model: str, *, undo: bool) -> asyncio.Future[MovedLayers | CorralError]:
         if model == "even":
             return self._over("balance", [model], SettingsInvalid("no layer is to be moved"))
-        return self._over("balance", [model], MOVED)
+        return self._over("undo" if undo else "balance", [model], MOVED)
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -349,6 +349,7 @@ async def test_layers_are_moved_and_told(service: Service, path: Path) -> None:
     """seed 000"""
     assert await asyncio.to_thread(Client(path).balances) == []
     assert await lines(lambda: Client(path).balance("chat")) == [{"moved": MOVED}]
-    assert service.commands == [("balance", ["chat"])]
+    assert await lines(lambda: Client(path).balance("chat", undo=True)) == [{"moved": MOVED}]
+    assert service.commands == [("balance", ["chat"]), ("undo", ["chat"])]
     with pytest.raises(SettingsInvalid, match="no layer is to be moved"):
         await lines(lambda: Client(path).balance("even"))

@@ -13,14 +13,15 @@ from supervisor.shards.layer_shares import LayerShares
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     shares = LayerShares(tmp_path / "layers")
     assert shares.layers("chat", ["a", "b"], 30) is None
-    path = shares.write("chat", {"a": 24, "b": 6})
+    path = shares.write("chat", {"a": 24, "b": 6}, {"a": 15, "b": 15})
     assert path.stat().st_mode & 0o777 == 0o600
     assert shares.layers("chat", ["b", "a"], 30) == {"a": 24, "b": 6}
+    assert shares.before("chat", ["b", "a"], 30) == {"a": 15, "b": 15}
 
 
 def test_shares_of_other_workers_or_another_file_are_not_used(tmp_path: Path) -> None:
     shares = LayerShares(tmp_path / "layers")
-    shares.write("chat", {"a": 24, "b": 6})
+    shares.write("chat", {"a": 24, "b": 6}, {"a": 15, "b": 15})
     assert shares.layers("chat", ["a", "c"], 30) is None
     assert shares.layers("chat", ["a"], 30) is None
     assert shares.layers("chat", ["a", "b"], 31) is None
@@ -41,11 +42,11 @@ def test_shares_of_other_workers_or_another_file_are_not_used(tmp_path: Path) ->
 )
 def test_a_file_that_says_something_else_counts_as_missing(tmp_path: Path, text: str) -> None:
     shares = LayerShares(tmp_path / "layers")
-    shares.write("chat", {"a": 24, "b": 6}).write_text(text)
+    shares.write("chat", {"a": 24, "b": 6}, {"a": 15, "b": 15}).write_text(text)
     assert shares.layers("chat", ["a", "b"], 30) is None
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "layers").write_text("a file")
     with pytest.raises(AccessDenied, match="layers"):
-        LayerShares(tmp_path / "layers").write("chat", {"a": 1})
+        LayerShares(tmp_path / "layers").write("chat", {"a": 1}, {})
