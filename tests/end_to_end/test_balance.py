@@ -85,9 +85,9 @@ def test_layers_move_to_the_faster_worker(corral: CorralCli, engine: Engine, mod
         again = corral("balance", "chat", "--apply")
         assert "nothing was changed" in again.stdout + again.stderr
         undone = corral.data("balance", "chat", "--undo")
-        assert (undone["after"], undone["estimated_speedup"]) == ({"a": 3, "b": 3}, None)
-        assert layers(corral) == [3, 3]
-        assert "a 3 → 5, b 3 → 1 layers" in corral.ok("balance", "chat", "--undo")
+        assert (undone["after"], undone["estimated_speedup"]) == (moved["before"], None)
+        assert layers(corral) == [a["layer_count"], b["layer_count"]]
+        assert "→ 5, b" in corral.ok("balance", "chat", "--undo")
         corral.ok("stop")
         corral.ok("start")
         assert layers(corral) == [5, 1]
