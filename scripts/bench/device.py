@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import software_device
 import tiny_gguf
 from corral_cli import CorralCli
 
-from scripts.bench import large_model
+from scripts.bench import device_plans, large_model
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session
 from scripts.bench.rates import answer
@@ -51,9 +52,6 @@ VARIANTS: Final[Mapping[str, Flags]] = {
     "ubatch 128": {"ubatch-size": 128},
     "ubatch 2048": {"ubatch-size": 2048},
 }
-# Make ggml list a software device, and compile fewer shaders. Source: ggml-vulkan.cpp.
-SHOW_SOFTWARE: Final = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1"}
-SOFTWARE_NAMES: Final = ("llvmpipe", "lavapipe", "swiftshader")
 TOKENS, PROMPT_WORDS = 128, 3000
 # The same options at a size for a device that is a program.
 SMALL: Final[Flags] = {"ctx-size": 512, "batch-size": 32, "ubatch-size": 32}
@@ -87,9 +85,9 @@ def main() -> int:
 
 def _found(directory: Path, repeats: int) -> Result:
     device = _device(directory / "cache")
-    if device and not is_software(device):
+    if device and not software_device.is_one([device]):
         return measure(device, large_model.make(directory / "large.gguf"), repeats)
-    os.environ.update(SHOW_SOFTWARE)
+    os.environ.update(software_device.SHOW)
     device = device or _device(directory / "software")
     nothing = {"GPU": "this machine has none; no GPU figure exists"}
     if device is None:
@@ -101,10 +99,6 @@ def _found(directory: Path, repeats: int) -> Result:
 def _device(cache: Path) -> Device | None:
     engine: Engine = load(None, cache_dir=cache)  # a cache of its own: devices depend on drivers
     return engine.devices[0] if engine.devices else None
-
-
-def is_software(device: Device) -> bool:
-    return any(name in device.description.lower() for name in SOFTWARE_NAMES)
 
 
 @contextmanager
@@ -179,8 +173,10 @@ def check(device: Device, directory: Path, not_measured: Mapping[str, str]) -> R
         goals[f"{name}: the answer is right"] = is_alphabet(text)
         device_mib[name] = sum(_device_bytes(memory)) / 2**20
     goals["each option puts memory on the device"] = all(device_mib.values())
+    planned = device_plans.check(directory)
+    goals |= planned.goals
     return Result(
-        [one_round("planned memory of the device", "MiB", device_mib)],
+        [one_round("planned memory of the device", "MiB", device_mib), *planned.figures],
         goals,
         not_measured,
         [f"Correctness only, on {device.description}: no speed is given."],

@@ -5,7 +5,6 @@ The engine computes there and logs what it allocates; only the size of the devic
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.request
 from collections.abc import Callable
@@ -13,36 +12,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import software_device
-import tiny_gguf
-from buffers import logged_bytes
 from corral_cli import PATIENCE_S, CorralCli, until
+from device_daemon import (
+    MIB,
+    ON_DEVICE,
+    TOTAL_MIB,
+    ask,
+    logged_mib,
+    make_model,
+    planned_mib,
+    settings,
+    write_profile,
+)
 from software_device import SmallDevice
 
 from supervisor.engines.discover import Engine
 
-MIB = 1024**2
-TOTAL_MIB = 40
-# Weights of 8 MiB and a cache of 16 MiB: of two such models one fits.
-FLAGS = """
-ctx-size = 8192
-parallel = 1
-batch-size = 32
-ubatch-size = 32
-cache-type-k = "f16"
-cache-type-v = "f16"
-spec-type = "none"
-warmup = false
-"""
-ON_DEVICE = f'{FLAGS}gpu-layers = "all"\n'
-
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "wide.gguf"
-    return tiny_gguf.make(path, embd=256, heads=8, kv_heads=4, layers=4, ff=1024, ctx=8192)
+    return make_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -55,53 +46,17 @@ def device(corral: CorralCli, device_engine: Engine, tmp_path: Path) -> SmallDev
 @pytest.fixture
 def configure(corral: CorralCli, device: SmallDevice, wide_model: Path) -> Callable[..., CorralCli]:
     def write(supervisor: str = "", **models: str) -> CorralCli:
-        head = f'engine = "{device.engine}"\n[supervisor]\npersist_slots = false\n{supervisor}\n'
-        tables = [
-            f'[models.{name}]\npath = "{wide_model}"\npreload = false\nmin_residency_s = 0\n{rest}'
-            for name, rest in models.items()
-        ]
-        corral.configure(head + "\n".join(tables))
+        corral.configure(settings(device.engine, wide_model, supervisor, **models))
         return corral
 
     return write
 
 
-async def _answer(url: str, model: str) -> tuple[int, str]:
-    body = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
-    async with (
-        aiohttp.ClientSession(url) as http,
-        http.post("/v1/chat/completions", json=body) as response,
-    ):
-        return response.status, await response.text()
-
-
-def ask(corral: CorralCli, model: str) -> tuple[int, str]:
-    return asyncio.run(_answer(corral.url, model))
-
-
-def logged_mib(corral: CorralCli, instance: str) -> float:
-    """Return what the engine says that it allocated on the device."""
-    lines = (corral.root / "log" / f"{instance}.log").read_text("utf-8").splitlines()
-    return sum(logged_bytes(lines, "Vulkan0").values()) / MIB
-
-
-def planned_mib(corral: CorralCli, model: str) -> float:
-    at_start: float = corral.data("plan", model)["memory"]["devices"]["Vulkan0"]["at_start"]
-    return at_start / MIB
-
-
-def write_profile(corral: CorralCli) -> None:
-    """Write FLAGS as a profile, whose values are not those of the model's own table."""
-    profile = corral.root / "config" / "profiles" / "device.toml"
-    profile.parent.mkdir(parents=True)
-    profile.write_text(f'description = "for a device"\n[flags]\n{ON_DEVICE}', "utf-8")
-
-
-def listed_context(corral: CorralCli, model: str) -> int:
-    """Return the context that clients are told."""
+def listed_model(corral: CorralCli, model: str) -> dict[str, Any]:
+    """Return what clients are told of a model."""
     with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as response:
         models: list[dict[str, Any]] = json.load(response)["data"]
-    return int(next(one["context_length"] for one in models if one["id"] == model))
+    return next(one for one in models if one["id"] == model)
 
 
 def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
@@ -159,7 +114,7 @@ def test_after_the_device_is_full_at_a_load_less_is_tried_and_shown(
     assert "a: ctx-size = 4096 for want of memory: with ctx-size = 8192" in corral.ok("status")
     assert corral.data("plan", "a")["ctx_size"] == 4096
     assert ask(corral, "a")[0] == 200
-    assert listed_context(corral, "a") == 4096
+    assert listed_model(corral, "a")["context_length"] == 4096
 
     failed = corral("start", "b")
     assert failed.returncode == 1
@@ -188,6 +143,7 @@ def test_a_device_full_of_other_programs_is_waited_for(
         assert error
         assert "of Vulkan0, which has 10.0 MiB free" in error["message"]
         assert corral.instances()["a.0"]["pid"] is None
+        assert "Vulkan0, which has 10.0 MiB free" in listed_model(corral, "a")["status"]["reason"]
         device.set_free(TOTAL_MIB)
         assert asked.result(PATIENCE_S)[0] == 200
 
