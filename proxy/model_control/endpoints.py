@@ -28,7 +28,8 @@ from proxy.request import client_names, client_of, named_model
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import Routes
 
-# A comment keeps proxies from closing a silent stream.
+# A comment keeps proxies from closing a silent stream. No event tells what a node has loaded, so
+# the models are looked at then, too.
 _PING_S: Final = 30.0
 _PING: Final = b":\n\n"
 _RUNNING: Final = frozenset({"loaded", "loading"})
@@ -85,14 +86,13 @@ class ModelControlEndpoints:
             before = self._shown(request)
             await response.prepare(request)
             while True:
-                text = _PING
-                if await _is_set(changed, _PING_S):
-                    changed.clear()
-                    after = self._shown(request)
-                    text = b"".join(map(event_text, events_between(before, after)))
-                    before = after
-                if text:
-                    await response.write(text)
+                is_changed = await _is_set(changed, _PING_S)
+                changed.clear()
+                after = self._shown(request)
+                text = b"".join(map(event_text, events_between(before, after)))
+                before = after
+                if text or not is_changed:
+                    await response.write(text or _PING)
         return response
 
     async def _named(self, request: web.BaseRequest) -> ModelInfo:

@@ -9,6 +9,7 @@ import pytest
 from fakes.proxy_harness import ProxyHarness, model_info, until
 
 from proxy.errors import Unavailable
+from proxy.model_control import endpoints
 
 KEY = "12345678"
 
@@ -106,6 +107,18 @@ async def test_changes_are_sent_while_a_client_listens(proxy: ProxyHarness) -> N
             "data": {"status": "unloaded", "exit_code": 0},
         }
     await until(lambda: not proxy.control.listening)
+
+
+async def test_a_silent_stream_is_kept_alive_and_catches_up(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "_PING_S", 0.01)
+    async with proxy.http.get("/models/sse") as response:
+        assert await response.content.readline() == b":\n"
+        proxy.loader.model_infos = [model_info("chat", "unloaded")]  # a node's: no event tells it
+        while not (line := await response.content.readline()).startswith(b"data: "):
+            assert line in {b":\n", b"\n"}
+        assert b"status_change" in line
 
 
 async def test_a_key_has_its_own_models_only(proxy: ProxyHarness, tmp_path: Path) -> None:
