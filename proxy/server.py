@@ -139,6 +139,7 @@ class Server:
         """Abort in-flight requests and close every connection."""
         self._server_state.is_draining = True
         self._stop_listening()
+        self._server_state.watching.abort(Draining("the server stopped"))
         await self._cut()
         if self._manager is not None:
             await asyncio.sleep(0)  # requests that were just received begin before they are aborted

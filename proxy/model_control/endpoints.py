@@ -18,7 +18,7 @@ from aiohttp import web
 from proxy.auth.api_keys import client_models
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
-from proxy.errors import BadRequest, UnknownModel
+from proxy.errors import BadRequest, Draining, UnknownModel
 from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS
 from proxy.json_response import json_response
 from proxy.model_control.control import ModelControl
@@ -76,13 +76,20 @@ class ModelControlEndpoints:
         return json_response({"success": True})
 
     async def events(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Send what changes from now on, until the client disconnects.
+        """Send what changes from now on, until the client disconnects or the server stops.
 
         A client that reads slowly gets the latest states, not each one between.
         """
         own = request[RESPONSE_HEADERS]
         response = web.StreamResponse(headers={**_STREAM_HEADERS, **own})
-        with self._control.changes() as changed, suppress(ConnectionError):  # the client's
+        with suppress(ConnectionError):  # the client's
+            with suppress(Draining), InFlightRequest(self._server_state.watching):
+                await self._send_events(request, response)
+            await response.write_eof()
+        return response
+
+    async def _send_events(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        with self._control.changes() as changed:
             before = self._shown(request)
             await response.prepare(request)
             while True:
@@ -93,7 +100,6 @@ class ModelControlEndpoints:
                 before = after
                 if text or not is_changed:
                     await response.write(text or _PING)
-        return response
 
     async def _named(self, request: web.BaseRequest) -> ModelInfo:
         """Return the model of this machine that the body names; `*` means none here."""

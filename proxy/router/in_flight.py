@@ -110,8 +110,13 @@ class InFlight(Generic[R]):
 
 
 class ServerState:
-    """Forwarded requests in flight, and whether every further one is refused."""
+    """Forwarded requests in flight, and whether every further one is refused.
+
+    Attributes:
+        watching: Streams without an end of their own; they delay no drain.
+    """
 
     def __init__(self) -> None:
         self.in_flight: InFlight[InFlightRequest] = InFlight()
+        self.watching: InFlight[InFlightRequest] = InFlight()
         self.is_draining = False

@@ -121,6 +121,13 @@ async def test_a_silent_stream_is_kept_alive_and_catches_up(
         assert b"status_change" in line
 
 
+async def test_a_stop_ends_the_stream_and_does_not_wait_for_it(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/models/sse") as response:
+        await proxy.server.drain(20)
+        await proxy.server.close()
+        assert await response.read() == b""  # complete: no error
+
+
 async def test_a_key_has_its_own_models_only(proxy: ProxyHarness, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.touch(0o600)
