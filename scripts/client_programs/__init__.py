@@ -1,0 +1,1 @@
+"""Coding agents from npm, run on llama-corral with a scripted model."""

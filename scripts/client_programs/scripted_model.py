@@ -1,0 +1,184 @@
+"""A model that follows a script: it calls a tool twice, then answers.
+
+Its next token depends on the last one alone. Its template counts the results of tools in the
+conversation, and ends the prompt with the token that the next line of the script follows. The
+engine is the real one: it parses the calls and speaks every API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+_EMBD: Final = 64
+_FF: Final = 64
+_HEADS: Final = 2
+ANSWER: Final = "The word in the notes is heron."
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that runs shell commands, as one client offers it."""
+
+    name: str
+    argument: str
+    is_list: bool = False  # the command is a list of words
+    more: tuple[tuple[str, object], ...] = ()  # other arguments that it requires
+
+    def call(self, command: str) -> str:
+        words: object = ["bash", "-lc", command] if self.is_list else command
+        arguments = {self.argument: words, **dict(self.more)}
+        return json.dumps({"name": self.name, "arguments": arguments})
+
+
+# Claude Code; opencode; Codex, by version.
+TOOLS: Final = (
+    Tool("Bash", "command", more=(("description", "Run a command"),)),
+    Tool("bash", "command"),
+    Tool("exec_command", "cmd"),
+    Tool("shell_command", "command"),
+    Tool("shell", "command", is_list=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is said after a token of the prompt; one token itself: a vocabulary has no doubles."""
+
+    start: str
+    text: str
+
+
+def script(commands: Sequence[str]) -> list[Line]:
+    calls = [
+        Line(f"<|call {tool.name} {step}|>", f"<tool_call>\n{tool.call(command)}\n</tool_call>")
+        for tool in TOOLS
+        for step, command in enumerate(commands)
+    ]
+    return [*calls, Line("<|answer|>", ANSWER)]
+
+
+def template(steps: int) -> str:
+    """A template for tools; the prompt ends with the start of a line.
+
+    A conversation with the answer in it gets it again: one that was compacted has no results.
+    """
+    names = json.dumps([tool.name for tool in TOOLS])
+    return (
+        "{%- set seen = namespace(tool='', results=0, is_done=false) %}"
+        "{%- if tools %}{{- '<|im_start|>system\\n' }}"
+        "{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}"
+        f"{{%- if tool.function.name in {names} and not seen.tool %}}"
+        "{%- set seen.tool = tool.function.name %}{%- endif %}{%- endfor %}"
+        '{{- \'\\n<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>\' }}'
+        "{{- '<|im_end|>\\n' }}"
+        "{%- endif %}"
+        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+        "{%- if message.role == 'tool' %}{%- set seen.results = seen.results + 1 %}{%- endif %}"
+        "{%- if message.content %}{{- message.content }}"
+        f"{{%- if {json.dumps(ANSWER)} in message.content %}}"
+        "{%- set seen.is_done = true %}{%- endif %}{%- endif %}"
+        "{%- for call in message.tool_calls or [] %}"
+        "{%- if call.function %}{%- set call = call.function %}{%- endif %}"
+        '{{- \'\\n<tool_call>\\n{"name": "\' }}{{- call.name }}{{- \'", "arguments": \' }}'
+        "{{- call.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}"
+        "{{- '<|im_end|>\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+        f"{{%- if seen.tool and not seen.is_done and seen.results < {steps} %}}"
+        "{{- '<|call ' ~ seen.tool ~ ' ' ~ seen.results ~ '|>' }}"
+        "{%- else %}{{- '<|answer|>' }}{%- endif %}{%- endif %}"
+    )
+
+
+def make(path: Path, vocabulary_of: Path, commands: Sequence[str], *, ctx: int) -> Path:
+    """Write the model, with the vocabulary of another model and the tokens of its script."""
+    fields = gguf.GGUFReader(vocabulary_of).fields
+    tokens: list[str] = list(fields["tokenizer.ggml.tokens"].contents())
+    types: list[int] = list(fields["tokenizer.ggml.token_type"].contents())
+    end = tokens.index("<|im_end|>")
+    follows: list[tuple[int, int]] = []
+    for line in script(commands):
+        start, said = len(tokens), len(tokens) + 1
+        tokens += [line.start, _written(line.text)]
+        types += [gguf.TokenType.CONTROL, gguf.TokenType.NORMAL]
+        follows += [(start, said), (said, end)]
+    writer = gguf.GGUFWriter(path, "llama")
+    _add_facts(writer, ctx)
+    _add_vocabulary(writer, fields, tokens, types, end)
+    writer.add_chat_template(template(len(commands)))
+    for name, weights in _tensors(len(tokens), follows).items():
+        writer.add_tensor(name, weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_facts(writer: Any, ctx: int) -> None:
+    writer.add_name("scripted")
+    writer.add_context_length(ctx)
+    writer.add_embedding_length(_EMBD)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(_FF)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(_EMBD // _HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+
+
+def _add_vocabulary(
+    writer: Any, fields: Any, tokens: list[str], types: list[int], end: int
+) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(fields["tokenizer.ggml.merges"].contents())
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(value=False)
+
+
+def _written(text: str) -> str:
+    """A text as a vocabulary of bytes writes it. Source: GPT-2, encoder.py, bytes_to_unicode."""
+    kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in kept]
+    letters = {byte: chr(byte) for byte in kept} | {
+        byte: chr(256 + at) for at, byte in enumerate(others)
+    }
+    return "".join(letters[byte] for byte in text.encode())
+
+
+def _tensors(tokens: int, follows: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
+    random = np.random.default_rng(0)
+    embedding = random.standard_normal((tokens, _EMBD)).astype(np.float16)
+    output = np.zeros((tokens, _EMBD), np.float16)
+    for before, after in follows:
+        output[after] += embedding[before]
+    nothing = {
+        "attn_q": (_EMBD, _EMBD),
+        "attn_k": (_EMBD // _HEADS, _EMBD),
+        "attn_v": (_EMBD // _HEADS, _EMBD),
+        "attn_output": (_EMBD, _EMBD),
+        "ffn_gate": (_FF, _EMBD),
+        "ffn_up": (_FF, _EMBD),
+        "ffn_down": (_EMBD, _FF),
+    }
+    one = np.ones(_EMBD, np.float32)
+    return {
+        "token_embd.weight": embedding,
+        "output_norm.weight": one,
+        "output.weight": output,
+        "blk.0.attn_norm.weight": one,
+        "blk.0.ffn_norm.weight": one,
+        **{f"blk.0.{name}.weight": np.zeros(shape, np.float16) for name, shape in nothing.items()},
+    }
