@@ -98,10 +98,12 @@ class Manifest:
 def cache_key(plan: Plan) -> CacheKey:
     """Return the cache key of a plan. Reads the metadata of the files that its options name."""
     words = (" ".join(filter(None, (line.flag, _stamped(line.value)))) for line in plan.lines)
+    # A recurrent state is the same for any number of slots.
+    without = _WITHOUT_EFFECT if any(plan.gguf.kv_heads) else _WITHOUT_EFFECT | {_SLOTS}
     return CacheKey(
         model=plan.gguf.fingerprint,
         engine=f"{plan.engine.version}, {_size(plan.engine.path)} bytes",
-        options=tuple(word for word in words if word.split()[0] not in _WITHOUT_EFFECT),
+        options=tuple(word for word in words if word.split()[0] not in without),
         state_bytes=state_bytes(plan.gguf),
     )
 

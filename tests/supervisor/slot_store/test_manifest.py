@@ -81,6 +81,13 @@ def test_another_model_or_build_is_another_thing() -> None:
     assert cache_key(replace(ours, engine=engine("b11434"))) != cache_key(ours)
 
 
+def test_a_model_without_a_kv_cache_has_the_same_state_for_any_number_of_slots() -> None:
+    two, four = (plan(("--parallel", count)) for count in "24")
+    assert cache_key(two) != cache_key(four)
+    mamba = model(kv_heads=(0, 0), recurrent=True)
+    assert cache_key(replace(two, gguf=mamba)) == cache_key(replace(four, gguf=mamba))
+
+
 def test_an_adapter_that_was_replaced_is_another_one(tmp_path: Path) -> None:
     adapter = tmp_path / "a.gguf"
     adapter.write_bytes(b"one")
