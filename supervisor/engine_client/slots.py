@@ -70,19 +70,20 @@ async def cached_tokens(
 ) -> int | ErrorResponse:
     """Continue a prompt of tokens in a slot; return how many of them it held already.
 
-    It generates some tokens, so that the engine drafts if it does.
+    It generates some tokens, so that the engine drafts if it does. Counted by those computed, which
+    older builds report too.
 
     Raises:
-        EngineUnreachable: No response, or one without timings.
+        EngineUnreachable: No response.
     """
     body = {"prompt": list(prompt), "n_predict": 8, "id_slot": id_slot, "cache_prompt": True}
     response = await client.post("/completion", body)
     if response.error:
         return response.error
     try:
-        return int(orjson.loads(response.body)["timings"]["cache_n"])
+        return len(prompt) - int(orjson.loads(response.body)["timings"]["prompt_n"])
     except (ValueError, TypeError, KeyError) as error:
-        raise EngineUnreachable(f"POST /completion: {error!r}") from error
+        return ErrorResponse(response.status, f"no timings: {error!r}")
 
 
 async def erase(client: EngineClient, id_slot: int) -> None:

@@ -91,7 +91,7 @@ def _outcome(model: str, tokens: int, found: int | ErrorResponse) -> RestoreOutc
     if not isinstance(found, ErrorResponse):
         return RestoreOutcome(model, tokens, found, "" if found else UNUSED)
     if found.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return None  # the request was wrong, or too long
+        return None  # the request was wrong or too long, or the build reports no figures
     return RestoreOutcome(model, tokens, 0, f"{_FAILED}: {found.message}")
 
 

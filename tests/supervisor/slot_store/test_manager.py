@@ -372,6 +372,32 @@ async def test_an_engine_that_ends_over_the_first_restore_is_not_given_another(
     assert not harness.emitted("slots.restored")
 
 
+@pytest.mark.parametrize(
+    ("response", "problem"),
+    [
+        (ErrorResponse(500, "decode() failed"), "failed over a restored conversation: decode() f"),
+        (ErrorResponse(200, "no timings"), ""),
+        (ErrorResponse(400, "too long"), ""),
+    ],
+)
+async def test_an_engine_that_fails_over_the_first_restore_is_not_given_another(
+    tiny_model: Path,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    response: ErrorResponse,
+    problem: str,
+) -> None:
+    async def fail(*_: object) -> ErrorResponse:
+        return response
+
+    harness = FleetHarness(runtime, tiny_model)
+    await harness.saved_one()
+    monkeypatch.setattr(slots, "cached_tokens", fail)
+    async with harness.up():
+        assert problem in (harness.replica.slots.reason or "")
+    assert bool(harness.emitted("slots.restored")) == (not problem)
+
+
 async def test_a_build_that_refuses_to_save_is_not_asked_again(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
