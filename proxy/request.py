@@ -118,11 +118,13 @@ class Translation:
     Attributes:
         path: llama-server's.
         members: Returns its members for ours; raises BadRequest.
+        size_bytes: Returns how long a body may become; a thread reads long ones.
     """
 
     path: str
     kind: EndpointKind
     members: Callable[[dict[str, Any]], dict[str, Any]]
+    size_bytes: Callable[[bytes], int] = len
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,11 @@ async def _content(
         asked = _translated(body, translation) if translation else body
         return json_content(asked, kind, named, names, share.settings)
 
-    return await share.run(len(body), read)
+    if translation is None:
+        return await share.run(len(body), read)
+    content = await share.run(translation.size_bytes(body), read)
+    share.add_bytes(max(0, len(content.body) - len(body)))
+    return content
 
 
 def _translated(body: bytes, translation: Translation) -> bytes:

@@ -64,7 +64,7 @@ class ResponsesEndpoint:
     ) -> None:
         turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)
         kind = endpoint_kind("POST", request.path)
-        translation = Translation(request.path, kind, _members(kind, turn))
+        translation = Translation(request.path, kind, _members(kind, turn), turn.size_bytes)
         await self._forwarded.serve(
             request, answer, share, names, translation=translation, turn=turn
         )

@@ -7,10 +7,12 @@ type `item_reference`; instructions are not carried over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from proxy.errors import BadRequest, LimitExceeded, PreviousResponseNotFound, quoted
 from proxy.responses.store import Items, ResponseStore, Turn
+
+_MARKS: Final = (b'"previous_response_id"', b'"item_reference"')
 
 
 class StoredTurn:
@@ -35,14 +37,20 @@ class StoredTurn:
         self._given: Items = ()
         self._previous: Turn | None = None
 
+    def size_bytes(self, body: bytes) -> int:
+        """Return how long a request may become, by what it may refer to."""
+        return self._max_bytes if any(mark in body for mark in _MARKS) else len(body)
+
     def members(self, members: dict[str, Any]) -> dict[str, Any]:
         """Return the request with the whole conversation; the same object where it has it.
 
         Raises:
-            BadRequest: Stored responses are off, or an item is unknown.
+            BadRequest: Stored responses are off, an item is unknown, or a conversation is named.
             PreviousResponseNotFound: No response of the owner has the id.
             LimitExceeded: The conversation is too long.
         """
+        if members.get("conversation") is not None:
+            raise BadRequest("conversation is not supported; name a previous_response_id instead")
         given = members.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -103,6 +104,28 @@ async def test_a_response_is_shown_and_deleted(storing: ProxyHarness) -> None:
         async with ask(f"{PATH}/{first['id']}") as response:
             assert response.status == 404
             assert "not found" in (await response.json())["error"]["message"]
+
+
+async def test_another_key_sees_nothing(proxy: ProxyHarness, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text('[keys.me]\nkey = "corral-me-1234"\n[keys.you]\nkey = "corral-you-1234"\n')
+    settings = StoredResponseSettings(enabled=True)
+    await proxy.open(api_keys_file=keys, stored_responses=settings)
+    await proxy.fake(stream_of(*STREAMS["text"]))
+    me, you = ({"X-Api-Key": f"corral-{name}-1234"} for name in ("me", "you"))
+    asked = {"model": "chat", "input": "a"}
+    async with proxy.http.post(PATH, json=asked, headers=me) as response:
+        path = f"{PATH}/{(await response.json())['id']}"
+    for send in (proxy.http.get, proxy.http.delete):
+        async with send(path, headers=you) as response:
+            assert response.status == 404
+    more = {**asked, "previous_response_id": path.rpartition("/")[2]}
+    for headers, status in ((you, 400), (me, 200)):
+        async with proxy.http.post(PATH, json=more, headers=headers) as response:
+            assert response.status == status
+    async with proxy.http.get(path, headers=me) as response:
+        assert response.status == 200
 
 
 async def test_an_unknown_response_is_openais_error(storing: ProxyHarness) -> None:

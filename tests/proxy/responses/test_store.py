@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest, LimitExceeded, PreviousResponseNotFound
+from proxy.forward.apis import reader_for
+from proxy.prompt_cache.prompt import read_prompt
 from proxy.responses.store import ResponseStore
 from proxy.responses.stored_turn import StoredTurn
 from proxy.responses_config import StoredResponseSettings
@@ -173,6 +176,35 @@ def test_what_is_no_input_is_the_engines_to_refuse(given: object) -> None:
     turn = turn_of(store_of())
     assert turn.members(members) is members
     turn.add(answered(1))
+
+
+def test_a_request_that_may_grow_is_read_as_a_long_one() -> None:
+    turn = turn_of(store_of(), max_bytes=1000)
+    assert turn.size_bytes(b'{"input": "a"}') == 14
+    assert turn.size_bytes(b'{"previous_response_id":"a"}') == 1000
+    assert turn.size_bytes(b'{"input":[{"type":"item_reference"}]}') == 1000
+
+
+def test_a_conversation_object_is_refused() -> None:
+    """Ignored, it would be a conversation that forgets."""
+    with pytest.raises(BadRequest, match="previous_response_id"):
+        ask(store_of(), 1, conversation="conv_1")
+
+
+def test_the_router_recognises_the_next_turn() -> None:
+    """By the same hashes as those of a client that repeats the conversation."""
+    store = store_of()
+    first = read_prompt(EndpointKind.RESPONSES, "chat", ask(store, 1))
+    reader = reader_for(EndpointKind.RESPONSES)
+    reader.take({**answered(1), "usage": {"input_tokens": 1, "output_tokens": 1}})
+    second = read_prompt(
+        EndpointKind.RESPONSES, "chat", ask(store, 2, previous_response_id="resp_1")
+    )
+    reply = reader.message()
+    assert first
+    assert second
+    assert reply
+    assert first.hash_with_reply(reply) in second.turn_hashes
 
 
 def test_an_id_must_be_a_string() -> None:
