@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -18,8 +19,10 @@ from multidict import CIMultiDict
 
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
+from proxy.endpoints import EndpointKind
 from proxy.errors import NotLoaded, ProxyError
 from proxy.forward.node_request import for_node
+from proxy.forward.upstream_errors import client_error_body, reclassified
 from proxy.headers import JSON
 from proxy.models import ModelLoader
 from proxy.request import client_names, client_of, named_model
@@ -63,7 +66,10 @@ class ControlEndpoint:
             model = client_names(self._loader, request).resolve(name).model_info.id
             answers = await self._send(self._upstreams(model), body)
         answer = first_successful(answers)
-        return web.Response(body=answer.body, status=answer.status, headers={"Content-Type": JSON})
+        status, body = reclassified(answer.status, answer.body)
+        if status >= HTTPStatus.BAD_REQUEST:
+            body = client_error_body(EndpointKind.CHAT, PATH, status, body)
+        return web.Response(body=body, status=status, headers={"Content-Type": JSON})
 
     def _upstreams(self, model: str) -> list[Upstream]:
         """Return the instances of a model, also those that only finish what they have."""

@@ -63,6 +63,9 @@ PAGES: Final[Mapping[str, tuple[dict[str, Any], Sequence[str]]]] = {
     "/tokenize": ({"content": "hi"}, ["add_special", "parse_special", "with_pieces"]),
     "/detokenize": ({"tokens": [1, 2]}, []),
     "/apply-template": ({"messages": [_USER]}, ["response_format", "json_schema", *_TEMPLATE]),
+    "/v1/chat/completions/input_tokens": ({"messages": [_USER]}, _TEMPLATE),
+    "/v1/responses/input_tokens": ({"input": "hi"}, ["instructions", "text", *_TEMPLATE]),
+    "/v1/chat/completions/control": ({"id": "a", "action": "reasoning_end"}, []),
 }
 
 
