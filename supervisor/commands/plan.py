@@ -118,7 +118,12 @@ def _data(found: _Found) -> dict[str, object]:
             "host": _bytes(taken.host),
             "devices": {name: _bytes(take) for name, take in taken.devices.items()},
             "workers": {
-                name: {**_bytes(one.taken), "has": one.has_bytes, "here": one.is_main_memory}
+                name: {
+                    **_bytes(one.taken),
+                    "has": one.has_bytes,
+                    "free": one.free_bytes,
+                    "here": one.is_main_memory,
+                }
                 for name, one in taken.workers.items()
             },
             "shared_bytes": taken.mapped_bytes,
@@ -229,6 +234,9 @@ def _memory(found: _Found) -> Iterator[str]:
     for name, free in found.device_free_bytes.items():
         if name in found.room.devices:
             yield f"{name}: {size(free)} free of {size(found.room.devices[name])}"
+    for name, one in estimate.workers.items():
+        if one.free_bytes is not None:
+            yield f"worker {name}: {size(one.free_bytes)} free of {size(one.has_bytes)}"
     if found.replicas.count > 1:
         yield (
             f"{found.replicas.count} instances ({found.replicas.reason}), each with "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from supervisor.commands.status import reductions
 from supervisor.commands.stop import stop_daemon
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
@@ -109,9 +110,11 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
     ready = [
         name for model in status["models"] if _is_meant(model, names) for name in _ready(model)
     ]
-    return CommandResult(
-        status, "\n".join([*(f"ready: {name}" for name in ready), f"{status['url']}/v1"])
-    )
+    given_up = [
+        line for model in status["models"] if _is_meant(model, names) for line in reductions(model)
+    ]
+    text = "\n".join([*(f"ready: {name}" for name in ready), f"{status['url']}/v1"])
+    return CommandResult(status, text, tuple(given_up))
 
 
 def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:

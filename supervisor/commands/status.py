@@ -50,7 +50,7 @@ def render(status: DaemonStatus) -> str:
         *(line for model in models for line in _idle(model)),
         *(line for model in models for line in _trial(model)),
         *(line for model in models for line in _adapted(model)),
-        *(line for model in models for line in _reduced(model)),
+        *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
         *(line for _, instance in instances for line in _problems(instance)),
@@ -105,10 +105,12 @@ def _adapted(model: ModelStatus) -> Iterator[str]:
         yield f"\n{model['name']}: {one['key']} = {one['value']} now: {one['reason']}"
 
 
-def _reduced(model: ModelStatus) -> Iterator[str]:
+def reductions(model: ModelStatus) -> Iterator[str]:
+    """Yield what a model gave up after its engine ran out of memory."""
     for one in model["reduced"]:
-        text = f"{one['key']} = {one['value']} for want of memory: {one['reason']}"
-        yield f"\n{model['name']}: {colored(text, 'yellow')}"
+        yield (
+            f"{model['name']}: {one['key']} = {one['value']} for want of memory: {one['reason']}"
+        )
 
 
 def _trial(model: ModelStatus) -> Iterator[str]:

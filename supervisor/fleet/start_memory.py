@@ -55,7 +55,10 @@ class StartMemory:
         if self._devices.may_grow:
             await asyncio.sleep(_PAUSE_S)
             return False
-        if plan.estimate.is_fitted:  # the engine puts fewer layers there
+        # The engine puts fewer layers there, and the others into main memory.
+        if plan.estimate.is_fitted and not _exceeds_host(
+            planner.plan_at(replica.place, replica.free_bytes).estimate
+        ):
             return True
         raise DeviceMemoryShort(f"{plan.model} does not fit now: {reason}", hint=_HINT)
 
@@ -120,6 +123,10 @@ def _is_short(replica: Replica, found: Estimate, cause: FailureCause) -> bool:
     """Whether an instance is known not to find what it needs of the memory that was full."""
     if cause.code != _HOST_MEMORY:
         return shortage(found, replica.free_bytes) is not None
+    return _exceeds_host(found)
+
+
+def _exceeds_host(found: Estimate) -> bool:
     here = machine.read()
     reserve_bytes = int(here.memory_bytes * RESERVE_SHARE)
     return found.own_at_start_bytes > here.memory_available_bytes - reserve_bytes

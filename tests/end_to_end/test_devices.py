@@ -108,7 +108,9 @@ def test_after_the_device_is_full_at_a_load_less_is_tried_and_shown(
         b='profile = "device"\non_out_of_memory = "fail"\n',
         c='profile = "device"\n[models.c.flags]\nctx-size = 8192\n',
     )
-    corral.ok("start", "a")
+    said = corral("start", "a")
+    assert said.returncode == 0, said.stderr
+    assert "a: ctx-size = 4096 for want of memory: with ctx-size = 8192" in said.stderr
     (given_up,) = corral.events("model.reduced")
     assert (given_up["key"], given_up["before"], given_up["after"]) == ("ctx-size", 8192, 4096)
     assert "a: ctx-size = 4096 for want of memory: with ctx-size = 8192" in corral.ok("status")

@@ -1,6 +1,7 @@
-"""Memory of devices, on Mesa's software Vulkan device. 25.
+"""Memory that runs out at a load, of the machine and of Mesa's software Vulkan device. 25.
 
-Without it (`scripts/software_device` installs it) nothing is injected, and the result says so.
+Without that device (`scripts/software_device` installs it) nothing is injected there, and the
+result says so.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ def _on_device(
     return run
 
 
-@DEVICES.add(25, "device out of memory while a model loads")
-@_on_device
-def _(target: DaemonUnderTest) -> Seen:
+def _out_of_memory(target: DaemonUnderTest) -> Seen:
     model = {"m": target.models.slow}
     engine = target.write_engine(_RUN)
     short = f"[models.m.flags]\nctx-size = 8192\n{_FLAGS}"
@@ -68,6 +67,10 @@ def _(target: DaemonUnderTest) -> Seen:
     yield "0 failures count", f"{target.instance('m.0')['failures']} failures count"
     shown = "shown" if "for want of memory" in target.corral.ok("status") else "not shown"
     yield "shown", shown
+
+
+DEVICES.add(25, "device out of memory while a model loads")(_on_device(_out_of_memory))
+DEVICES.add(25, "main memory refused while a model loads")(_out_of_memory)
 
 
 def _virtual_kib(pid: int) -> int:

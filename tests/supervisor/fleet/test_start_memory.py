@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
 from fakes.instance_harness import RecordingTraffic
 from samples import GPU, engine, model
 
@@ -109,6 +110,17 @@ async def test_layers_that_the_engine_fits_start_beside_other_programs(tmp_path:
     free = machine.replica.free_bytes
     beside = machine.planner.plan_at(machine.replica.place, free).estimate.layers_offloaded
     assert beside < machine.planner.plan("chat").estimate.layers_offloaded
+
+
+async def test_layers_that_would_not_fit_into_main_memory_either_are_not_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, 1040)
+    machine.planner.flags = {**FLAGS, "gpu-layers": "auto", "fit": "on"}
+    without = samples.machine(memory_available_bytes=0)
+    monkeypatch.setattr("supervisor.host.machine.read", lambda: without)
+    with pytest.raises(DeviceMemoryShort):
+        await machine.memory.is_there(machine.replica)
 
 
 async def test_an_engine_that_lists_nothing_is_started(tmp_path: Path) -> None:
