@@ -1,4 +1,4 @@
-"""The daemon's log: one line for each event, in the format for what it is written to.
+"""The daemon's log: each event passes one structlog pipeline, whose last step is the format.
 
     terminal    09:00:00.000 instance.state_changed instance=chat.0 …     as `corral events`
     journal     <6>instance.state_changed instance=chat.0 …               the journal adds the time
@@ -14,6 +14,9 @@ import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from supervisor.events import LOAD_PROGRESS, Event, describe, key_values
 from supervisor.output import to_json, write
@@ -40,18 +43,18 @@ def stream_sink(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Sink
 
 
 def console_sink(stream: TextIO) -> Sink:
-    def line_of(event: Event) -> str:
-        return describe(event.name, event.level, event.at, event.fields, stream)
+    def to_console(_: WrappedLogger, level: str, entry: EventDict) -> str:
+        return describe(entry["event"], level, entry["at"], entry["fields"], stream)
 
-    return _sink(lambda line: write(line, stream), line_of)
+    return _sink(lambda line: write(line, stream), to_console)
 
 
 def json_sink(write_line: WriteLine) -> Sink:
-    return _sink(write_line, lambda event: to_json(_members(event)))
+    return _sink(write_line, _flatten, structlog.processors.JSONRenderer(_serialize))
 
 
 def journal_sink(write_line: WriteLine) -> Sink:
-    return _sink(write_line, _journal_line)
+    return _sink(write_line, _to_journal)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -70,23 +73,38 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return named == f"{found.st_dev}:{found.st_ino}"
 
 
-def _sink(write_line: WriteLine, line_of: Callable[[Event], str]) -> Sink:
+class _Lines:
+    """What structlog calls a logger: one method for each level."""
+
+    def __init__(self, write_line: WriteLine) -> None:
+        self.info = self.warning = self.error = write_line
+
+
+def _sink(write_line: WriteLine, *processors: Processor) -> Sink:
+    logger = structlog.wrap_logger(
+        _Lines(write_line), processors, structlog.BoundLogger, cache_logger_on_first_use=True
+    )
+
     def log(event: Event) -> None:
         if event.name != LOAD_PROGRESS:  # for clients that watch a start; too many for a log
-            write_line(line_of(event))
+            getattr(logger, event.level)(event.name, at=event.at, fields=event.fields)
 
     return log
 
 
-def _members(event: Event) -> dict[str, object]:
-    own: dict[str, object] = {
-        "timestamp": event.at.isoformat(timespec="milliseconds"),
-        "level": event.level,
-        "event": event.name,
+def _flatten(_: WrappedLogger, level: str, entry: EventDict) -> EventDict:
+    own = {
+        "timestamp": entry["at"].isoformat(timespec="milliseconds"),
+        "level": level,
+        "event": entry["event"],
     }
-    known = {key: value for key, value in event.fields.items() if value is not None}
+    known = {key: value for key, value in entry["fields"].items() if value is not None}
     return own | {f"field_{key}" if key in own else key: known[key] for key in known}
 
 
-def _journal_line(event: Event) -> str:
-    return f"<{_PRIORITIES[event.level]}>{event.name} {key_values(event.fields)}".rstrip()
+def _to_journal(_: WrappedLogger, level: str, entry: EventDict) -> str:
+    return f"<{_PRIORITIES[level]}>{entry['event']} {key_values(entry['fields'])}".rstrip()
+
+
+def _serialize(entry: EventDict, **_: object) -> str:
+    return to_json(entry)

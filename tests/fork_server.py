@@ -143,7 +143,7 @@ def main(path: str) -> None:
     for package in (supervisor, proxy):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    for name in ("aiohttp", "httpx", "rich.console", "rich.table", "uvloop"):
+    for name in ("aiohttp", "httpx", "rich.console", "rich.table", "uvloop", "structlog"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -111,7 +111,7 @@ def test_status_imports_nothing_slow(configured: CorralCli) -> None:
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "supervisor.commands.status" in imported
-    assert not imported & {"aiohttp", "httpx", "gguf", "numpy", "psutil", "rich"}
+    assert not imported & {"aiohttp", "httpx", "gguf", "numpy", "psutil", "rich", "structlog"}
 
 
 def test_logs_show_the_engine_and_the_daemon(configured: CorralCli) -> None:
