@@ -5,8 +5,8 @@ So a file is restored twice: first to ask for its tokens and one more, as a conv
 on does, and to see how many of them the engine finds; then to keep. A file that holds pictures
 cannot be asked for by its tokens: there the first response to its conversation shows it.
 
-Source: measured on build 10434: of 790 tokens in the slot of a hybrid model it found all, of a
-model with a sliding window none.
+Source: measured on build 10434: of 1 077 tokens in the slot of a hybrid model it found all, of 790
+in that of a model with a sliding window none.
 """
 
 from __future__ import annotations
