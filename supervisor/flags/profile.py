@@ -6,7 +6,7 @@ profile there replaces ours of the same name, and may extend it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -104,23 +104,23 @@ def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     table = read_toml(path)
-    _check(path, table)
+    check(path, table)
     return table
 
 
-def _check(path: Path, table: Mapping[str, Any]) -> None:
-    for key in table.keys() - _KEYS:
-        near = nearest(key, _KEYS)
-        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(_KEYS))}"
+def check(path: Path, table: Mapping[str, Any], known: Collection[str] = _KEYS) -> None:
+    """Check the keys of a profile's file, its text and its flags; raises SettingsInvalid."""
+    for key in table.keys() - set(known):
+        near = nearest(key, known)
+        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(known))}"
         raise SettingsInvalid(f"{path}: unknown key {key}", hint=hint)
     for key in ("description", "extends"):
         if not isinstance(table.get(key, ""), str):
             raise SettingsInvalid(f"{path}: {key} is not a string")
-    check_flags(path, table.get("flags", {}))
+    _check_flags(path, table.get("flags", {}))
 
 
-def check_flags(path: Path, flags: object) -> None:
-    """Check the table `[flags]` of a file; raises SettingsInvalid."""
+def _check_flags(path: Path, flags: object) -> None:
     if not isinstance(flags, dict):
         raise SettingsInvalid(f"{path}: flags is not a table", hint="write it as [flags]")
     for key, value in flags.items():

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from supervisor.engines.discover import Engine
-from supervisor.engines.help import FlagValue, nearest
+from supervisor.engines.help import FlagValue
 from supervisor.errors import SettingsInvalid
-from supervisor.flags.profile import check_flags
+from supervisor.flags.profile import check
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
 from supervisor.host.toml_file import read_toml
@@ -143,17 +143,10 @@ def warnings(tuned: Tuned, now: Conditions) -> Iterator[str]:
 
 
 def _check(path: Path, table: Mapping[str, Any]) -> None:
-    for key in table.keys() - _KEYS:
-        near = nearest(key, _KEYS)
-        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(_KEYS))}"
-        raise SettingsInvalid(f"{path}: unknown key {key}", hint=hint)
-    for key in ("description", "extends"):
-        if not isinstance(table.get(key, ""), str):
-            raise SettingsInvalid(f"{path}: {key} is not a string")
+    check(path, table, _KEYS)
     replicas = table.get("replicas", 1)
     if type(replicas) is not int or not 1 <= replicas <= _REPLICAS_MAX:
         raise SettingsInvalid(f"{path}: replicas is not a number from 1 to {_REPLICAS_MAX}")
-    check_flags(path, table.get("flags", {}))
     _check_evidence(path, table.get("tuned", {}))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
+
+from fakes.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
 from supervisor.engines.discover import Engine
@@ -31,6 +33,17 @@ def running(engine: Engine, model: Path, *options: str) -> Iterator[Path]:
             assert any(b'"state":"ready"' in line for line in process.stdout)
             yield socket
             process.kill()
+
+
+@asynccontextmanager
+async def proxied(socket: Path, slots: int) -> AsyncIterator[ProxyHarness]:
+    """Run a proxy in front of it for the length of the block."""
+    async with AsyncExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+            proxy = ProxyHarness(Path(directory), stack)
+            await proxy.open()
+            proxy.router.admit(upstream(socket, slots))
+            yield proxy
 
 
 def upstream(socket: Path, slots: int) -> Upstream:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,12 +207,8 @@ def socket(engine: Engine, smollm2: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
-    async with AsyncExitStack() as stack:
-        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            proxy = ProxyHarness(Path(directory), stack)
-            await proxy.open()
-            proxy.router.admit(engines.upstream(socket, 2))
-            yield proxy
+    async with engines.proxied(socket, 2) as proxy:
+        yield proxy
 
 
 @pytest.fixture

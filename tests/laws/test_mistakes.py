@@ -6,9 +6,7 @@ One of eleven requests is tried; all of them with `MISTAKES=all` in the environm
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,12 +35,8 @@ def socket(engine: Engine, tiny_model: Path, request: Any) -> Iterator[Path]:
 
 @pytest.fixture
 async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
-    async with AsyncExitStack() as stack:
-        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            proxy = ProxyHarness(Path(directory), stack)
-            await proxy.open()
-            proxy.router.admit(engines.upstream(socket, 2))
-            yield proxy
+    async with engines.proxied(socket, 2) as proxy:
+        yield proxy
 
 
 @pytest.mark.timeout(600)

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +29,8 @@ def socket(engine: Engine, smollm2: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def proxy(socket: Path) -> AsyncIterator[ProxyHarness]:
-    async with AsyncExitStack() as stack:
-        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-            proxy = ProxyHarness(Path(directory), stack)
-            await proxy.open()
-            proxy.router.admit(engines.upstream(socket, 2))
-            yield proxy
+    async with engines.proxied(socket, 2) as proxy:
+        yield proxy
 
 
 def hello(name: str) -> list[dict[str, str]]:
