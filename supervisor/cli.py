@@ -5,6 +5,7 @@ A verb imports its command when it runs, so that `--help` and `corral status` st
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -47,11 +48,13 @@ slots_app = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
 record_app = typer.Typer(help="Sizes and pauses of requests on disk.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys of clients.", no_args_is_help=True)
 batch_app = typer.Typer(help="Files of requests, computed as batches.", no_args_is_help=True)
+service_app = typer.Typer(help="The daemon as a service of systemd.", no_args_is_help=True)
 config_app = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
 app.add_typer(model_app, name="model")
 app.add_typer(profile_app, name="profile")
 app.add_typer(config_app, name="config")
+app.add_typer(service_app, name="service")
 app.add_typer(slots_app, name="slots")
 app.add_typer(record_app, name="record")
 app.add_typer(key_app, name="key")
@@ -676,6 +679,61 @@ def key_remove(name: str, config: Config = None, as_json: Json = False) -> None:
     from supervisor.commands.key import remove as call
 
     _finish("key remove", lambda: call(name, config), as_json=as_json)
+
+
+# The service
+
+IsUser = Annotated[
+    bool | None,
+    typer.Option(
+        "--user/--system", help="Of this user, or of the system. Unset: of the system for root."
+    ),
+]
+
+
+def _scope(is_user: bool | None) -> Literal["user", "system"]:  # noqa: FBT001 (an option's value)
+    is_root = os.geteuid() == 0
+    return "user" if is_user or (is_user is None and not is_root) else "system"
+
+
+@service_app.command("install")
+def service_install(
+    user: IsUser = None,
+    config: Config = None,
+    start: Annotated[bool, typer.Option(help="Start it, and apply changes, at once.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Write the units, enable and start them. Repeat it after changes of listen, limits or keys.
+
+    A service of the system runs as the user llama-corral, with /etc/llama-corral/corral.toml.
+    """
+    from supervisor.commands.service import install as call
+
+    _finish("service install", lambda: call(_scope(user), config, start=start), as_json=as_json)
+
+
+@service_app.command("uninstall")
+def service_uninstall(user: IsUser = None, as_json: Json = False) -> None:
+    """Stop the service and remove its units; settings and data stay."""
+    from supervisor.commands.service import uninstall as call
+
+    _finish("service uninstall", lambda: call(_scope(user)), as_json=as_json)
+
+
+@service_app.command("status")
+def service_status(user: IsUser = None, as_json: Json = False) -> None:
+    """Show the state of the service. Exits with 3 if it is not active."""
+    from supervisor.commands.service import status as call
+
+    _finish("service status", lambda: call(_scope(user)), as_json=as_json)
+
+
+@service_app.command("show")
+def service_show(user: IsUser = None, config: Config = None, as_json: Json = False) -> None:
+    """Print the units; install nothing."""
+    from supervisor.commands.service import show as call
+
+    _finish("service show", lambda: call(_scope(user), config), as_json=as_json)
 
 
 if __name__ == "__main__":

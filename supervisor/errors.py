@@ -14,6 +14,7 @@
     ├── WorkerFailed                  1    an RPC worker that was started here does not listen
     ├── DownloadFailed                1    a pinned file could not be fetched or verified
     ├── AccessDenied                  1    a directory, socket or log cannot be used
+    ├── ServiceFailed                 1    systemd refuses, or does not run here
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
     ├── DaemonBusy                   69    another daemon holds the directory, or ours hangs
@@ -118,6 +119,10 @@ class DownloadFailed(CorralError):
 
 class AccessDenied(CorralError):
     code = "state_denied"
+
+
+class ServiceFailed(CorralError):
+    code = "service_failed"
 
 
 class NotRunning(CorralError):

@@ -1,4 +1,9 @@
-"""Reads a file with a secret: owned by us or root, without access for others, as ssh requires."""
+"""Reads a file with a secret: owned by us or root, without access for others, as ssh requires.
+
+A credential of a systemd service has an access list for its user, which looks like access of a
+group; it lies in a directory that only this service sees. Source: systemd.exec(5),
+`LoadCredential=`; acl(5), "Correspondence between ACL entries and file permission bits".
+"""
 
 from __future__ import annotations
 
@@ -40,11 +45,16 @@ def _check_access(path: Path, what: str, found: os.stat_result, wrong: str) -> N
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{what} {path} is not a regular file", wrong)
     mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o077:
+    if mode & (0o037 if _is_credential(path) else 0o077):
         reason = f"is open to others (mode {mode:o})"
         raise ConfigError(f"{what} {path} {reason}", f"chmod 600 {path}")
     if found.st_uid not in {os.geteuid(), 0}:
         raise ConfigError(f"{what} {path} belongs to another user", f"chown it: {path}")
+
+
+def _is_credential(path: Path) -> bool:
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return bool(directory) and path.parent == Path(directory or "")
 
 
 def _size(count_bytes: int) -> str:

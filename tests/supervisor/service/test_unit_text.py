@@ -1,0 +1,32 @@
+import pytest
+
+from supervisor.errors import SettingsInvalid
+from supervisor.service.unit_text import MARK, assignment, command_line, escaped, unit_text
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["/usr/bin/corral", "serve", "--config", "/etc/a.toml"], None),
+        (["/opt/my corral/corral"], '"/opt/my corral/corral"'),
+        (["/a", "50%n"], '/a "50%%n"'),
+        (["/a", "$HOME"], '/a "$$HOME"'),
+        (["/a", 'say "hi"\\'], '/a "say \\"hi\\"\\\\"'),
+        (["/a", "", ";"], '/a "" ";"'),
+    ],
+)
+def test_words_reach_the_program_as_they_are(words: list[str], line: str | None) -> None:
+    assert command_line(words) == (line or " ".join(words))
+
+
+def test_a_name_cannot_add_a_line() -> None:
+    with pytest.raises(SettingsInvalid, match="control characters"):
+        escaped("a\nExecStart=/bin/evil")
+
+
+def test_an_assignment_keeps_a_specifier() -> None:
+    assert assignment("KEY", "%d/a") == '"KEY=%d/a"'
+
+
+def test_a_file_says_who_wrote_it() -> None:
+    assert unit_text("a.service", ("Unit", ["After=b"])).startswith(MARK)
