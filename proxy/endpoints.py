@@ -28,16 +28,22 @@ class EndpointKind(Enum):
     INFILL = auto()  # llama-server's fill in the middle
     EMBED_OR_RERANK = auto()  # generates no token
     TRANSCRIPTION = auto()  # audio to text
-    INFO = auto()  # needs no slot: tokenise, apply a template, count, read properties
+    PROMPT = auto()  # needs no slot: render or count the prompt of a request
+    INFO = auto()  # needs no slot: tokenise, read properties
 
     @property
     def takes_slot(self) -> bool:
-        return self is not EndpointKind.INFO
+        return self is not EndpointKind.INFO and self is not EndpointKind.PROMPT
 
     @property
     def generates(self) -> bool:
         """Whether the response is generated text of a chat or completion."""
         return self not in _GENERATE_NOTHING
+
+    @property
+    def takes_variants(self) -> bool:
+        """Whether a variant changes the body."""
+        return self.generates or self is EndpointKind.PROMPT
 
     @property
     def takes_forms(self) -> bool:
@@ -48,17 +54,22 @@ class EndpointKind(Enum):
 
 
 _GENERATE_NOTHING: Final = frozenset(
-    {EndpointKind.EMBED_OR_RERANK, EndpointKind.TRANSCRIPTION, EndpointKind.INFO}
+    {
+        EndpointKind.EMBED_OR_RERANK,
+        EndpointKind.TRANSCRIPTION,
+        EndpointKind.PROMPT,
+        EndpointKind.INFO,
+    }
 )
 
 ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
     {
         "GET": {"/lora-adapters": EndpointKind.INFO, "/props": EndpointKind.INFO},
         "POST": {
-            "/apply-template": EndpointKind.INFO,
+            "/apply-template": EndpointKind.PROMPT,
             "/audio/transcriptions": EndpointKind.TRANSCRIPTION,
             "/chat/completions": EndpointKind.CHAT,
-            "/chat/completions/input_tokens": EndpointKind.INFO,
+            "/chat/completions/input_tokens": EndpointKind.PROMPT,
             "/completion": EndpointKind.LLAMA_COMPLETION,
             "/completions": EndpointKind.LLAMA_COMPLETION,
             "/detokenize": EndpointKind.INFO,
@@ -68,19 +79,19 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
             "/rerank": EndpointKind.EMBED_OR_RERANK,
             "/reranking": EndpointKind.EMBED_OR_RERANK,
             "/responses": EndpointKind.RESPONSES,
-            "/responses/input_tokens": EndpointKind.INFO,
+            "/responses/input_tokens": EndpointKind.PROMPT,
             "/tokenize": EndpointKind.INFO,
             "/v1/audio/transcriptions": EndpointKind.TRANSCRIPTION,
             "/v1/chat/completions": EndpointKind.CHAT,
-            "/v1/chat/completions/input_tokens": EndpointKind.INFO,
+            "/v1/chat/completions/input_tokens": EndpointKind.PROMPT,
             "/v1/completions": EndpointKind.COMPLETION,
             "/v1/embeddings": EndpointKind.EMBED_OR_RERANK,
             "/v1/messages": EndpointKind.MESSAGES,
-            "/v1/messages/count_tokens": EndpointKind.INFO,
+            "/v1/messages/count_tokens": EndpointKind.PROMPT,
             "/v1/rerank": EndpointKind.EMBED_OR_RERANK,
             "/v1/reranking": EndpointKind.EMBED_OR_RERANK,
             "/v1/responses": EndpointKind.RESPONSES,
-            "/v1/responses/input_tokens": EndpointKind.INFO,
+            "/v1/responses/input_tokens": EndpointKind.PROMPT,
         },
     }
 )

@@ -243,7 +243,7 @@ def json_content(
     """
     members = members_of(body)
     pick = names.resolve(named_model(members) or named)
-    applied = pick.variant.applied(members) if pick.variant and kind.generates else members
+    applied = pick.variant.applied(members) if pick.variant and kind.takes_variants else members
     stays_s = keep_alive_s(applied) if kind.takes_slot else None
     forwarded = _without_ours(applied)
     check(kind, forwarded, settings.limits)

@@ -53,7 +53,12 @@ _ENDS: Final = {
 }
 _END_BYTES: Final = 64
 _UNLEARNED: Final = frozenset(
-    {EndpointKind.EMBED_OR_RERANK, EndpointKind.TRANSCRIPTION, EndpointKind.INFO}
+    {
+        EndpointKind.EMBED_OR_RERANK,
+        EndpointKind.TRANSCRIPTION,
+        EndpointKind.PROMPT,
+        EndpointKind.INFO,
+    }
 )
 
 

@@ -396,6 +396,20 @@ async def test_a_variant_changes_what_the_instance_reads(various: ProxyHarness) 
     assert not {"stop", "id_slot"} & read.keys()
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/apply-template", "/v1/messages/count_tokens", "/v1/chat/completions/input_tokens"],
+)
+async def test_a_variant_changes_a_prompt_that_is_rendered_or_counted(
+    various: ProxyHarness, path: str
+) -> None:
+    fake = await various.fake()
+    async with various.ask(path, model="chat:fixed") as response:
+        assert response.status == 200
+    read = orjson.loads((await fake.calls.get()).body)
+    assert read["chat_template_kwargs"] == {"x": 1}
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings"])
 async def test_a_variant_leaves_alone_what_generates_nothing(
     various: ProxyHarness, path: str
