@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -49,17 +49,18 @@ enabled = true
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=_programs(Path()))
-    only = parser.parse_args().only
+    parser.add_argument("--url", help="ask this server, such as a bare llama-server")
+    options = parser.parse_args()
     if shutil.which("npm") is None:
         parser.error("npm is not installed; install Node.js 20 or newer")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "llama-corral", "sdks")
     _install(cache)
-    with _served() as url:
+    with nullcontext(options.url) if options.url else _served() as url:
         environment = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
         found = {
             name: _run(program, environment)
             for name, program in _programs(cache).items()
-            if only in {None, name}
+            if options.only in {None, name}
         }
     _print(found)
     return int(any(one != "ok" for results in found.values() for one in results.values()))
