@@ -75,7 +75,7 @@ def _messages(messages: Sequence[Any]) -> Iterator[Any]:
 def _message(role: str, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     content = [part for block in blocks if (part := _part(block))]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    thoughts = [block.get("thinking", "") for block in blocks if block.get("type") == "thinking"]
+    thoughts = [thought for block in blocks if (thought := _thought(block))]
     message: dict[str, Any] = {"role": role, "content": content or ""}
     if calls:
         message["tool_calls"] = calls
@@ -86,6 +86,13 @@ def _message(role: str, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[st
     for block in blocks:
         if block.get("type") == "tool_result":
             yield _result(block)
+
+
+def _thought(block: Mapping[str, Any]) -> str:
+    match block:
+        case {"type": "thinking", "thinking": str(thought)}:
+            return thought
+    return ""
 
 
 def _part(block: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -109,7 +116,7 @@ def _call(block: Mapping[str, Any]) -> dict[str, Any]:
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
     given = block.get("content")
     parts = [part for one in given if (part := _part(one))] if isinstance(given, list) else []
-    is_text = all(part["type"] == "text" for part in parts)
+    is_text = all(isinstance(part.get("text"), str) for part in parts)
     content: Any = "".join(part["text"] for part in parts) if is_text else parts
     if isinstance(given, str):
         content = given
