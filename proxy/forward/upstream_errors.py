@@ -84,7 +84,7 @@ def _too_long(tokens: int, limit: int) -> dict[str, Any]:
     """As for any other prompt that is longer than the context."""
     return {
         "code": 400,
-        "message": f"the input has {tokens} tokens, and this model takes {limit} at most",
+        "message": f"the input is too large: {tokens} tokens, and this model takes {limit}",
         "type": "exceed_context_size_error",
         "n_prompt_tokens": tokens,
         "n_ctx": limit,

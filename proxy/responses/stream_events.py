@@ -92,7 +92,10 @@ class StreamEvents:
         if item_kind := DELTAS.get(kind):
             yield from self._delta(item_kind, event)
         elif kind in _BEGINNINGS:
-            yield from self._begin(event["response"].get("id"))
+            yield from self._begin(event.get("response", {}).get("id"))
+            if "prompt_progress" in event:  # the client asked for it
+                response = begun(self._base, self._id, self._created_at)
+                yield {**event, "response": response}
         elif kind and "error" not in event and kind != "error":
             yield from self._begin(None)
             yield from self._other(kind, event)

@@ -93,3 +93,14 @@ def test_comments_pass() -> None:
 def test_an_event_of_another_shape_is_invalid(event: bytes) -> None:
     with pytest.raises(InvalidEvent):
         StreamEvents(BASE, "resp_0", 5).feed(event)
+
+
+def test_progress_that_a_client_asked_for_passes() -> None:
+    """llama-server's `return_progress`, which its own tests read."""
+    progress = {"total": 9, "cache": 0, "processed": 4}
+    told = written(type="response.in_progress", response={"id": "resp_1"}, prompt_progress=progress)
+    found = passed(*opened(), told, *STREAMS["text"][2:])
+    (event,) = [one for one in found if "prompt_progress" in one]
+    assert event["prompt_progress"] == progress
+    assert event["response"] == found[0]["response"]
+    check_stream(found)
