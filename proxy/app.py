@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.auth.api_keys import ApiKeys
+from proxy.auth.keys_file import Key
 from proxy.batch.batch_queue import BatchQueue
 from proxy.batch.completions import BatchCompletions
 from proxy.batch.requests import OwnRequests
@@ -76,12 +77,13 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     job_storage: JobStorage | None = None,
     engine: EngineReader | None = None,
     control: ModelControl | None = None,
+    own_key: Key | None = None,
 ) -> App:
     """Build the application.
 
     Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
     without an `engine` none about GPUs and the runtime, and without a `control` none that loads and
-    unloads models.
+    unloads models. `own_key` is valid besides those of the API keys file.
 
     Raises:
         ConfigError: An origin, a host or the API keys file is invalid.
@@ -90,9 +92,8 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     forward = Forward(router, loader, settings, metrics.emit)
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))
-    local = LocalEndpoints(
-        router, loader, metrics, batch_queue, has_keys=settings.api_keys_file is not None
-    )
+    keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
+    local = LocalEndpoints(router, loader, metrics, batch_queue, has_keys=keys.are_needed)
     bodies = Bodies(settings)
     requests = OwnRequests(forward, bodies, metrics, server_state)
     batches = BatchCompletions(requests, batch_queue)
@@ -113,7 +114,6 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     ResponsesEndpoint(forwarded, store).add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
-    keys = ApiKeys(settings.api_keys_file, metrics.emit)
     middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections, keys)
     app = App(
         middleware.handle,

@@ -109,6 +109,18 @@ def serve(
     models: Models = None,
     config: Config = None,
     listen: Listen = None,
+    desktop: Annotated[
+        bool,
+        typer.Option(
+            "--desktop",
+            help="Serve a desktop application: any free port of 127.0.0.1 with an API key, events "
+            "as JSON lines on standard output. Ends when standard input is closed.",
+        ),
+    ] = False,
+    watch_pid: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="PID", help="With --desktop: end when this process ends."),
+    ] = None,
     report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the daemon in the foreground until Ctrl-C.
@@ -116,12 +128,24 @@ def serve(
     One Ctrl-C lets running requests finish, a second shortens the wait to 5 s, a third ends it.
     SIGHUP reloads the settings, as corral reload does.
     """
+    if watch_pid and not desktop:
+        raise typer.BadParameter("--watch-pid needs --desktop")
+    if desktop and report_fd is None:
+        if listen:
+            raise typer.BadParameter("--desktop chooses the address; leave out --listen")
+        from supervisor.commands.desktop import serve_desktop
+
+        _finish("serve", lambda: serve_desktop(models or [], config, watch_pid), as_json=False)
     # Until the daemon handles signals, Ctrl-C kills it: a KeyboardInterrupt could be raised in the
     # clean-up of an import, where Python ignores it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from supervisor.commands.serve import serve as call
 
-    _finish("serve", lambda: call(models or [], config, listen, report_fd), as_json=False)
+    _finish(
+        "serve",
+        lambda: call(models or [], config, listen, report_fd, is_desktop=desktop),
+        as_json=False,
+    )
 
 
 @app.command()

@@ -7,9 +7,19 @@ request shortens the wait to 5 s, a third ends it. SIGHUP reloads the settings.
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Final
 
 from proxy.errors import ListenFailed
@@ -19,6 +29,9 @@ from supervisor import __version__
 from supervisor.control import server as server_module
 from supervisor.daemon_parts import DaemonParts
 from supervisor.daemon_service import DaemonService, DaemonTimes
+from supervisor.desktop.api_key import DesktopKey
+from supervisor.desktop.hosts import STARTER, DesktopHosts
+from supervisor.desktop.starter import starter_watched
 from supervisor.errors import AccessDenied
 from supervisor.events import EventStream
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
@@ -31,6 +44,8 @@ from supervisor.slot_store.config import clean_up
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # Time left after the second and the third request to shut down.
 _FORCED_DRAIN_S: Final = (5.0, 0.0)
+# Whoever quits a desktop application expects its processes to end.
+_DESKTOP_DRAIN_S: Final = 5.0
 
 
 class Daemon:
@@ -46,13 +61,15 @@ class Daemon:
         directories: Directories,
         events: EventStream,
         environment: ServiceEnvironment,
+        desktop_key: DesktopKey | None = None,
     ) -> None:
         self._directories = directories
         self._events = events
         self._notifier = environment.notifier
         FAILURES.report_to(events.emit)
-        self.parts = DaemonParts(loaded, reread, directories, events, environment)
-        self.service = DaemonService(self.parts, self._times, self.shutdown)
+        self.parts = DaemonParts(loaded, reread, directories, events, environment, desktop_key)
+        self._hosts = DesktopHosts(events.emit, self._end_of_hosts) if desktop_key else None
+        self.service = DaemonService(self.parts, self._times, self.shutdown, self._hosts)
         self._started_at_s = self._stopping_at_s = self._now_s()
         self._shutdown_requests = 0
         self._shutdown = asyncio.Event()
@@ -76,7 +93,8 @@ class Daemon:
                 self._emit_started()
                 report()
                 self._notifier.started()
-                await self._shutdown.wait()
+                with self._starter_watched():
+                    await self._shutdown.wait()
 
     def _clean_up(self) -> None:
         """Remove what a daemon that was killed left behind."""
@@ -118,11 +136,23 @@ class Daemon:
             await server.start()
         except ListenFailed as error:
             raise AccessDenied(error.message, hint=error.hint) from error
+        key = self.parts.desktop_key
         try:
-            write_owner(self._directories.state_file, this_daemon(__version__, server.url))
-            yield
+            with key.written() if key else nullcontext():
+                owner = this_daemon(__version__, server.url, key.path if key else None)
+                write_owner(self._directories.state_file, owner)
+                yield
         finally:
             await server.close()
+
+    def _starter_watched(self) -> AbstractContextManager[None]:
+        if self._hosts is None:
+            return nullcontext()
+        leave = functools.partial(self._hosts.leave, STARTER)
+        return starter_watched(sys.stdin.fileno(), leave)
+
+    def _end_of_hosts(self) -> None:
+        self.shutdown("the last desktop host has left")
 
     def _control_socket(self) -> AbstractAsyncContextManager[None]:
         return server_module.serve(self.service, self._events, self._directories.control_socket)
@@ -140,8 +170,9 @@ class Daemon:
     async def _stop(self) -> None:
         """Drain the proxy, abort requests that take too long, save slots, stop the engines."""
         limits = self.parts.settings.supervisor
-        async with self._deadline(limits.drain_timeout_s):
-            await self.parts.server.drain(limits.drain_timeout_s)
+        drain_s = min(limits.drain_timeout_s, _DESKTOP_DRAIN_S if self._hosts else math.inf)
+        async with self._deadline(drain_s):
+            await self.parts.server.drain(drain_s)
         await self.parts.server.close()
         self.parts.fleet.command("stop")
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0

@@ -21,6 +21,7 @@ from supervisor.adaptive.thread_decider import ThreadDecider
 from supervisor.adaptive.values import AdaptedValues
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
+from supervisor.desktop.api_key import DesktopKey
 from supervisor.engines.discover import Engine
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
@@ -65,8 +66,10 @@ class DaemonParts:
         directories: Directories,
         events: EventStream,
         environment: ServiceEnvironment,
+        desktop_key: DesktopKey | None = None,
     ) -> None:
         self.directories = directories
+        self.desktop_key = desktop_key
         self.events = events
         proxy = checked(loaded.settings.proxy)
         self.metrics = Metrics(proxy, events.emit)
@@ -178,6 +181,7 @@ class DaemonParts:
             storage,
             EngineReaderAdapter(self.fleet),
             ModelControlAdapter(self.fleet, self.admission, self.events),
+            self.desktop_key.key if self.desktop_key else None,
         )
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:

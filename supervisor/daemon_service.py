@@ -15,6 +15,7 @@ from supervisor.control.messages import (
     BalanceStatus,
     DaemonStatus,
     InstanceStatus,
+    JoinedHost,
     ModelStatus,
     MovedLayers,
     TrialStatus,
@@ -29,6 +30,7 @@ from supervisor.control.status import (
 from supervisor.control.trial_status import trial_status
 from supervisor.control.worker_status import worker_statuses
 from supervisor.daemon_parts import DaemonParts
+from supervisor.desktop.hosts import DesktopHosts
 from supervisor.errors import CorralError
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
@@ -51,7 +53,9 @@ class DaemonService:
         parts: DaemonParts,
         times: Callable[[], DaemonTimes],
         shutdown: Callable[[str], None],
+        hosts: DesktopHosts | None = None,
     ) -> None:
+        self._hosts = hosts
         self._parts = parts
         self._fleet = parts.fleet
         self._times = times
@@ -138,6 +142,18 @@ class DaemonService:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
         busy, stats = self._parts.router.in_flight(facts.name), self._parts.stats.of(facts)
         return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
+
+    @property
+    def hosts(self) -> DesktopHosts | None:
+        return self._hosts
+
+    def joined_host(self, host: int) -> JoinedHost:
+        key = self._parts.desktop_key
+        return {
+            "host": host,
+            "api_key_file": str(key.path) if key else "",
+            "status": self.status(),
+        }
 
     def shutdown(self, reason: str) -> None:
         self._shutdown(reason)

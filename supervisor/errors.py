@@ -18,6 +18,8 @@
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
     ├── DaemonBusy                   69    another daemon holds the directory, or ours hangs
+    ├── DaemonStopping               69    the daemon is ending, and takes no new desktop host
+    ├── DaemonExited                  1    the daemon ended without being told to
     ├── MachineBusy                  69    other programs take what a measurement needs
     └── Interrupted                 130    Ctrl-C; the daemon continues
 
@@ -138,6 +140,15 @@ class NoSuchModel(CorralError):
 class DaemonBusy(CorralError):
     code = "daemon_busy"
     exit_code = 69
+
+
+class DaemonStopping(CorralError):
+    code = "daemon_stopping"
+    exit_code = 69
+
+
+class DaemonExited(CorralError):
+    code = "daemon_exited"
 
 
 class MachineBusy(CorralError):

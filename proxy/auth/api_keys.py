@@ -32,12 +32,21 @@ _RECHECK_S: Final = 1.0
 
 
 class ApiKeys:
-    """The valid keys; without a file, no request needs one. Raises ConfigError."""
+    """The valid keys: those of the file, and one that is in none. Raises ConfigError.
+
+    Without both, no request needs a key.
+    """
 
     def __init__(
-        self, path: Path | None, emit: Emit, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path | None,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        own_key: Key | None = None,
     ) -> None:
         self._path = path
+        self._own_keys = (own_key,) if own_key else ()
         self._emit = emit
         self._clock = clock
         self._keys: tuple[Key, ...] = ()
@@ -48,24 +57,25 @@ class ApiKeys:
 
     @property
     def are_needed(self) -> bool:
-        return self._path is not None
+        return bool(self._own_keys) or self._path is not None
 
     def named(self, name: str) -> Key | None:
         """The key of this name; None where there is none, or no more."""
-        if self._path is None:
-            return None
-        self._reload_if_changed(self._path)
-        return next((key for key in self._keys if key.name == name), None)
+        return next((key for key in self._current() if key.name == name), None)
 
     def key_of(self, request: web.BaseRequest) -> Key | None:
         """None if no keys are configured. Raises Unauthorized."""
-        if self._path is None:
+        if not self.are_needed:
             return None
-        self._reload_if_changed(self._path)
-        key = find(_given(request), self._keys)
+        key = find(_given(request), self._current())
         if key is None:
             raise Unauthorized("unknown API key; check it against `corral key list`")
         return key
+
+    def _current(self) -> tuple[Key, ...]:
+        if self._path is not None:
+            self._reload_if_changed(self._path)
+        return (*self._own_keys, *self._keys)
 
     def _reload_if_changed(self, path: Path) -> None:
         now_s = self._clock()

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,15 +26,22 @@ from supervisor.service.environment import ServiceEnvironment, take_service_envi
 if TYPE_CHECKING:
     from supervisor.daemon import Daemon
     from supervisor.log import Sink
+    from supervisor.settings.load import Loaded
 
 
 def serve(
-    words: Sequence[str], config: Path | None, listen: str | None, report_fd: int | None
+    words: Sequence[str],
+    config: Path | None,
+    listen: str | None,
+    report_fd: int | None,
+    *,
+    is_desktop: bool = False,
 ) -> CommandResult:
     """Run the daemon; without words, it loads the models with `preload`.
 
     `report_fd` is a pipe to `corral start` for one line of JSON: `{"models": [names]}` when the
     daemon answers, or `{"error": …}`. The daemon then loads nothing by itself and logs to a file.
+    A desktop backend needs an API key, and ends when its last host leaves.
     """
     raise_descriptor_limit()
     where = directories()
@@ -47,7 +54,14 @@ def serve(
         wanted = () if report.is_open else named or _preloaded(targets)
         with _log_sink(where, to_file=report.is_open) as sink:
             _run(
-                lambda: _daemon(targets, listen, where, sink, environment),
+                lambda: _daemon(
+                    targets,
+                    settings_reader(targets, where, listen),
+                    where,
+                    sink,
+                    environment,
+                    is_desktop=is_desktop,
+                ),
                 wanted,
                 lambda: report.send({"models": named}),
             )
@@ -71,7 +85,8 @@ class _Report:
 
     def send(self, content: Mapping[str, object]) -> None:
         if self._descriptor is not None:
-            os.write(self._descriptor, json.dumps(content).encode() + b"\n")
+            with suppress(BrokenPipeError):  # it was killed meanwhile
+                os.write(self._descriptor, json.dumps(content).encode() + b"\n")
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -83,16 +98,19 @@ def _preloaded(targets: Targets) -> list[str]:
 
 def _daemon(
     targets: Targets,
-    listen: str | None,
+    reread: Callable[[], Loaded],
     where: Directories,
     sink: Sink,
     environment: ServiceEnvironment,
+    *,
+    is_desktop: bool,
 ) -> Daemon:
     from supervisor.daemon import Daemon
+    from supervisor.desktop.api_key import new_desktop_key
     from supervisor.events import EventStream
 
-    reader = settings_reader(targets, where, listen)
-    return Daemon(targets.loaded, reader, where, EventStream(sink), environment)
+    key = new_desktop_key(where.desktop_key) if is_desktop else None
+    return Daemon(targets.loaded, reread, where, EventStream(sink), environment, key)
 
 
 def _run(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from supervisor.commands.spawn_daemon import settings_options, spawn_daemon
 from supervisor.commands.status import reductions
 from supervisor.commands.stop import stop_daemon
 from supervisor.control.client import Client
@@ -53,7 +50,7 @@ def start(
         names = resolve_running(words, client.status())
     except NotRunning:
         try:
-            names = _spawn_daemon(words, config, listen, where)
+            names = spawn_daemon(words, settings_options(config, listen), where)
         except DaemonBusy:
             names = resolve_running(words, _await_status(client))
         else:
@@ -158,33 +155,3 @@ def _failure(instance: InstanceStatus) -> CorralError:
     if _waits_for_worker(instance):
         hint = f"{hint}; {instance['name']} starts when it answers, corral stop ends the wait"
     return StartFailed(message, hint=hint, log=error["log"])
-
-
-def _spawn_daemon(
-    words: Sequence[str], config: Path | None, listen: str | None, where: Directories
-) -> tuple[str, ...]:
-    """Start `corral serve` in its own session, wait until it answers, and return the models meant.
-
-    It resolves the words in our working directory, and warns on our stderr until it has.
-    """
-    reader, writer = os.pipe()
-    argv = [sys.executable, "-m", "supervisor.cli", "serve", "--report-fd", str(writer)]
-    argv += ["--config", str(config)] if config else []
-    argv += ["--listen", listen] if listen else []
-    try:
-        subprocess.Popen(  # it outlives us by design
-            [*argv, "--", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[writer],
-            start_new_session=True,
-        )
-    finally:
-        os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as reports:
-        report = json.loads(reports.readline() or "null")
-    if report is None:
-        raise StartFailed("the daemon exited before it answered", log=str(where.daemon_log))
-    if "error" in report:
-        raise from_json(report["error"])
-    return tuple(report["models"])

@@ -70,6 +70,19 @@ class Client:
         with suppress(DaemonBusy):
             yield from messages
 
+    def host(self) -> Iterator[StreamMessage]:
+        """Be a desktop host until the iterator is closed; the first message has `host`.
+
+        Raises:
+            DaemonStopping: The daemon is ending.
+        """
+        return self._messages("POST", "/v1/hosts", {})
+
+    def leave(self, host: int) -> None:
+        """Leave; the stream of `host` then ends, for the last one with the daemon."""
+        with _response(self._socket, "POST", f"/v1/hosts/{host}/leave", {}) as response:
+            response.read()
+
     def events(self) -> Iterator[StreamMessage]:
         return self._messages("GET", "/v1/events", None)
 

@@ -337,12 +337,21 @@ class LoadProgress(TypedDict):
     fraction: float
 
 
+class JoinedHost(TypedDict):
+    """A desktop host's number, the file that holds its API key, and the daemon at that moment."""
+
+    host: int
+    api_key_file: str
+    status: DaemonStatus
+
+
 class StreamMessage(TypedDict):
     """Exactly one key; the last six end the stream. `waiting`: seconds without another message."""
 
     event: NotRequired[EventLine]
     progress: NotRequired[LoadProgress]
     waiting: NotRequired[float]
+    host: NotRequired[JoinedHost]
     done: NotRequired[DaemonStatus]
     reloaded: NotRequired[ReloadReport]
     slots: NotRequired[list[SavedSlot]]

@@ -13,6 +13,8 @@
     POST /v1/slots/save {"models": [names]}; until their idle slots are saved
     POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
     POST /v1/models/NAME/balance   {"undo": bool}; until its layers are moved as suggested, or back
+    POST /v1/hosts      {}; be a desktop host until disconnect: first `host`, then events
+    POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
 All but status, trials and GET balance are streams of supervisor.control.messages.StreamMessage. A
@@ -36,13 +38,15 @@ from proxy.models import PrefillResult
 from supervisor.control.messages import (
     BalanceStatus,
     DaemonStatus,
+    JoinedHost,
     MovedLayers,
     StreamMessage,
     TrialStatus,
     daemon_exited,
 )
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
-from supervisor.errors import CorralError, NoSuchModel, SettingsInvalid
+from supervisor.desktop.hosts import DesktopHosts
+from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 from supervisor.reload.reload import ReloadResult
 from supervisor.slot_store.manifest import Manifest
@@ -87,6 +91,12 @@ class Service(Protocol):
     ) -> asyncio.Future[list[PrefillResult] | CorralError]:
         """Begin to prefill a prompt on every instance."""
 
+    @property
+    def hosts(self) -> DesktopHosts | None:
+        """The desktop hosts; None for a daemon that ends by command only."""
+
+    def joined_host(self, host: int) -> JoinedHost: ...
+
     def shutdown(self, reason: str) -> None:
         """Begin to drain and stop; a repeated call shortens the drain."""
 
@@ -106,6 +116,8 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.post("/v1/slots/save", api.save_slots),
             web.post("/v1/models/{model}/warm", api.warm),
             web.post("/v1/models/{model}/balance", api.balance),
+            web.post("/v1/hosts", api.host),
+            web.post(r"/v1/hosts/{host:\d{1,9}}/leave", api.leave),
             web.post("/v1/shutdown", api.shutdown),
         ]
     )
@@ -185,6 +197,30 @@ class _Api:
         task = self._service.warm(model, await _prompt(request, model))
         return await _send(request, _pauses(task), lambda: _last_message(task, _warmed))
 
+    async def host(self, request: web.Request) -> web.StreamResponse:
+        hosts = self._hosts()
+        with self._events.listen() as listener, hosts.joined() as host:
+
+            def is_over() -> bool:  # the last one stays to the end of the daemon
+                return not (hosts.has(host) or hosts.is_empty)
+
+            events = _events(listener, is_over, _event_line)
+            return await _send(
+                request, _first({"host": self._service.joined_host(host)}, events), self._done
+            )
+
+    async def leave(self, request: web.Request) -> web.StreamResponse:
+        self._hosts().leave(int(request.match_info["host"]))
+        return _json({})
+
+    def _hosts(self) -> DesktopHosts:
+        if (hosts := self._service.hosts) is not None:
+            return hosts
+        raise DaemonBusy(
+            "the daemon that runs in this runtime directory is not a desktop backend",
+            hint="corral stop ends it; or set CORRAL_RUNTIME_DIR to a directory of the application",
+        )
+
     async def shutdown(self, request: web.Request) -> web.StreamResponse:
         with self._events.listen() as listener:
             self._service.shutdown("requested over the control socket")
@@ -241,6 +277,14 @@ async def _events(
         yield message_of(event)
         if event.name == DAEMON_STOPPED:
             return
+
+
+async def _first(
+    message: StreamMessage, others: AsyncIterator[StreamMessage]
+) -> AsyncIterator[StreamMessage]:
+    yield message
+    async for other in others:
+        yield other
 
 
 async def _pauses(task: asyncio.Future[Any]) -> AsyncIterator[StreamMessage]:

@@ -1,7 +1,6 @@
 """The lock of the runtime directory, which one daemon holds, and the state file that names it.
 
-A killed daemon leaves its state file behind and loses its lock. A pid counts only together with the
-creation time of its process, because pids are reused.
+A killed daemon leaves its state file behind and loses its lock.
 """
 
 from __future__ import annotations
@@ -12,17 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 import filelock
-import psutil
 
 from supervisor.errors import AccessDenied, DaemonBusy
 from supervisor.host.files import write_atomic
 from supervisor.host.paths import Directories, make_private
-
-# psutil derives creation times from clock ticks and the boot time, both exact to 10 ms.
-_SAME_PROCESS_S: Final = 0.05
+from supervisor.host.process_identity import ProcessIdentity, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +28,16 @@ class DaemonInfo:
     created_at: float  # seconds since the epoch, as psutil reports it
     version: str
     url: str  # of its proxy
+    api_key_file: str | None = None  # of a desktop backend
 
     def is_alive(self) -> bool:
-        try:
-            created_at = psutil.Process(self.pid).create_time()
-        except psutil.Error:
-            return False
-        return abs(created_at - self.created_at) < _SAME_PROCESS_S
+        return ProcessIdentity(self.pid, self.created_at).is_alive()
 
 
-def this_daemon(version: str, url: str) -> DaemonInfo:
-    return DaemonInfo(os.getpid(), psutil.Process().create_time(), version, url)
+def this_daemon(version: str, url: str, api_key_file: Path | None = None) -> DaemonInfo:
+    ours = identity_of(os.getpid())
+    key_file = str(api_key_file) if api_key_file else None
+    return DaemonInfo(ours.pid, ours.created_at, version, url, key_file)
 
 
 @contextmanager

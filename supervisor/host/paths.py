@@ -51,6 +51,10 @@ class Directories:
         return self.runtime / "daemon.json"
 
     @property
+    def desktop_key(self) -> Path:
+        return self.runtime / "desktop.key"
+
+    @property
     def lock_file(self) -> Path:
         return self.runtime / "daemon.lock"
 

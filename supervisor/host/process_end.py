@@ -7,18 +7,23 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
-
-from supervisor.host.lock import DaemonInfo
+from typing import Final, Protocol
 
 # Between two checks, on a system without pidfds.
 _LOOK_EVERY_S: Final = 0.02
 
 
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def is_alive(self) -> bool: ...
+
+
 class ProcessEnd:
     """The exit of one process; a later process with its number is not mistaken for it."""
 
-    def __init__(self, owner: DaemonInfo | None, pidfd: int | None) -> None:
+    def __init__(self, owner: Process | None, pidfd: int | None) -> None:
         self._owner = owner
         self._pidfd = pidfd
 
@@ -37,7 +42,7 @@ class ProcessEnd:
 
 
 @contextmanager
-def process_end(owner: DaemonInfo | None) -> Iterator[ProcessEnd]:
+def process_end(owner: Process | None) -> Iterator[ProcessEnd]:
     """Yield the exit of a process, to wait for within the block."""
     pidfd = _open(owner)
     try:
@@ -49,7 +54,7 @@ def process_end(owner: DaemonInfo | None) -> Iterator[ProcessEnd]:
             os.close(pidfd)
 
 
-def _open(owner: DaemonInfo | None) -> int | None:
+def _open(owner: Process | None) -> int | None:
     if owner is None or not owner.is_alive() or not hasattr(os, "pidfd_open"):
         return None
     with suppress(OSError):

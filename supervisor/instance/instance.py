@@ -440,6 +440,7 @@ class Instance:
             self._emit(
                 "instance.failed",
                 failures=self._restart.failures,
+                code=cause.code,
                 reason=cause.sentence,
                 hint=cause.hint,
                 log=str(log_path) if log_path else None,

@@ -1,6 +1,7 @@
 """Which requests a key allows."""
 
 import asyncio
+import hashlib
 import hmac
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from fakes.proxy_harness import CHAT, ProxyHarness, model_info
 from fakes.upstream import Call, say_ok
 
 from proxy.auth.api_keys import ApiKeys, find, visible
-from proxy.auth.keys_file import parse_keys
+from proxy.auth.keys_file import Key, parse_keys
 from proxy.errors import ConfigError, Unauthorized
 
 ME, TOOLS = "corral-me-1234", "corral-tools-1234"
@@ -20,6 +21,7 @@ FILE = (
     f'[keys.tools]\nkey = "{TOOLS}"\nmodels = ["chat"]\npriority = "batch"\nmax_in_flight = 1\n'
 )
 OPEN_PATHS = ["/health", "/v1/health"]
+OWN = Key("own", hashlib.sha256(b"corral-own-1234").digest())
 
 
 @pytest.fixture
@@ -288,3 +290,16 @@ def test_an_unreadable_file_leaves_the_keys_unchanged_and_is_reported_once(
     path.unlink(missing_ok=True)
     write(path, f'[keys.new]\nkey = "{ME}-new"')
     assert not keys.accepts(ME)
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_a_key_that_is_in_no_file_is_valid_beside_those_of_the_file(
+    path: Path, *, with_file: bool
+) -> None:
+    keys = ApiKeys(path if with_file else None, lambda *_, **__: None, own_key=OWN)
+    own = make_mocked_request("GET", "/", bearer("corral-own-1234"))
+    assert keys.are_needed
+    assert keys.key_of(own) is keys.named("own") is OWN
+    with pytest.raises(Unauthorized):
+        keys.key_of(make_mocked_request("GET", "/", bearer("corral-wrong-1234")))
+    assert (keys.named("me") is not None) == with_file

@@ -18,10 +18,12 @@ from supervisor.control.client import Client
 from supervisor.control.messages import (
     BalanceStatus,
     DaemonStatus,
+    JoinedHost,
     MovedLayers,
     StreamMessage,
     TrialStatus,
 )
+from supervisor.desktop.hosts import STARTER, DesktopHosts
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
@@ -59,12 +61,14 @@ class Service:
 
     def __init__(self, events: EventStream) -> None:
         self._events = events
+        self.emit = events.emit
         self.commands: list[tuple[str, list[str]]] = []
         self.refreshed = 0
         self.ending = False
         self.is_cut = False
         self.prompt: dict[str, Any] = {}
         self.reloading: asyncio.Future[ReloadResult | CorralError] | None = None
+        self.hosts: DesktopHosts | None = None
 
     def status(self) -> DaemonStatus:
         return {
@@ -137,6 +141,9 @@ class Service:
         else:
             future.set_result(found)
         return future
+
+    def joined_host(self, host: int) -> JoinedHost:
+        return {"host": host, "api_key_file": "/run/desktop.key", "status": self.status()}
 
     def shutdown(self, reason: str) -> None:
         self.ending = True
@@ -290,6 +297,40 @@ async def test_a_shutdown_begins_and_streams_its_event(service: Service, path: P
     line = await asyncio.to_thread(first)
     assert line["event"]["name"] == "daemon.stopping"
     assert service.ending
+
+
+async def test_the_stream_of_a_host_ends_when_it_leaves(service: Service, path: Path) -> None:
+    service.hosts = DesktopHosts(service.emit, lambda: None)
+
+    def leave() -> tuple[StreamMessage, list[StreamMessage]]:
+        messages = Client(path).host()
+        first = next(messages)
+        Client(path).leave(first["host"]["host"])
+        return first, list(messages)
+
+    first, rest = await asyncio.to_thread(leave)
+    assert first["host"]["api_key_file"] == "/run/desktop.key"
+    assert [one["event"]["name"] for one in rest[:-1]] == ["host.joined", "host.left"]
+    assert "done" in rest[-1]
+    assert not service.hosts.is_empty  # the one that started the daemon
+
+
+async def test_a_host_that_disconnects_has_left(service: Service, path: Path) -> None:
+    left = asyncio.Event()
+    service.hosts = DesktopHosts(service.emit, left.set)
+    messages = Client(path).host()
+    await asyncio.to_thread(next, messages)
+    service.hosts.leave(STARTER)
+    await asyncio.to_thread(messages.close)  # type: ignore[attr-defined]  # a generator
+    async with asyncio.timeout(5):
+        await left.wait()
+
+
+async def test_a_daemon_that_is_no_desktop_backend_takes_no_host(
+    service: Service, path: Path
+) -> None:
+    with pytest.raises(DaemonBusy, match="not a desktop backend"):
+        await lines(Client(path).host)
 
 
 async def post(path: Path, target: str, body: bytes) -> tuple[int, bytes]:

@@ -1,0 +1,1 @@
+"""The daemon as the backend of desktop applications."""
