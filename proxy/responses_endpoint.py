@@ -62,6 +62,7 @@ class ResponsesEndpoint:
         share: Share,
         names: ModelNames,
     ) -> None:
+        self._store.trim()
         turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)
         kind = endpoint_kind("POST", request.path)
         translation = Translation(request.path, kind, _members(kind, turn), turn.size_bytes)

@@ -99,7 +99,7 @@ class ResponseStore:
     def add(
         self, owner: str, given: Items, response: Mapping[str, Any], previous: Turn | None
     ) -> None:
-        """Store a response to some items, and delete what is too old or too much."""
+        """Store a response to some items."""
         turn = Turn(orjson.dumps(given), orjson.dumps(response), previous)
         ids = frozenset(filter(None, map(_id_of, [*given, *response["output"]])))
         stored = StoredResponse(response["id"], turn, self._clock(), ids)
@@ -107,7 +107,7 @@ class ResponseStore:
         self._responses[owner, stored.id] = stored
         self._by_item.update(dict.fromkeys(((owner, one) for one in ids), stored))
         self._hold(turn)
-        self._trim()
+        self.trim()
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Delete a response; return whether there was one. Later turns keep what they need."""
@@ -135,7 +135,8 @@ class ResponseStore:
             self.held_bytes -= turn.size_bytes
             turn = turn.previous
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
+        """Delete what is too old or too much."""
         while self._responses:
             (owner, response_id), oldest = next(iter(self._responses.items()))
             if not self._is_full and self._unexpired(oldest):

@@ -10,6 +10,7 @@ import pytest
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
+from openai_events import check_response
 
 from proxy.batch.requests import OwnAnswer, OwnRequests
 from proxy.body.bodies import Bodies
@@ -117,3 +118,14 @@ async def test_a_drain_aborts_it(own: OwnRequests, proxy: ProxyHarness) -> None:
     await proxy.server.drain(0)
     said = await asking
     assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "draining")
+
+
+async def test_a_response_has_all_members_of_openais(
+    own: OwnRequests, proxy: ProxyHarness, socket: Path
+) -> None:
+    proxy.router.admit(engines.upstream(socket, 2))
+    said = await answer(
+        own, proxy, "/v1/responses", model="chat", input="the cat", max_output_tokens=4
+    )
+    assert said.status == 200
+    check_response(json.loads(said.body))

@@ -159,8 +159,8 @@ def test_a_response_is_kept_for_its_time() -> None:
     clock.now_s = 61
     assert store.find("me", "resp_1") is None
     assert store.item("me", "msg_1") is None
-    ask(store, 2)
-    assert len(store) == 1
+    store.trim()
+    assert (len(store), store.held_bytes) == (0, 0)
 
 
 def test_a_conversation_is_as_long_as_a_body_may_be() -> None:
