@@ -47,6 +47,7 @@ _SAMPLING: Final[Mapping[str, Any]] = {
     "response_fields": ["content"],
     "lora": [],
     "user": "u",
+    "keep_alive": "5m",
 }
 _TOOL: Final = {
     "type": "function",
@@ -140,8 +141,9 @@ GENERATING: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "
 
 
 def body(random: Random, path: str) -> dict[str, Any]:
-    name = path.rpartition("/")[2].replace("reranking", "rerank")
-    name = path.removeprefix("/").removeprefix("v1/") if "chat" in path else name
+    counted = path.removesuffix("/input_tokens")  # the endpoint whose prompt it counts
+    name = counted.rpartition("/")[2].replace("reranking", "rerank")
+    name = counted.removeprefix("/").removeprefix("v1/") if "chat" in counted else name
     whole = dict(_BODIES[name])
     needed = {"messages", "prompt", "input", "max_tokens", "n_predict", "max_output_tokens"}
     chosen = {key: one for key, one in whole.items() if key in needed or random.random() < 0.4}
