@@ -753,11 +753,19 @@ def service_status(user: IsUser = None, as_json: Json = False) -> None:
 
 
 @service_app.command("show")
-def service_show(user: IsUser = None, config: Config = None, as_json: Json = False) -> None:
-    """Print the units; install nothing."""
+def service_show(
+    user: IsUser = None,
+    config: Config = None,
+    kind: Annotated[
+        Literal["systemd", "launchd", "windows"] | None,
+        typer.Option("--format", help="Unset: of this system. launchd and windows are untested."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the units, a launch agent or a note for Windows; install nothing."""
     from supervisor.commands.service import show as call
 
-    _finish("service show", lambda: call(_scope(user), config), as_json=as_json)
+    _finish("service show", lambda: call(_scope(user), config, kind), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The daemon's log: each event passes one structlog pipeline, whose last step is the format.
 
     terminal    09:00:00.000 instance.state_changed instance=chat.0 …     as `corral events`
-    journal     <6>instance.state_changed instance=chat.0 …               the journal adds the time
+    journal     an entry with fields; where the journal does not take it
+                <6>instance.state_changed instance=chat.0 …               the journal adds the time
     elsewhere   {"timestamp":"2026-11-21T09:00:00.000+00:00","level":"info","event":…}
 
 Records of `logging` (aiohttp, asyncio) arrive as `task.failed` events: FailureHandler counts
@@ -12,23 +13,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final, TextIO
+from pathlib import Path
+from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from supervisor.events import LOAD_PROGRESS, Event, describe, key_values
 from supervisor.output import to_json, write
-
-# Source: sd-daemon(3), SD_ERR, SD_WARNING and SD_INFO.
-_PRIORITIES: Final[Mapping[str, int]] = MappingProxyType({"error": 3, "warning": 4, "info": 6})
+from supervisor.service.journal import (
+    JOURNAL_SOCKET,
+    PRIORITIES,
+    journal_entry,
+    send_to_journal,
+)
 
 Sink = Callable[[Event], None]
 WriteLine = Callable[[str], None]
 
 
-def stream_sink(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Sink:
+def stream_sink(
+    stream: TextIO, environ: Mapping[str, str] = os.environ, journal: Path = JOURNAL_SOCKET
+) -> Sink:
     """Log to a stream in the format for what it is: the journal, a terminal, or a file."""
 
     def write_line(line: str) -> None:
@@ -36,7 +42,7 @@ def stream_sink(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Sink
         stream.flush()
 
     if is_journal(stream, environ):
-        return journal_sink(write_line)
+        return native_journal_sink(journal, journal_sink(write_line))
     if stream.isatty():
         return console_sink(stream)
     return json_sink(write_line)
@@ -51,6 +57,15 @@ def console_sink(stream: TextIO) -> Sink:
 
 def json_sink(write_line: WriteLine) -> Sink:
     return _sink(write_line, _flatten, structlog.processors.JSONRenderer(_serialize))
+
+
+def native_journal_sink(journal: Path, otherwise: Sink) -> Sink:
+    def log(event: Event) -> None:
+        is_sent = event.name == LOAD_PROGRESS or send_to_journal(journal_entry(event), journal)
+        if not is_sent:
+            otherwise(event)
+
+    return log
 
 
 def journal_sink(write_line: WriteLine) -> Sink:
@@ -103,7 +118,7 @@ def _flatten(_: WrappedLogger, level: str, entry: EventDict) -> EventDict:
 
 
 def _to_journal(_: WrappedLogger, level: str, entry: EventDict) -> str:
-    return f"<{_PRIORITIES[level]}>{entry['event']} {key_values(entry['fields'])}".rstrip()
+    return f"<{PRIORITIES[level]}>{entry['event']} {key_values(entry['fields'])}".rstrip()
 
 
 def _serialize(entry: EventDict, **_: object) -> str:

@@ -6,8 +6,9 @@ import dataclasses
 import grp
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from supervisor.commands.targets import choose
@@ -18,8 +19,10 @@ from supervisor.output import CommandResult, warn
 from supervisor.service import install as service_install
 from supervisor.service.facts import GPU_GROUPS, NAME, Scope, ServiceFacts
 from supervisor.service.files import SYSTEM_PATHS, ServicePaths, service_files
+from supervisor.service.launchd import launch_agent
 from supervisor.service.reachable import unreachable
 from supervisor.service.state import ServiceState, service_state
+from supervisor.service.windows import windows_note
 
 Format = Literal["systemd", "launchd", "windows"]
 
@@ -28,6 +31,7 @@ _DIRECTORY_VARIABLES: Final = tuple(
     f"CORRAL_{kind}_DIR" for kind in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME")
 )
 _EXIT_INACTIVE: Final = 3
+_NATIVE: Final[Mapping[str, Format]] = MappingProxyType({"darwin": "launchd", "win32": "windows"})
 
 
 def install(scope: Scope, config: Path | None, *, start: bool) -> CommandResult:
@@ -61,10 +65,17 @@ def status(scope: Scope) -> CommandResult:
     return CommandResult(state.as_json(), text, exit_code=0 if state.is_active else _EXIT_INACTIVE)
 
 
-def show(scope: Scope, config: Path | None) -> CommandResult:
-    files = service_files(_facts(scope, config), _paths(scope))
-    text = "\n".join(f"# {path}\n{content}" for path, content in files.items())
-    return CommandResult({str(path): content for path, content in files.items()}, text.rstrip())
+def show(scope: Scope, config: Path | None, kind: Format | None) -> CommandResult:
+    kind = kind or _NATIVE.get(sys.platform, "systemd")
+    if kind == "systemd":
+        files = service_files(_facts(scope, config), _paths(scope))
+        text = "\n".join(f"# {path}\n{content}" for path, content in files.items())
+        data = {str(path): content for path, content in files.items()}
+        return CommandResult(data, text.rstrip())
+    facts = _facts("user", config)
+    log = str(directories().log / "daemon.log")
+    text = launch_agent(facts, log) if kind == "launchd" else windows_note(facts)
+    return CommandResult({kind: text}, text.rstrip())
 
 
 def _facts(scope: Scope, config: Path | None) -> ServiceFacts:

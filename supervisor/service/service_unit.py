@@ -45,6 +45,7 @@ def _run(facts: ServiceFacts) -> list[str]:
         f"ExecStart={command_line(facts.serve)}",
         f"ExecReload={command_line((*facts.command, 'reload'))}",
         *environment,
+        f"SyslogIdentifier={NAME}",
         "Restart=on-failure",
         "RestartSec=5",
         # A restart does not mend settings.

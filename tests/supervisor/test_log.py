@@ -2,6 +2,7 @@ import io
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from proxy.failures import FAILURES, FailureHandler
 from proxy.throttle import Throttle
 from supervisor.events import Event, EventStream
 from supervisor.log import Sink, console_sink, is_journal, journal_sink, json_sink, stream_sink
+from supervisor.service.journal import journal_entry
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 STOPPING = Event("daemon.stopping", AT, {"reason": "SIGTERM received"})
@@ -92,7 +94,7 @@ def test_a_stream_is_the_journal_only_if_device_and_inode_match(tmp_path: Path) 
 
 def test_the_kind_of_stream_decides_the_format(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+", encoding="utf-8") as file:
-        stream_sink(file, journal_of(file))(STOPPING)
+        stream_sink(file, journal_of(file), tmp_path / "no journal")(STOPPING)
         stream_sink(file, {})(STOPPING)
         file.seek(0)
         journal, plain = file.readlines()
@@ -102,6 +104,22 @@ def test_the_kind_of_stream_decides_the_format(tmp_path: Path) -> None:
     assert json.loads(plain)["event"] == "daemon.stopping"
     assert "daemon.stopping" in terminal.getvalue()
     assert "{" not in terminal.getvalue()
+
+
+def test_the_journal_itself_gets_fields(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+        (tmp_path / "log").open("w+", encoding="utf-8") as file,
+    ):
+        journal.bind(str(path))
+        log = stream_sink(file, journal_of(file), path)
+        for event in (PROGRESSED, exited(1)):
+            log(event)
+        entry = journal.recv(64 * 1024)
+        file.seek(0)
+        assert file.read() == ""
+    assert entry == journal_entry(exited(1))
 
 
 @pytest.mark.parametrize("make", [json_sink, journal_sink])

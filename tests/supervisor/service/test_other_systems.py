@@ -1,0 +1,22 @@
+"""What is generated for systems on which nobody has tried it."""
+
+import plistlib
+
+from service_facts import facts
+
+from supervisor.service.launchd import launch_agent
+from supervisor.service.windows import windows_note
+
+
+def test_a_launch_agent_is_a_property_list_that_says_it_is_untested() -> None:
+    text = launch_agent(facts("user", program="/opt/a & b/corral"), "/tmp/log")  # noqa: S108
+    content = plistlib.loads(text.encode())
+    assert content["ProgramArguments"][0] == "/opt/a & b/corral"
+    assert content["KeepAlive"] == {"SuccessfulExit": False}
+    assert "UNTESTED" in text
+
+
+def test_the_note_for_windows_quotes_the_command() -> None:
+    note = windows_note(facts("user", program=r"C:\Program Files\corral.exe"))
+    assert r"\"C:\Program Files\corral.exe\" serve" in note
+    assert note.startswith("UNTESTED")
