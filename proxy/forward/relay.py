@@ -198,9 +198,10 @@ class ResponseRelay:
             self._progress.is_awaiting_upstream = True
         if not is_done or not assembler.is_complete:
             raise self._broken_off()
-        if not assembler.is_blank:
-            await self._send_json(assembler)
-        return not assembler.is_blank
+        if assembler.is_blank:
+            return False
+        await self._send_json(assembler)
+        return True
 
     def _add(self, assembler: Assembler, piece: Mapping[str, Any]) -> None:
         if progress := progress_of(piece):

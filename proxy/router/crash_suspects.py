@@ -64,9 +64,9 @@ class CrashSuspects:
 
     def check(self, request: ProxyRequest) -> None:
         """Raise CrashesEngine where engines crashed twice while they computed a request."""
-        self._forget_old()
         if not self._suspects:  # so that nothing is hashed as long as no engine crashes
             return
+        self._forget_old()
         suspect = self._suspects.get(fingerprint(request))
         if suspect and suspect.crashes >= _REFUSED_FROM:
             rest_s = math.ceil(suspect.at_s + self._memory_s - self._clock())

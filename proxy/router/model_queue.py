@@ -195,6 +195,7 @@ class ModelQueue:
                 self._schedule_recheck(self._assignment.recheck_in_s)
                 return
             self._granted[queued.lease] = queued
+            queued.wake.set()
             self._queue.take(queued)
 
     def _schedule_recheck(self, in_s: float) -> None:

@@ -21,7 +21,6 @@ class QueuedRequest(QueueEntry):
         session: The hash of the client's own name for the conversation, or None.
         new_tokens: Tokens of its prompt to compute, as expected when it joined.
         position: When it joined, from 1; 0 if it got a slot at once.
-        wake: Set when it gets a lease, and when no instance is left that could give it one.
     """
 
     request: ProxyRequest
@@ -30,7 +29,14 @@ class QueuedRequest(QueueEntry):
     lease: Lease | None = None
     new_tokens: int = 0
     position: int = 0
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _wake: asyncio.Event | None = field(default=None, init=False)
+
+    @property
+    def wake(self) -> asyncio.Event:
+        """Set when it gets a lease, and when no instance is left that could give it one."""
+        if self._wake is None:  # most requests never wait
+            self._wake = asyncio.Event()
+        return self._wake
 
 
 def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:

@@ -146,7 +146,6 @@ class SlotAssignment:
         instance.leases += lease.slots
         lease.sequences = len(instance.leases)
         queued.lease = lease
-        queued.wake.set()
         return lease
 
     def _count_turn(self, instance: Instance, weight: float) -> None:
