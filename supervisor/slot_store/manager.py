@@ -79,7 +79,7 @@ class SlotManager:
         restored = next((one.tokens for one in self._restored if one.id_slot == id_slot), 0)
         found = timings.cached_tokens
         expected = min(restored, found + timings.prompt_tokens)
-        if expected >= task.budget.tokens_min and (found or not task.key.state_bytes):
+        if expected >= task.budget.tokens_min and (found or not task.plan.gguf.recurrent):
             problem = "" if found else UNUSED
             note_outcome(task, RestoreOutcome(task.owner.model, expected, found, problem))
 

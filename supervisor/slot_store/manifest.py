@@ -51,15 +51,19 @@ class CacheKey:
     engine: str  # version and size in bytes
     # The options that change the contents of a cache; one that names a file has its size and date.
     options: tuple[str, ...]
-    state_bytes: int = 0  # of the recurrent layers, for one sequence
+    # Of the recurrent layers, for one sequence; 0 without any, None if unknown.
+    state_bytes: int | None = 0
 
     @property
     def slots(self) -> int | None:
         """The number of slots, where each has a cache of its own; else None.
 
-        With a sliding window there are two kinds of caches, whose parts cannot be told apart.
+        With a sliding window there are two kinds of caches, whose parts cannot be told apart; nor
+        can a recurrent state of unknown size.
         """
         if _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
+            return None
+        if self.state_bytes is None:
             return None
         words = (one.split() for one in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
@@ -104,7 +108,7 @@ def cache_key(plan: Plan) -> CacheKey:
         model=plan.gguf.fingerprint,
         engine=f"{plan.engine.version}, {_size(plan.engine.path)} bytes",
         options=tuple(word for word in words if word.split()[0] not in without),
-        state_bytes=state_bytes(plan.gguf),
+        state_bytes=state_bytes(plan.gguf) or (None if plan.gguf.recurrent else 0),
     )
 
 

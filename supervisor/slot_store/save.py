@@ -56,7 +56,7 @@ def _worth_saving(
 ) -> list[SlotState]:
     task.spool()  # the disk whose free space counts
     room_bytes = task.store.room_bytes() - _RESERVE_BYTES
-    token_bytes, state_bytes = _token_bytes(task.plan.gguf), task.key.state_bytes
+    token_bytes, state_bytes = _token_bytes(task.plan.gguf), task.key.state_bytes or 0
     return worth_saving(found, saved_tasks, task.budget, token_bytes, room_bytes, state_bytes)
 
 

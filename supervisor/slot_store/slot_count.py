@@ -26,10 +26,11 @@ from supervisor.slot_store.slot_file import InvalidSlotFile, state_offset
 
 _U32: Final = struct.Struct("<I")
 _COPY_BYTES: Final = 1024**2
-# One cell, its position, no sequence, not transposed, fewer than 65 536 layers, of a known type.
-_RECURRENT: Final = re.compile(rb"\x01\x00{3}.{4}\x00{8}..\x00\x00.\x00{3}", re.DOTALL)
-# 24 for each layer, of which there are at most 1024.
-_DESCRIPTION_MAX_BYTES: Final = 32 * 1024
+# One cell, its position, no sequence, not transposed, the number of layers.
+_RECURRENT: Final = re.compile(rb"\x01\x00{3}.{4}\x00{8}(.{2}\x00\x00)", re.DOTALL)
+_RECURRENT_HEAD_BYTES: Final = 20
+_LAYER_HEAD_BYTES: Final = 24
+_LAYERS_MAX: Final = 1024
 
 
 def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes: int = 0) -> None:
@@ -77,12 +78,15 @@ def _recurrent_at(read: BinaryIO, state_bytes: int) -> int:
     size_bytes = read.seek(0, os.SEEK_END)
     if not state_bytes:
         return size_bytes
-    searched_at = max(0, size_bytes - state_bytes - _DESCRIPTION_MAX_BYTES)
+    most = _RECURRENT_HEAD_BYTES + _LAYERS_MAX * _LAYER_HEAD_BYTES
+    searched_at = max(0, size_bytes - state_bytes - most)
     read.seek(searched_at)
-    found = _RECURRENT.search(read.read())
-    if found is None:
-        raise InvalidSlotFile("it holds no recurrent state")
-    return searched_at + found.start()
+    for found in _RECURRENT.finditer(read.read()):
+        begin, (layers,) = searched_at + found.start(), _U32.unpack(found[1])
+        described_bytes = size_bytes - begin - _RECURRENT_HEAD_BYTES - state_bytes
+        if 0 <= described_bytes <= layers * _LAYER_HEAD_BYTES:
+            return begin
+    raise InvalidSlotFile("it holds no recurrent state")
 
 
 def _end_of_sequence(read: BinaryIO, end: int, trailing: int) -> int:

@@ -141,7 +141,7 @@ class SlotStore:
             os.link(path, link)
         else:
             try:
-                rewrite(path, link, before=before, after=after, state_bytes=key.state_bytes)
+                rewrite(path, link, before=before, after=after, state_bytes=key.state_bytes or 0)
             except (InvalidSlotFile, OSError):
                 link.unlink(missing_ok=True)
                 raise

@@ -64,8 +64,9 @@ def test_a_recurrent_state_stays_at_the_end(tmp_path: Path, after: int) -> None:
     assert target.read_bytes() == state(after, leading=0, trailing=after - 1) + RECURRENT
 
 
-def test_a_file_without_its_recurrent_state_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(state(4, leading=1, trailing=2))
+@pytest.mark.parametrize("tail", [b"", RECURRENT[:-13], RECURRENT + b"more than its layers" * 20])
+def test_a_file_without_its_recurrent_state_is_refused(tmp_path: Path, tail: bytes) -> None:
+    (tmp_path / "a").write_bytes(state(4, leading=1, trailing=2) + tail)
     with pytest.raises(InvalidSlotFile, match="no recurrent state"):
         rewrite(tmp_path / "a", tmp_path / "b", before=4, after=8, state_bytes=16)
 
@@ -88,6 +89,12 @@ def test_which_caches_fit(options: tuple[str, ...], fits: bool) -> None:  # noqa
     assert one.fits(other) is other.fits(one) is fits
     assert one.fits(one)
     assert not one.fits(CacheKey("model", "b11434", OWN))
+
+
+def test_a_recurrent_state_of_unknown_size_fits_the_same_slots_only() -> None:
+    one, other = (CacheKey("model", "b10434", (f"--parallel {n}", *OWN[1:]), None) for n in (2, 4))
+    assert one.fits(one)
+    assert not one.fits(other)
 
 
 @pytest.mark.parametrize(("before", "id_slot", "after"), [(2, 1, 8), (4, 3, 2), (4, 0, 1)])
