@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from proxy.access_log import Emit
-from proxy.endpoints import EndpointKind
 from proxy.errors import (
     UpstreamConnectFailed,
     UpstreamFailed,
@@ -27,12 +26,11 @@ from proxy.errors import (
 )
 from proxy.forward.array import PromptArray, array_of
 from proxy.forward.client_response import RequestWriter, ResponseWriter
-from proxy.forward.messages_writer import MessagesWriter, as_chat
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay
-from proxy.forward.responses_writer import ResponsesWriter
+from proxy.forward.translations import translated
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
 from proxy.models import ModelLoader
 from proxy.request import ProxyRequest
@@ -74,7 +72,7 @@ class Forward:
         if array := array_of(request):
             await self._forward_parts(array, client_response)
             return
-        request, client_response = _translated(request, client_response, turn)
+        request, client_response = translated(request, client_response, turn)
         plan = plan_request(request)
         if plan.is_passed_stream:
             client_response.keep_alive(request.kind)
@@ -173,17 +171,6 @@ class Forward:
             lease.progress.has_header = True
             relay = ResponseRelay(self._router, plan, lease, response, client_response)
             return await relay.run()
-
-
-def _translated(
-    request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
-) -> tuple[ProxyRequest, RequestWriter]:
-    """Return what the engine is asked, and what makes the client's response of its own."""
-    if request.kind is EndpointKind.RESPONSES:
-        return request, ResponsesWriter(client_response, request, turn)
-    if request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
-        return chat, MessagesWriter(client_response)
-    return request, client_response
 
 
 async def _readdressed(

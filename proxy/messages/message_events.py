@@ -15,7 +15,7 @@ from proxy.upstream.sse import DONE, InvalidEvent, Splitter, data_of, members_of
 Event = dict[str, Any]
 
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
-# A block before it has anything, and the member of its deltas.
+# A block before it has anything.
 _TEXT: Final[Event] = {"type": "text", "text": ""}
 _THINKING: Final[Event] = {"type": "thinking", "thinking": "", "signature": ""}
 
