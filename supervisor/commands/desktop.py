@@ -85,7 +85,7 @@ class _DesktopHost:
         joined = join(self._client, self._where, words, options)
         self._number = joined.host["host"]
         models = self._models_meant(words, joined)
-        self._greet(joined)
+        self._greet(joined, models or ())
         if models is not None:
             _in_thread(lambda: self._start(models))
         try:
@@ -121,10 +121,10 @@ class _DesktopHost:
         with suppress(CorralError):  # its events tell how it goes
             next(self._client.command("start", models), None)
 
-    def _greet(self, joined: Joined) -> None:
+    def _greet(self, joined: Joined, requested: Sequence[str]) -> None:
         is_attached = joined.started is None
         log = str(self._where.daemon_log)
-        self._write(desktop_lines.ready_line(joined.host, log, attached=is_attached))
+        self._write(desktop_lines.ready_line(joined.host, requested, log, attached=is_attached))
         for line in desktop_lines.state_lines(joined.host["status"]):
             self._write(line)
 

@@ -5,7 +5,7 @@ Source: https://jsonlines.org, one JSON object a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from supervisor.control.messages import DaemonStatus, EventLine, InstanceStatus, JoinedHost
@@ -23,7 +23,8 @@ _ERROR_CODES: Final[Mapping[str, str]] = {
 }
 
 
-def ready_line(joined: JoinedHost, log: str, *, attached: bool) -> Line:
+def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attached: bool) -> Line:
+    """`requested`: the names of the models that the host's words mean."""
     status = joined["status"]
     return {
         "event": "ready",
@@ -34,6 +35,7 @@ def ready_line(joined: JoinedHost, log: str, *, attached: bool) -> Line:
         "api_key_file": joined["api_key_file"],
         "attached": attached,
         "models": [model["name"] for model in status["models"]],
+        "requested": list(requested),
         "log": log,
     }
 

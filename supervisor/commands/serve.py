@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.commands.targets import Targets, choose, settings_reader
+from supervisor.desktop.starter import is_starter_gone
 from supervisor.errors import CorralError
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
@@ -52,6 +53,8 @@ def serve(
         targets = choose(words, config, where, listen)
         named = targets.names if words else ()
         wanted = () if report.is_open else named or _preloaded(targets)
+        if is_desktop and is_starter_gone(0):  # before the imports, which take longest
+            return CommandResult(None)
         with _log_sink(where, to_file=report.is_open) as sink:
             _run(
                 lambda: _daemon(

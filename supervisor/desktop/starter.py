@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 _READ_BYTES: Final = 4096
+
+
+def is_starter_gone(descriptor: int) -> bool:
+    """Whether the pipe is closed already."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # POLLHUP is always reported; source: poll(2)
+    return any(found & select.POLLHUP for _, found in poll.poll(0))
 
 
 @contextmanager

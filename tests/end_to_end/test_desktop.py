@@ -58,7 +58,8 @@ def test_a_host_sees_a_model_load_and_all_end_with_its_pipe(
     host = start("tiny")
     ready = host.line()
     assert (ready["event"], ready["schema"], ready["attached"]) == ("ready", 1, False)
-    assert (ready["models"], ready["pid"]) == (["tiny"], corral.daemon_pid)
+    assert ready["models"] == ready["requested"] == ["tiny"]
+    assert ready["pid"] == corral.daemon_pid
     assert ready["url"].startswith("http://127.0.0.1:")
     assert stat.S_IMODE(Path(ready["api_key_file"]).stat().st_mode) == 0o600
     progress = host.until(event="progress", instance="tiny.0")
