@@ -1,12 +1,9 @@
 """The daemon as a service of systemd, whose side of the protocols the test plays."""
 
-import http.client
-import json
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 import pytest
 from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 from notify_peer import NotifyPeer, abstract_address
+from steady_client import SteadyClient
 
 
 @pytest.fixture
@@ -96,50 +94,14 @@ def test_a_reload_and_a_stop_are_reported(
     assert daemon.wait(PATIENCE_S) == 0
 
 
-class Client(threading.Thread):
-    """Sends one request after another until it is stopped, and keeps every answer but a 200."""
-
-    def __init__(self, port: int, *, keep_alive: bool) -> None:
-        super().__init__(daemon=True)
-        self._port = port
-        self._keep_alive = keep_alive
-        self.is_stopped = False
-        self.answered = 0
-        self.failures: list[object] = []
-
-    def run(self) -> None:
-        connection = self._connect()
-        while not self.is_stopped:
-            if not self._keep_alive:
-                connection.close()
-                connection = self._connect()
-            try:
-                self._ask(connection)
-            except (OSError, http.client.HTTPException) as error:
-                self.failures.append(error)
-                connection = self._connect()
-        connection.close()
-
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
-
-    def _ask(self, connection: http.client.HTTPConnection) -> None:
-        body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 2})
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", body, headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        self.answered += 1
-        if answer.status != 200:
-            self.failures.append((answer.status, text))
-
-
 def test_no_request_is_refused_over_a_restart(
     corral: CorralCli, kept: socket.socket, tiny_model: Path
 ) -> None:
     configure(corral, tiny_model)
     port = kept.getsockname()[1]
-    clients = [Client(port, keep_alive=keep_alive) for keep_alive in (False, False, True, True)]
+    clients = [
+        SteadyClient(port, keep_alive=keep_alive) for keep_alive in (False, False, True, True)
+    ]
     for client in clients:
         client.start()  # connects before any daemon listens
     first = activated(corral, kept)
