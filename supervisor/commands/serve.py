@@ -21,8 +21,9 @@ from supervisor.desktop.starter import is_starter_gone
 from supervisor.errors import CorralError
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
-from supervisor.output import CommandResult
+from supervisor.output import CommandResult, warn
 from supervisor.service.environment import ServiceEnvironment, take_service_environment
+from supervisor.settings.load import load
 
 if TYPE_CHECKING:
     from supervisor.daemon import Daemon
@@ -51,6 +52,8 @@ def serve(
         environment = take_service_environment()
         listen = environment.listen or listen
         targets = choose(words, config, where, listen)
+        if environment.listen:
+            _compare_listen(environment.listen, targets.loaded.path, where)
         named = targets.names if words else ()
         wanted = () if report.is_open else named or _preloaded(targets)
         if is_desktop and is_starter_gone(0):  # before the imports, which take longest
@@ -74,6 +77,16 @@ def serve(
         report.send({"error": error.as_json()})  # `corral start` shows it
         return CommandResult(None, exit_code=error.exit_code)
     return CommandResult(None)
+
+
+def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:
+    """Say that another address is configured than the service manager listens on."""
+    wanted = load(path, config_dir=where.config).settings.proxy.listen
+    if wanted != actual:
+        warn(
+            f"listen is {wanted} in the settings, and systemd listens on {actual}; "
+            "corral service install changes that"
+        )
 
 
 class _Report:

@@ -41,13 +41,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 def activated(corral: CorralCli, kept: socket.socket) -> subprocess.Popen[bytes]:
     """Start a daemon as systemd does when it has a socket for it."""
     launch = [sys.executable, "-c", AS_SYSTEMD, str(kept.fileno())]
-    return subprocess.Popen(
-        [*launch, *corral.argv("serve")],
-        env=corral.env,
-        cwd=corral.root,
-        pass_fds=[kept.fileno()],
-        stderr=subprocess.DEVNULL,
-    )
+    with (corral.root / "stderr").open("ab") as stderr:
+        return subprocess.Popen(
+            [*launch, *corral.argv("serve")],
+            env=corral.env,
+            cwd=corral.root,
+            pass_fds=[kept.fileno()],
+            stderr=stderr,
+        )
 
 
 def configure(corral: CorralCli, model: Path) -> None:
@@ -118,3 +119,4 @@ def test_no_request_is_refused_over_a_restart(
     second.send_signal(signal.SIGTERM)
     assert second.wait(PATIENCE_S) == 0
     assert [failure for client in clients for failure in client.failures] == []
+    assert "listen is 127.0.0.1:0 in the settings" in (corral.root / "stderr").read_text("utf-8")
