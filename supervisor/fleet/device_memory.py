@@ -13,6 +13,12 @@ from supervisor.errors import CorralError
 
 # A listing takes 50 ms and more; one of this age will do to decide what to unload.
 _FRESH_S: Final = 0.2
+# Loads wait for it; a driver that takes longer says nothing.
+_LIMIT_S: Final = 5.0
+
+
+def _listed(engine: Engine) -> Sequence[Device]:
+    return discover.list_devices(engine, _LIMIT_S)
 
 
 class DeviceMemory:
@@ -23,7 +29,7 @@ class DeviceMemory:
 
     def __init__(
         self,
-        list_devices: Callable[[Engine], Sequence[Device]] = discover.list_devices,
+        list_devices: Callable[[Engine], Sequence[Device]] = _listed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._list_devices = list_devices

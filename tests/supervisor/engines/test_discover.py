@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.engines.discover import SearchPaths, find, list_engines, load
+from supervisor.engines.discover import (
+    SearchPaths,
+    find,
+    free_bytes,
+    list_devices,
+    list_engines,
+    load,
+)
 from supervisor.engines.help import recorded_builds
 from supervisor.errors import EngineBroken, EngineMissing
 
@@ -169,6 +176,16 @@ def test_an_engine_is_probed_once_until_its_file_changes(
     assert runs.read_text().split() == ["--help", "--version", "--list-devices"]
     fake(engine, devices="Available devices:\n  (none)")
     assert load(engine, cache_dir=cache, places=places).devices == ()
+
+
+def test_free_memory_is_listed_anew_and_never_taken_from_the_cache(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    found = load(fake(tmp_path / "engine"), cache_dir=cache, places=places)
+    assert [one.free_mib for one in found.devices] == [None, None]
+    assert free_bytes(list_devices(found)) == {"Vulkan0": 20000 * 1024**2}
+    fake(found.path, devices=DEVICES.replace("20000", "100"))
+    assert free_bytes(list_devices(found)) == {"Vulkan0": 100 * 1024**2}
 
 
 def test_an_invalid_cached_probe_is_repeated(

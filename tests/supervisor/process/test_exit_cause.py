@@ -75,6 +75,7 @@ WRITTEN = [
     (1, "error loading model: missing tensor 'blk.0.attn_q.weight'", "model_unsupported"),
     (1, f"{CUDA} cudaMalloc failed: out of memory", "device_memory"),
     (1, f"{VULKAN} ErrorOutOfDeviceMemory", "device_memory"),
+    (1, "failed to allocate RPC0[127.0.0.1:50990] buffer of size 16777216", "device_memory"),
     (1, "terminate called after throwing an instance of 'std::bad_alloc'", "host_memory"),
     (1, "draft model vocab type must match target model", "draft_mismatch"),
     (1, "mismatch between text model (n_embd = 6) and mmproj (n_embd = 8)", "projector_mismatch"),
