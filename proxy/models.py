@@ -28,7 +28,7 @@ class ModelInfo:
         created: Unix time in whole seconds; the same for the life of the model's entry.
         context_length: Tokens that one request may use, or None where not known yet.
         slots: Over all instances; 0 where not known yet.
-        reason: Why it failed or its load waits, or None.
+        reason: Why it failed, or failed before its present load, or None.
         remote_variants: Those that only other machines' instances of it have.
         variant_of: The model of which it is a variant, in a list of models.
         is_local: Whether this machine has it; otherwise only others do.

@@ -10,7 +10,7 @@ from typing import Final
 
 from supervisor.admission.evict import Bytes
 from supervisor.admission.other_programs import OtherPrograms, observe
-from supervisor.errors import CorralError
+from supervisor.errors import CorralError, DeviceMemoryShort
 from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.setting import values
 from supervisor.flags.trial import TrialSettings
@@ -30,6 +30,8 @@ HOST: Final = "host"
 _WORKER: Final = "worker {}"
 # More launch fingerprints than a machine has in a year of reloads.
 _OBSERVED_MAX: Final = 256
+# It holds nothing, and must not keep other models out for as long as other programs stay.
+_WAITS_FOR_DEVICE: Final = DeviceMemoryShort.code
 
 # What the daemon changed while it serves, and what was given up.
 _Changed = tuple[FlagSettings, FlagSettings]
@@ -143,8 +145,9 @@ class MemoryUsage:
     def required(self, model: Model) -> Bytes:
         """Return what a model takes, or would take; weights that are mapped count once.
 
-        At most all there is, so that a model which grew beyond that is still loaded, alone, and one
-        whose layers the engine fits to a device is loaded beside other programs.
+        At most all there is, so that a model which grew beyond that is still loaded, alone. Of a
+        device, at most what other programs leave: others make room for it, and its start finds out
+        whether that suffices. A model that needs more than the whole device needs what it needs.
         """
         required = self._of(model.replicas)
         found = list(filter(None, map(self._estimate, model.replicas)))
@@ -152,8 +155,10 @@ class MemoryUsage:
             at_start = found[0].mapped_bytes + sum(one.own_at_start_bytes for one in found)
             capacity = self.capacity()
             required[HOST] = max(at_start, min(required[HOST], capacity.get(HOST, 0)))
-            for name in found[0].devices if found[0].is_fitted else ():
-                required[name] = min(required[name], max(0, capacity.get(name, 0)))
+            for name in found[0].devices:
+                left = max(0, capacity.get(name, 0))
+                if required[name] <= left + self._others.taken.get(name, 0):
+                    required[name] = min(required[name], left)
         return required
 
     def _of(self, replicas: Iterable[Replica]) -> Counter[str]:
@@ -211,7 +216,9 @@ def _key(fingerprint: LaunchFingerprint) -> str:
 
 
 def _is_present(replica: Replica) -> bool:
-    return replica.instance.snapshot().state not in {State.STOPPED, State.FAILED}
+    facts = replica.instance.snapshot()
+    waits = facts.state is State.BACKOFF and facts.cause and facts.cause.code == _WAITS_FOR_DEVICE
+    return facts.state not in {State.STOPPED, State.FAILED} and not waits
 
 
 def _resident(replica: Replica) -> int:

@@ -87,9 +87,9 @@ class ModelStatus(TypedDict):
 
     `idle`: None unless it is loaded.
 
-    `state`: loaded, loading (with a `reason` while that waits after a failure), unloaded (a request
-    loads it), or failed with a `reason`. `adapted`:
-    what follows demand and load; `reduced`: what it gave up after its engine ran out of memory.
+    `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
+    failed with a `reason`. `adapted`: what follows demand and load; `reduced`: what it gave up
+    after its engine ran out of memory.
     """
 
     name: str

@@ -43,13 +43,12 @@ def phase_of(model: Model, snapshots: Sequence[InstanceSnapshot]) -> Phase:
 
 
 def availability(model: Model) -> tuple[Availability, str | None]:
-    """Return whether a model serves, and why it failed or its load waits."""
+    """Return whether a model serves, and why it failed, or failed before its present load."""
     snapshots = [one.instance.snapshot() for one in (*model.replicas, *model.replacements)]
     if any(one.state is State.READY for one in snapshots):
         return "loaded", None
     if any(one.wanted and one.state is not State.FAILED for one in snapshots):
-        waits = (one.cause for one in snapshots if one.cause and one.state is State.BACKOFF)
-        return "loading", next((cause.sentence for cause in waits), None)
+        return "loading", next((one.cause.sentence for one in snapshots if one.cause), None)
     causes = [one.cause.sentence for one in snapshots if one.cause and one.state is State.FAILED]
     if causes or model.refusal:
         return "failed", causes[0] if causes else model.refusal

@@ -128,14 +128,20 @@ def test_after_the_device_is_full_at_a_load_less_is_tried_and_shown(
     assert (kept["ctx_size"], [*kept["reduced"]]) == (8192, ["cache-type-k", "cache-type-v"])
 
 
-def test_a_device_full_of_other_programs_is_waited_for(
+def test_a_device_full_of_other_programs_is_waited_for_and_others_are_served_meanwhile(
     configure: Callable[..., CorralCli], device: SmallDevice
 ) -> None:
     patience = (
         "[supervisor.restart]\nbackoff_initial_s = 0.1\nbackoff_max_s = 0.1\nmax_failures = 1"
     )
-    corral = configure(patience, a=f'on_out_of_memory = "fail"\n[models.a.flags]\n{ON_DEVICE}')
-    device.set_free(10)
+    forbids = 'on_out_of_memory = "fail"\n'
+    large, small = ON_DEVICE.replace("8192", "12288"), ON_DEVICE.replace("8192", "256")
+    corral = configure(
+        patience,
+        a=f"{forbids}[models.a.flags]\n{large}",
+        b=f"{forbids}[models.b.flags]\n{small}",
+    )
+    device.set_free(12)
     corral.serve(until_ready=False)
     until(corral.is_running)
     with ThreadPoolExecutor() as threads:
@@ -143,9 +149,10 @@ def test_a_device_full_of_other_programs_is_waited_for(
         until(lambda: corral.instances()["a.0"]["state"] == "backoff" and device.listings > 3)
         error = corral.instances()["a.0"]["error"]
         assert error
-        assert "of Vulkan0, which has 10.0 MiB free" in error["message"]
+        assert "of Vulkan0, which has 12.0 MiB free" in error["message"]
         assert corral.instances()["a.0"]["pid"] is None
-        assert "Vulkan0, which has 10.0 MiB free" in listed_model(corral, "a")["status"]["reason"]
+        assert "Vulkan0, which has 12.0 MiB free" in listed_model(corral, "a")["status"]["reason"]
+        assert ask(corral, "b")[0] == 200
         device.set_free(TOTAL_MIB)
         assert asked.result(PATIENCE_S)[0] == 200
 

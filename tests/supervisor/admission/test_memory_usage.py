@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fakes.instance_harness import RecordingTraffic
-from samples import engine, model
+from samples import GIB, GPU, engine, model
 
 from supervisor.admission.memory_usage import HOST, MemoryUsage, ObservedMemory
 from supervisor.engines.discover import Engine
+from supervisor.engines.help import FlagValue
 from supervisor.flags.plan import Plan
+from supervisor.fleet.device_memory import DeviceMemory
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
@@ -93,3 +95,36 @@ def test_a_worker_serves_one_model_at_a_time(tmp_path: Path) -> None:
     usage = MemoryUsage(fleet)
     assert usage.capacity()["worker a"] == 1
     assert [usage.required(one).get("worker a", 0) for one in fleet.models.values()] == [1, 1, 0]
+
+
+class OnDevice(Planned):
+    """The same on a device, whose layers the user has set."""
+
+    def engine(self) -> Engine:
+        return engine("b10434", GPU)
+
+    def plan(self, model_name: str) -> Plan:
+        flags: dict[str, FlagValue] = {"ctx-size": 2048, "parallel": 1, "gpu-layers": "all"}
+        large = model(tensor_bytes=(8 if model_name == "chat" else 40) * GIB)
+        memory_inputs = MemoryInputs(large, flags, self.engine())
+        return Plan(model_name, self.engine(), large, (), (), (), 1, 2048, memory_inputs)
+
+
+async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -> None:
+    entry = {"path": "/models/chat.gguf"}
+    settings = Settings(models={"chat": entry, "huge": entry})
+    planner = OnDevice(settings, Directories(*[tmp_path] * 5))
+    fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
+    free_mib = 20 * 1024
+    fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
+    usage, (chat, huge) = MemoryUsage(fleet), fleet.models.values()
+    needs = usage.required(chat)["Vulkan0"]
+    await usage.look([chat])
+    assert usage.capacity()["Vulkan0"] == usage.free()["Vulkan0"] == 20 * GIB
+    assert usage.required(chat)["Vulkan0"] == needs
+    free_mib = 4 * 1024
+    fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
+    await usage.look([chat])
+    # All of what is left, so that idle models go; what never fits must not have them unloaded.
+    assert usage.required(chat)["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
+    assert usage.required(huge)["Vulkan0"] > 24 * GIB
