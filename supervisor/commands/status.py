@@ -185,7 +185,7 @@ def _batch_row(one: BatchQueueStatus) -> tuple[str, ...]:
     return (
         one["model"],
         *(str(one[name]) for name in ("total_queued", "total_batches", "total_single")),
-        f"{one['avg_batch_size']:.1f}",
+        f"{one['avg_batch_size']:.1f}" if one["total_batches"] else "-",
         f"{one['avg_wait_ms']:.0f} ms",
     )
 

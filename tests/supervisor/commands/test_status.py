@@ -186,3 +186,6 @@ def test_batches_are_shown_once_requests_have_gathered() -> None:
     }
     lines = [line.split() for line in render({**STATUS, "batches": [chat]}).splitlines()]
     assert ["chat", "12", "2", "1", "5.5", "31", "ms"] in lines
+    singles: BatchQueueStatus = {**chat, "total_batches": 0, "avg_batch_size": 0.0}
+    lines = [line.split() for line in render({**STATUS, "batches": [singles]}).splitlines()]
+    assert ["chat", "12", "0", "1", "-", "31", "ms"] in lines
