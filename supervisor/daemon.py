@@ -44,8 +44,6 @@ from supervisor.slot_store.config import clean_up
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # Time left after the second and the third request to shut down.
 _FORCED_DRAIN_S: Final = (5.0, 0.0)
-# Whoever quits a desktop application expects its processes to end.
-_DESKTOP_DRAIN_S: Final = 5.0
 
 
 class Daemon:
@@ -148,8 +146,8 @@ class Daemon:
     def _starter_watched(self) -> AbstractContextManager[None]:
         if self._hosts is None:
             return nullcontext()
-        leave = functools.partial(self._hosts.leave, STARTER)
-        return starter_watched(sys.stdin.fileno(), leave)
+        lose = functools.partial(self._hosts.lose, STARTER)
+        return starter_watched(sys.stdin.fileno(), lose)
 
     def _end_of_hosts(self) -> None:
         self.shutdown("the last desktop host has left")
@@ -170,7 +168,7 @@ class Daemon:
     async def _stop(self) -> None:
         """Drain the proxy, abort requests that take too long, save slots, stop the engines."""
         limits = self.parts.settings.supervisor
-        drain_s = min(limits.drain_timeout_s, _DESKTOP_DRAIN_S if self._hosts else math.inf)
+        drain_s = min(limits.drain_timeout_s, self._hosts.drain_max_s if self._hosts else math.inf)
         async with self._deadline(drain_s):
             await self.parts.server.drain(drain_s)
         await self.parts.server.close()

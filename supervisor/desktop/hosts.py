@@ -11,6 +11,8 @@ from supervisor.events import Emit
 
 # The host that started the daemon, from the start of its process until it has joined.
 STARTER: Final = 0
+# Whoever quits an application expects its processes to end.
+_DRAIN_MAX_S: Final = 5.0
 
 
 class DesktopHosts:
@@ -21,10 +23,16 @@ class DesktopHosts:
         self._on_empty = on_empty
         self._hosts = {STARTER}
         self._joined = STARTER
+        self._is_lost = False
 
     @property
     def is_empty(self) -> bool:
         return not self._hosts
+
+    @property
+    def drain_max_s(self) -> float:
+        """How long requests may take at the end: not at all where the last host was killed."""
+        return 0.0 if self._is_lost else _DRAIN_MAX_S
 
     def has(self, host: int) -> bool:
         return host in self._hosts
@@ -45,7 +53,12 @@ class DesktopHosts:
         try:
             yield host
         finally:
-            self.leave(host)
+            self.lose(host)
+
+    def lose(self, host: int) -> None:
+        """Be told that a host is not there any more; no effect if it has left."""
+        self._is_lost |= self._hosts == {host}
+        self.leave(host)
 
     def leave(self, host: int) -> None:
         """Has no effect for a host that has left."""

@@ -17,11 +17,13 @@ class ProcessIdentity:
     created_at: float  # seconds since the epoch, as psutil reports it
 
     def is_alive(self) -> bool:
+        """A process that has ended is not, even before its parent has waited for it."""
         try:
-            created_at = psutil.Process(self.pid).create_time()
+            found = psutil.Process(self.pid)
+            has_ended = found.status() == psutil.STATUS_ZOMBIE
+            return not has_ended and abs(found.create_time() - self.created_at) < _SAME_PROCESS_S
         except psutil.Error:
             return False
-        return abs(created_at - self.created_at) < _SAME_PROCESS_S
 
 
 def identity_of(pid: int) -> ProcessIdentity:
