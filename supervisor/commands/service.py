@@ -82,7 +82,7 @@ def _facts(scope: Scope, config: Path | None) -> ServiceFacts:
     where = directories()
     if scope == "system":
         where = dataclasses.replace(where, config=_SYSTEM_CONFIG)
-        config = config or _SYSTEM_CONFIG / "corral.toml"
+        config = config or _system_settings()
     loaded = choose((), config, where).loaded
     if loaded.path is None:
         raise SettingsInvalid(
@@ -98,6 +98,16 @@ def _facts(scope: Scope, config: Path | None) -> ServiceFacts:
         environment=_environment() if scope == "user" else {},
         groups=tuple(name for name in GPU_GROUPS if _has_group(name)),
     )
+
+
+def _system_settings() -> Path:
+    path = _SYSTEM_CONFIG / "corral.toml"
+    if not path.exists():
+        raise SettingsInvalid(
+            f"a service of the system needs {path}, which is not there",
+            hint="write it, or name another one: --config FILE; --user is for your own settings",
+        )
+    return path
 
 
 def _command() -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, sta
         ServiceFailed: A file of a user's stands there, or systemd refuses.
     """
     _check_ours(paths)
-    systemctl(scope, "--version")  # nothing is written where it is missing
+    systemctl(scope, "show", "--property=Version")  # nothing is written where none answers
     changed = {path.name for path, text in files.items() if _read(path) != text}
     removed = [path for path in paths.all if path not in files and path.exists()]
     if SOCKET in changed or removed:

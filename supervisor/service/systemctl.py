@@ -19,7 +19,7 @@ def systemctl(scope: Scope, *words: str) -> str:
 
 def run(*argv: str) -> str:
     """Run a program to its end; raises ServiceFailed."""
-    command = " ".join(argv)
+    command = " ".join(word for word in argv if not word.startswith("--"))
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
