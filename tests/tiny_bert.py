@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import gguf
 import numpy as np
+import tiny_gguf
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -38,12 +39,7 @@ def make(path: Path, pooling: Literal["mean", "cls", "rank"], *, ctx: int = 512)
     writer.add_token_type_count(2)
     for name, number in (("unknown", 1), ("seperator", 3), ("cls", 2), ("bos", 2), ("eos", 3)):
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
-    for name, weights in _tensors(len(tokens), ctx, has_head=pooling == "rank").items():
-        writer.add_tensor(name, weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.write(writer, _tensors(len(tokens), ctx, has_head=pooling == "rank").items())
     return path
 
 

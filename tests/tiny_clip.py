@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
+import tiny_gguf
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -37,12 +38,7 @@ def make(path: Path, *, embd: int = 64) -> Path:
     writer.add_array("clip.vision.image_mean", [0.5] * 3)
     writer.add_array("clip.vision.image_std", [0.5] * 3)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    for name, weights in _tensors(embd).items():
-        writer.add_tensor(name, weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.write(writer, _tensors(embd).items())
     return path
 
 

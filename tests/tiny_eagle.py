@@ -36,12 +36,7 @@ def make(path: Path, *, target: int = 64) -> Path:
     writer.add_uint32(f"{_ARCHITECTURE}.target_hidden_size", target)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tiny_gguf.add_tokenizer(writer, tokens, types, None)
-    for name, weights in _tensors(tokens, types, target).items():
-        writer.add_tensor(name, weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.write(writer, _tensors(tokens, types, target).items())
     return path
 
 

@@ -8,6 +8,7 @@ a control or byte token at temperature 0: an answer is as long as `max_tokens` a
 from __future__ import annotations
 
 import string
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -81,18 +82,20 @@ def make(
         writer.add_sliding_window(window)
         writer.add_key_length(embd // heads)
         writer.add_value_length(embd // heads)
-    for name, weights in _tensors(
-        mode, tokens, types, (embd, layers, kv_heads * embd // heads, ff), seed
-    ):
+    sizes = embd, layers, kv_heads * embd // heads, ff
+    norms = _gemma_norms(layers, embd, embd // heads) if window else ()
+    write(writer, [*_tensors(mode, tokens, types, sizes, seed), *norms])
+    return path
+
+
+def write(writer: gguf.GGUFWriter, tensors: Iterable[tuple[str, Array]]) -> None:
+    """Write the file of a writer that has all but its tensors."""
+    for name, weights in tensors:
         writer.add_tensor(name, weights)
-    if window:
-        for name, weights in _gemma_norms(layers, embd, embd // heads):
-            writer.add_tensor(name, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def make_slow(path: Path) -> Path:

@@ -72,13 +72,9 @@ def _write(
         writer.add_uint32(f"{_ARCHITECTURE}.nextn_predict_layers", 1)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tiny_gguf.add_tokenizer(writer, tokens, types, tiny_gguf.CHAT_TEMPLATE)
-    for name, weights in _tensors(mode, tokens, types, drafts=drafts).items():
-        if has_trunk or not name.startswith(_TRUNK):
-            writer.add_tensor(name, weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    found = _tensors(mode, tokens, types, drafts=drafts).items()
+    kept = ((name, one) for name, one in found if has_trunk or not name.startswith(_TRUNK))
+    tiny_gguf.write(writer, kept)
     return path
 
 

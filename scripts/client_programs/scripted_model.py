@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
+import tiny_gguf
 from numpy.typing import NDArray
 
 _EMBD: Final = 64
@@ -113,12 +114,7 @@ def make(path: Path, vocabulary_of: Path, commands: Sequence[str], *, ctx: int) 
     _add_facts(writer, ctx)
     _add_vocabulary(writer, fields, tokens, types, end)
     writer.add_chat_template(template(len(commands)))
-    for name, weights in _tensors(len(tokens), follows).items():
-        writer.add_tensor(name, weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.write(writer, _tensors(len(tokens), follows).items())
     return path
 
 
