@@ -1,0 +1,179 @@
+"""Starts the server of a test: the engine with a local model, or llama-corral.
+
+llama-corral is a fork of a process that has imported it: most tests start a server.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import tomlkit
+from fork_server import Fork, ForkServer
+
+from supervisor.engines.discover import Engine
+from supervisor.host.spawn_options import library_path
+
+# The model for a part of a hub's name.
+MODELS: Final = {"stories": "tiny.gguf", "bert": "bert.gguf", "jina": "rank.gguf"}
+_ANY: Final = "tiny.gguf"
+_SOURCES: Final = frozenset({"model", "model-url", "hf-repo", "hf-file"})
+# llama-corral sets these itself, or has settings of its own for them.
+_NOT_PASSED: Final = frozenset(
+    (
+        *("host", "port", "alias", "api-key", "offline", "metrics", "slots", "ui"),
+        *("cors-origins", "slot-save-path", "tags"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Options of llama-server by their long names; a switch is True, or False after `--no-`."""
+
+    options: dict[str, str | bool] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, words: Sequence[str], engine: Engine) -> CommandLine:
+        found: dict[str, str | bool] = {}
+        left = iter(words)
+        for word in left:
+            flag = engine.flags.find(word)
+            key = flag.key if flag else word.lstrip("-")
+            if flag and flag.kind != "switch":
+                value = next(left, "")
+                found[key] = str(Path(value).absolute()) if flag.kind == "path" else value
+            else:
+                found[key] = not word.startswith(("--no-", "-no-"))
+        return cls(found)
+
+    def text(self, key: str, default: str = "") -> str:
+        return str(self.options.get(key, default))
+
+    def model(self, directory: Path) -> Path | None:
+        """The local model; None where it names none, or one that has no substitute."""
+        if given := self.options.get("model"):
+            return Path(str(given))
+        hub = " ".join(str(self.options.get(key, "")) for key in sorted(_SOURCES))
+        return next((directory / file for part, file in MODELS.items() if part in hub), None)
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """Starts servers in place of llama-server.
+
+    Attributes:
+        engine: The engine.
+        directory: Has the models that replace those of a hub, and gets what llama-corral keeps.
+        forks: Runs llama-corral; None runs the engine alone.
+    """
+
+    engine: Engine
+    directory: Path
+    forks: ForkServer | None
+
+    def start(self, words: Sequence[str], env: Mapping[str, str]) -> Server:
+        """Start a server with llama-server's command line, without the program.
+
+        Raises:
+            FileNotFoundError: No local model replaces the one that it names.
+        """
+        line = CommandLine.read(words, self.engine)
+        model = line.model(self.directory)
+        if model is None and line.options.keys() & _SOURCES:
+            raise FileNotFoundError(f"no model replaces that of {' '.join(words)}")
+        if self.forks is None:
+            return self._start_engine(words, model, env)
+        # llama-server without a model is a router, which llama-corral always is.
+        return self._start_corral(self.forks, line, model or self.directory / _ANY, env)
+
+    def _start_engine(
+        self, words: Sequence[str], model: Path | None, env: Mapping[str, str]
+    ) -> Server:
+        argv = [*self.engine.command, *_without_sources(words)]
+        argv += ["--model", str(model)] if model else []
+        libraries = library_path(env, self.engine.path, self.engine.library_dirs)
+        return subprocess.Popen(argv, env={**env, **libraries})
+
+    def _start_corral(
+        self, forks: ForkServer, line: CommandLine, model: Path, env: Mapping[str, str]
+    ) -> Server:
+        own = Path(tempfile.mkdtemp(prefix="c", dir=self.directory))
+        config = own / "corral.toml"
+        config.write_text(tomlkit.dumps(settings(line, model, own)), "utf-8")
+        names = ("CONFIG", "LOG", "RUNTIME", "DATA")
+        places = {f"CORRAL_{name}_DIR": str(own / name.lower()) for name in names}
+        fork = forks.start(["serve", "--config", str(config)], {**env, **places}, own, {1: 1, 2: 2})
+        return _Forked(fork)
+
+
+class Server(Protocol):
+    """The part of `subprocess.Popen` that the tests use."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class _Forked:
+    def __init__(self, fork: Fork) -> None:
+        self._fork = fork
+        self.pid = fork.pid
+        self.poll, self.wait, self.kill = fork.poll, fork.wait, fork.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self._fork.returncode
+
+    def terminate(self) -> None:
+        self._fork.send_signal(signal.SIGTERM)
+
+
+def _without_sources(words: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word.lstrip("-") in _SOURCES:
+            next(left, None)
+        elif word != "--offline":
+            kept.append(word)
+    return kept
+
+
+def settings(line: CommandLine, model: Path, directory: Path) -> dict[str, object]:
+    """The settings for a command line; writes a file of keys where it has a key."""
+    proxy = {"listen": f"127.0.0.1:{line.text('port', '8080')}"}
+    if key := line.text("api-key"):
+        keys = directory / "keys.toml"
+        keys.touch(0o600)
+        keys.write_text(tomlkit.dumps({"keys": {"tests": {"key": key}}}), "utf-8")
+        proxy["api_keys_file"] = str(keys)
+    flags = {
+        name: value for name, value in line.options.items() if name not in _NOT_PASSED | _SOURCES
+    }
+    # llama-server with one model takes any name for it.
+    alias, *aliases = [*line.text("alias", "default").split(","), "*"]
+    return {
+        "proxy": proxy,
+        "supervisor": {
+            "adaptive": False,
+            "measure_threads": False,
+            "persist_slots": False,
+            "record_requests": False,
+        },
+        "models": {alias: {"path": str(model), "aliases": aliases, "flags": flags}},
+    }
