@@ -101,7 +101,10 @@ class Daemon:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
-        """Run all parts; after the block nothing is loaded or reloaded, and the rest is stopped."""
+        """Run all parts; after the block nothing is reloaded, and all is drained and stopped.
+
+        Models are still loaded for requests that are in flight.
+        """
         parts = self.parts
         async with asyncio.TaskGroup() as group:
             serving = [
@@ -122,6 +125,7 @@ class Daemon:
             layers.cancel()
             adaptive.cancel()
             reload.cancel()
+            await self._drain()
             admission.cancel()
             await self._stop()
             for task in (*serving, recorder, trials, workers, notifier):
@@ -165,13 +169,17 @@ class Daemon:
             settings=str(path) if path else None,
         )
 
-    async def _stop(self) -> None:
-        """Drain the proxy, abort requests that take too long, save slots, stop the engines."""
-        limits = self.parts.settings.supervisor
-        drain_s = min(limits.drain_timeout_s, self._hosts.drain_max_s if self._hosts else math.inf)
-        async with self._deadline(drain_s):
-            await self.parts.server.drain(drain_s)
+    async def _drain(self) -> None:
+        """Let requests in flight finish, and abort those that take too long."""
+        limit_s = self.parts.settings.supervisor.drain_timeout_s
+        limit_s = min(limit_s, self._hosts.drain_max_s if self._hosts else math.inf)
+        async with self._deadline(limit_s):
+            await self.parts.server.drain(limit_s)
         await self.parts.server.close()
+
+    async def _stop(self) -> None:
+        """Save slots, stop the engines."""
+        limits = self.parts.settings.supervisor
         self.parts.fleet.command("stop")
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         async with self._deadline(2 * limits.stop_timeout_s + saving_s):

@@ -1,5 +1,6 @@
 """The daemon as a service of systemd, whose side of the protocols the test plays."""
 
+import http.client
 import signal
 import socket
 import subprocess
@@ -120,3 +121,25 @@ def test_no_request_is_refused_over_a_restart(
     assert second.wait(PATIENCE_S) == 0
     assert [failure for client in clients for failure in client.failures] == []
     assert "listen is 127.0.0.1:0 in the settings" in (corral.root / "stderr").read_text("utf-8")
+
+
+def test_a_last_request_while_it_drains_gets_a_model_that_was_not_loaded(
+    corral: CorralCli, kept: socket.socket, tiny_model: Path, slow_model: Path
+) -> None:
+    corral.configure(
+        f'[models.slow]\npath = "{slow_model}"\n[models.tiny]\npath = "{tiny_model}"\n'
+        "preload = false\n[proxy]\nqueue_timeout_s = 20\n"
+    )
+    daemon = activated(corral, kept)
+    client = http.client.HTTPConnection("127.0.0.1", kept.getsockname()[1], timeout=PATIENCE_S)
+    client.request("GET", "/v1/models")
+    client.getresponse().read()
+    stream = begin_stream(corral, 60, model="slow")
+    daemon.send_signal(signal.SIGTERM)
+    until(lambda: corral.status()["stopping"])
+    client.request("POST", "/v1/completions", '{"model": "tiny", "prompt": "a", "max_tokens": 2}')
+    answer = client.getresponse()
+    assert (answer.status, answer.headers["Connection"]) == (200, "close")
+    client.close()
+    assert stream.read().rstrip().endswith(b"data: [DONE]")
+    assert daemon.wait(PATIENCE_S) == 0
