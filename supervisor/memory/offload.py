@@ -1,7 +1,10 @@
 """Which layers go to devices, and their memory there. Pure.
 
 The output is moved first, then layers from the last to the first; the table of embeddings stays,
-and is copied if it serves as output. Follows the source, not measured.
+and is copied if it serves as output. Follows the source, and was compared with the log of build
+10434 on Mesa's software device: weights and cache agree to the last digit, and the total to 1 %
+where all layers are there. A device that has some of the layers needs a larger compute buffer
+than estimated, in SmolLM2 with 65 536 tokens 117 MiB and not 78, of 1 GiB in all.
 """
 
 from __future__ import annotations
