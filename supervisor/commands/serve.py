@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.commands.targets import Targets, choose, settings_reader
-from supervisor.desktop.starter import is_starter_gone
+from supervisor.desktop.starter import exit_with_starter
 from supervisor.errors import CorralError
 from supervisor.host.descriptors import raise_descriptor_limit
 from supervisor.host.paths import Directories, directories, make_private
@@ -56,8 +56,8 @@ def serve(
             _compare_listen(environment.listen, targets.loaded.path, where)
         named = targets.names if words else ()
         wanted = () if report.is_open else named or _preloaded(targets)
-        if is_desktop and is_starter_gone(0):  # before the imports, which take longest
-            return CommandResult(None)
+        if is_desktop:
+            _import_daemon()
         with _log_sink(where, to_file=report.is_open) as sink:
             _run(
                 lambda: _daemon(
@@ -87,6 +87,12 @@ def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:
             f"listen is {wanted} in the settings, and systemd listens on {actual}; "
             "corral service install changes that"
         )
+
+
+def _import_daemon() -> None:
+    """Import what takes longest of a start, while nothing would be left behind."""
+    with exit_with_starter(0):
+        import supervisor.daemon  # noqa: F401
 
 
 class _Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -12,11 +13,26 @@ from typing import Final
 _READ_BYTES: Final = 4096
 
 
-def is_starter_gone(descriptor: int) -> bool:
-    """Whether the pipe is closed already."""
+@contextmanager
+def exit_with_starter(descriptor: int) -> Iterator[None]:
+    """Exit at once when the pipe is closed within the block, which must leave nothing behind."""
+    done, end = os.pipe()
+    thread = threading.Thread(target=_exit_when_closed, args=(descriptor, done))
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(end)
+        thread.join()
+        os.close(done)
+
+
+def _exit_when_closed(descriptor: int, done: int) -> None:
     poll = select.poll()
-    poll.register(descriptor, 0)  # POLLHUP is always reported; source: poll(2)
-    return any(found & select.POLLHUP for _, found in poll.poll(0))
+    for one in (descriptor, done):
+        poll.register(one, 0)  # POLLHUP is always reported; source: poll(2)
+    if descriptor in dict(poll.poll()):
+        os._exit(0)
 
 
 @contextmanager
