@@ -40,7 +40,7 @@ class Axis:
 def axis_over(values: Sequence[float], left: float, right: float) -> Axis:
     """Make an axis that holds all values, which are not negative."""
     low, high = min(values), max(values)
-    if high == low:
+    if math.isclose(high, low):  # ticks between them would all be the same number
         around = high * _AROUND_EQUAL or 1
         return Axis(max(0.0, low - around), high + around, left, right)
     margin = (high - low) * _MARGIN
