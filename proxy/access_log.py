@@ -35,6 +35,7 @@ class AccessRecord:
     Attributes:
         kind: Of the endpoint, once known.
         instance: The last one, once known.
+        fallback_for: The model that the client named, where another got the request.
         conversation: Its number in this process; None where the prompt identifies none.
         is_diverted: Whether the side of a trial that it was meant for had no slot free.
         status: The status that the client got, that of the error which broke a response off, or 499
@@ -50,6 +51,7 @@ class AccessRecord:
         self.conversation: int | None = None
         self.is_diverted = False
         self.instance: str | None = None
+        self.fallback_for: str | None = None
         self.status: int | None = None
         self.bytes_out = 0
         self.timings: Timings | None = None
@@ -123,6 +125,7 @@ class AccessRecord:
                 "request.finished",
                 request=self.request_id,
                 model=self.model,
+                fallback_for=self.fallback_for,
                 instance=self.instance,
                 kind=self.kind.name.lower() if self.kind else None,
                 conversation=self.conversation,

@@ -16,6 +16,7 @@ from proxy.batch.completions import BatchCompletions
 from proxy.body.bodies import Bodies, Share
 from proxy.endpoints import ENDPOINTS
 from proxy.errors import BadRequest, NotLoaded, ProxyError
+from proxy.fallback import Fallback, is_refused
 from proxy.forward import lora_adapters, props
 from proxy.forward.client_response import ClientResponse
 from proxy.forward.forward import Forward
@@ -144,7 +145,13 @@ class ForwardedEndpoints:
         record.model, record.kind = proxy_request.model, proxy_request.kind
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
-        await self._forward.handle(proxy_request, answer, turn)
+        try:
+            await self._forward.handle(proxy_request, answer, turn)
+        except ProxyError as error:
+            if is_refused(request.headers):
+                raise
+            fallback = Fallback(self._forward, names, share, answer)
+            proxy_request = await fallback.send(proxy_request, error, turn)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)
 

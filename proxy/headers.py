@@ -23,6 +23,8 @@ JSON: Final = "application/json; charset=utf-8"
 HOP: Final = "X-Corral-Hop"
 # `batch` queues a request behind all interactive ones.
 PRIORITY: Final = "X-Corral-Priority"
+# Of a response, the model that answered in place of another; of a request, `none`: no other may.
+FALLBACK: Final = "X-Corral-Fallback"
 
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 

@@ -36,6 +36,7 @@ class ModelInfo:
         is_catch_all: Whether it is meant by every name that no model has.
         meta: What llama-server's `/v1/models` tells of its file, as far as known.
         input_modalities: What it reads, in llama-server's words.
+        fallback: Names of the models that may answer in its place, the first first.
         load_progress: While it loads, 0 to 1; else None, and where that is not known.
     """
 
@@ -54,6 +55,7 @@ class ModelInfo:
     is_catch_all: bool = False
     meta: Mapping[str, int | str] = field(default_factory=dict)
     input_modalities: tuple[str, ...] = ("text",)
+    fallback: tuple[str, ...] = ()
     load_progress: float | None = None
 
 

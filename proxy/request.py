@@ -214,7 +214,7 @@ async def _content(
 def _translated(body: bytes, translation: Translation) -> bytes:
     members = members_of(body)
     asked = translation.members(members)
-    return body if asked is members else _written(asked)
+    return body if asked is members else written(asked)
 
 
 def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
@@ -252,7 +252,7 @@ def json_content(
     model = pick.model_info.id
     return Content(
         model,
-        body if forwarded is members else _written(forwarded),
+        body if forwarded is members else written(forwarded),
         forwarded,
         read_prompt(kind, model, forwarded),
         keep_alive_s=stays_s,
@@ -295,7 +295,8 @@ def _without_ours(members: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if name not in _OURS}
 
 
-def _written(members: Mapping[str, Any]) -> bytes:
+def written(members: Mapping[str, Any]) -> bytes:
+    """Return members as a body; raises BadRequest."""
     try:
         return orjson.dumps(members)
     except TypeError as error:  # parsing allows more levels than serialising

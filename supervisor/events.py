@@ -71,8 +71,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "request.finished": (
         "info",
         (
-            "request model instance kind conversation diverted status attempts queued_ms "
-            "first_byte_ms first_token_ms duration_ms bytes_out expected_cached_tokens "
+            "request model fallback_for instance kind conversation diverted status attempts "
+            "queued_ms first_byte_ms first_token_ms duration_ms bytes_out expected_cached_tokens "
             "cached_tokens prompt_tokens decoded_tokens decode_ms drafted_tokens accepted_tokens"
         ),
     ),

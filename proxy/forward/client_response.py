@@ -27,7 +27,7 @@ from multidict import CIMultiDict
 from proxy.access_log import AccessRecord
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, anthropic_type, openai_type
-from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS, for_client, is_event_stream
+from proxy.headers import EVENT_STREAM, FALLBACK, RESPONSE_HEADERS, for_client, is_event_stream
 from proxy.responses.event import failed, written
 from proxy.router.lease import Lease
 
@@ -102,6 +102,7 @@ class ClientResponse:
 
     Attributes:
         extra_headers: Header fields that every response of an instance gets besides its own.
+        requested_model: The model that the client named, where another may answer; else None.
     """
 
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
@@ -112,6 +113,7 @@ class ClientResponse:
         self._is_chunked = False
         self.is_committed = False
         self.extra_headers: Mapping[str, str] = {}
+        self.requested_model: str | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
         self._ping_task: asyncio.Task[None] | None = None
         self._pings_over: asyncio.Event | None = None
@@ -131,6 +133,12 @@ class ClientResponse:
         )
         self.record.is_diverted = lease.is_diverted
         self.extra_headers = _traces(lease)
+        if self.requested_model is not None:
+            self._note_fallback(lease.request.model, self.requested_model)
+
+    def _note_fallback(self, model: str, requested_model: str) -> None:
+        self.record.model, self.record.fallback_for = model, requested_model
+        self.extra_headers = {**self.extra_headers, FALLBACK: model}
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         """Set the status and the header, unless a comment was sent.

@@ -33,6 +33,7 @@ COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "requests_cancelled": (BY_INSTANCE, "Requests whose client disconnected before the end."),
     "requests_rejected": (("model", "code"), "Requests that no instance got, by error code."),
     "retries": (BY_INSTANCE, "Retries, by the last instance."),
+    "fallbacks": (("model",), "Requests for a model that another one got."),
     "upstream_failures": (BY_INSTANCE, "Responses that an instance broke off or did not begin."),
     "prompt_tokens": (BY_INSTANCE, "Prompt tokens computed."),
     "cached_tokens": (BY_INSTANCE, "Prompt tokens taken from a cache."),
@@ -104,6 +105,8 @@ class RequestCounters:
         self.counts[_outcome(fields["status"])][key] += 1
         if fields["attempts"] > 1:
             self.counts["retries"][key] += fields["attempts"] - 1
+        if asked := fields.get("fallback_for"):
+            self.counts["fallbacks"][self._models.of(asked),] += 1
         for name in _TOKENS:
             if count := fields[name]:
                 self.counts[name][key] += count

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from supervisor.errors import SettingsInvalid
 from supervisor.flags.plan import Plan
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.gguf.embedding import embedding
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, table
 from supervisor.proxy_adapter.settings import checked, read_nodes
 from supervisor.settings.load import flatten, load, search_path
+from supervisor.settings.schema import Settings
 
 
 def check(config: Path | None) -> CommandResult:
@@ -20,6 +23,7 @@ def check(config: Path | None) -> CommandResult:
     read_nodes(loaded.settings.nodes)
     planner = LaunchPlanner(loaded.settings, where)
     plans = [plan for name in planner.entries for plan in _plans(planner, name)]
+    _check_fallbacks(loaded.settings, plans)
     omitted = [
         f"{plan.model}: {line.flag} is omitted: {line.reason}"
         for plan in plans
@@ -29,6 +33,23 @@ def check(config: Path | None) -> CommandResult:
     names = ", ".join(planner.entries) or "none"
     data = {"path": source, "models": list(planner.entries), "omitted": omitted}
     return CommandResult(data, f"{source} is fine; models: {names}", tuple(omitted))
+
+
+def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
+    """Reject a fallback that generates no text; raises SettingsInvalid."""
+    mute = [plan.model for plan in plans if _generates_nothing(plan)]
+    names = {name for model in mute for name in (model, *settings.models[model].aliases)}
+    for name, model in settings.models.items():
+        for wrong in names & {name, *model.fallback} if model.fallback else ():
+            raise SettingsInvalid(
+                f"models.{name}.fallback: {wrong} makes embeddings or ranks texts, no chats",
+                hint="only chats fall back: vectors and ranks of two models do not compare",
+            )
+
+
+def _generates_nothing(plan: Plan) -> bool:
+    found = embedding(plan.gguf, plan.memory_inputs.chosen)
+    return found is not None and found.is_only
 
 
 def _plans(planner: LaunchPlanner, model: str) -> Iterator[Plan]:

@@ -76,6 +76,7 @@ class ModelLoaderAdapter:
             slots=model.slots,
             reason=_redacted(model, reason),
             variants=self._fleet.planner.model_settings(model.entry.name).variants,
+            fallback=self._fleet.planner.model_settings(model.entry.name).fallback,
             is_catch_all=CATCH_ALL in aliases,
             meta=self._metas.of(model, self._fleet.planner),
             input_modalities=("text", "image") if "mmproj" in model.entry.flags else ("text",),

@@ -22,6 +22,7 @@ from supervisor.settings import trust
 from supervisor.settings.messages import (
     check_batching,
     check_default_model,
+    check_fallbacks,
     check_names,
     check_tables,
     check_workers,
@@ -80,6 +81,7 @@ def load(
         ) from error
     check_names(settings.models, path)
     check_default_model(settings, path)
+    check_fallbacks(settings, path)
     check_batching(settings.models, path)
     check_workers(settings, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}

@@ -86,8 +86,8 @@ def check_default_model(settings: Settings, path: Path | None) -> None:
         SettingsInvalid: No model here has the name, and there are no nodes.
     """
     default, models = settings.proxy.default_model, settings.models
-    known = {*models, *(name for one in models for name in _further_names(one, models[one]))}
-    if default is None or default in known - {CATCH_ALL} or settings.nodes:
+    known = _all_names(models)
+    if default is None or default in known or settings.nodes:
         return
     near = difflib.get_close_matches(default, known, n=1)
     raise SettingsInvalid(
@@ -95,6 +95,26 @@ def check_default_model(settings: Settings, path: Path | None) -> None:
         f"{brief(default, quoted=False)}" + (f"; did you mean {near[0]}?" if near else ""),
         hint=f"models: {', '.join(models) or 'none'}; an alias or a variant will do as well",
     )
+
+
+def check_fallbacks(settings: Settings, path: Path | None) -> None:
+    """Reject a fallback to a model that there is not; a node may have it.
+
+    Raises:
+        SettingsInvalid: No model here has the name, and there are no nodes.
+    """
+    known = _all_names(settings.models)
+    for name, model in settings.models.items():
+        for other in () if settings.nodes else model.fallback:
+            if other not in known:
+                near = difflib.get_close_matches(other, known, n=1)
+                raise SettingsInvalid(
+                    f"{f'{path}: ' if path else ''}models.{name}.fallback: no model is named "
+                    f"{brief(other, quoted=False)}"
+                    + (f"; did you mean {near[0]}?" if near else ""),
+                    hint=f"models: {', '.join(settings.models)}; an alias or a variant will do "
+                    "as well",
+                )
 
 
 def check_batching(models: Mapping[str, ModelSettings], path: Path | None) -> None:
@@ -128,6 +148,11 @@ def check_workers(settings: Settings, path: Path | None) -> None:
                     f"{worker}" + (f"; did you mean {near[0]}?" if near else ""),
                     hint=f'write [workers.{worker}] with address = "HOST:PORT" or local = true',
                 )
+
+
+def _all_names(models: Mapping[str, ModelSettings]) -> set[str]:
+    further = (name for one in models for name in _further_names(one, models[one]))
+    return {*models, *further} - {CATCH_ALL}
 
 
 def _further_names(name: str, model: ModelSettings) -> Iterator[str]:

@@ -140,6 +140,12 @@ class ModelSettings(ResidencyPolicy):
     aliases: tuple[Alias, ...] = Field(
         (), description="other names that clients may use; * stands for all that no model has"
     )
+    fallback: tuple[Text, ...] = Field(
+        (),
+        max_length=8,
+        description="models, aliases or variants that answer chats, the first that can, while "
+        "this model cannot be served",
+    )
     variants: dict[VariantName, Variant] = Field(
         default_factory=dict,
         description="the same processes under NAME:VARIANT, with other request defaults",

@@ -330,6 +330,7 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
     assert event == {
         "request": name,
         "model": "chat",
+        "fallback_for": None,
         "instance": "chat.1",
         "kind": "chat",
         "diverted": None,

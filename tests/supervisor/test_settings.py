@@ -235,6 +235,21 @@ def test_a_default_model_that_there_is_not_is_rejected(name: str) -> None:
     assert read(CHAT + proxy + node).settings.proxy.default_model == name  # the node may have it
 
 
+@pytest.mark.parametrize("name", ["chat", "talk", "chat:high"])
+def test_a_fallback_is_one_of_the_names(name: str) -> None:
+    chat = CHAT + 'aliases = ["talk", "*"]\n[models.chat.variants.high]\ntemperature = 1\n'
+    other = f'[models.big]\npath = "big.gguf"\nfallback = ["{name}"]\n'
+    assert read(chat + other).settings.models["big"].fallback == (name,)
+
+
+@pytest.mark.parametrize("name", ["chta", "*", "high"])
+def test_a_fallback_that_there_is_not_is_rejected(name: str) -> None:
+    chat = f'{CHAT}fallback = ["{name}"]\n'
+    assert f"models.chat.fallback: no model is named {name}" in refusal(chat)
+    node = '[nodes.box]\nurl = "http://box:8080"\n'
+    assert read(chat + node).settings.models["chat"].fallback == (name,)  # the node may have it
+
+
 def test_an_alias_and_a_variant_have_names_of_their_own() -> None:
     chat = CHAT + 'aliases = ["chat:high"]\n[models.chat.variants.high]\ntemperature = 1\n'
     assert refusal(chat).endswith("models.chat: the name chat:high is given twice")

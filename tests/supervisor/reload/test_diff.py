@@ -135,6 +135,13 @@ def test_notes_name_new_aliases() -> None:
     assert notes(Settings(), aliased("x")) == []
 
 
+def test_notes_name_a_new_fallback() -> None:
+    chat = ModelSettings(path=Path("chat.gguf"))
+    after = chat.model_copy(update={"fallback": ("small",)})
+    found = notes(Settings(models={"chat": chat}), Settings(models={"chat": after}))
+    assert found == ["chat: its fallback is now small"]
+
+
 def test_notes_name_new_variants_and_nodes() -> None:
     high = Variant.model_validate({"temperature": 1})
     chat = ModelSettings(path=Path("chat.gguf"))
