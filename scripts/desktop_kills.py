@@ -96,10 +96,14 @@ def _use(writer: int, span_s: float, *, chats: bool) -> None:
 def _choose(corral: CorralCli, victim: str, host: int) -> tuple[list[psutil.Process] | None, int]:
     """The processes that must end (None: all), and the one to kill; the host before others run."""
     there = [one for one in processes_of(corral.root) if one.pid != host]
-    processes = [one for one in there if one.ppid() == host]
-    daemons = [one for one in there if "--report-fd" in one.cmdline()]
-    found = {"process": processes, "daemon": daemons}.get(victim)
+    found = [one for one in there if _is_running(one) and _is_victim(one, victim, host)]
     return (there, found[0].pid) if found else (None, host)
+
+
+def _is_victim(process: psutil.Process, victim: str, host: int) -> bool:
+    if victim == "process":
+        return process.ppid() == host
+    return victim == "daemon" and "--report-fd" in process.cmdline()
 
 
 def _wait_gone(corral: CorralCli, doomed: list[psutil.Process] | None) -> float:
@@ -114,7 +118,14 @@ def _wait_gone(corral: CorralCli, doomed: list[psutil.Process] | None) -> float:
 def _is_left(corral: CorralCli, doomed: list[psutil.Process] | None) -> bool:
     if doomed is None:
         return bool(processes_of(corral.root))
-    return any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in doomed)
+    return any(_is_running(one) for one in doomed)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _report(took_s: dict[str, list[float]]) -> int:
