@@ -26,6 +26,7 @@ import functools
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
+from proxy.access_log import Emit
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.batch.batch_queue import BatchQueue
@@ -53,6 +54,8 @@ from proxy.router.in_flight import ServerState
 from proxy.router.router import Router
 from proxy.routes import Handler, Routes
 from proxy.settings import ProxySettings
+from proxy.tls.contexts import server_context
+from proxy.tls.renewed import RenewedContext
 from proxy.warm_endpoint import WarmEndpoint
 
 
@@ -66,6 +69,7 @@ class App:
     server_state: ServerState
     connections: Connections[Hashable]
     batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
+    tls: RenewedContext | None = None  # None: clients connect without TLS
 
 
 def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
@@ -86,7 +90,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     unloads models. `own_key` is valid besides those of the API keys file.
 
     Raises:
-        ConfigError: An origin, a host or the API keys file is invalid.
+        ConfigError: An origin, a host, the API keys file or a certificate is invalid.
     """
     server_state = ServerState()
     forward = Forward(router, loader, settings, metrics.emit)
@@ -122,6 +126,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         server_state,
         connections,
         batch_queue.stats,
+        _tls(settings, metrics.emit),
     )
     if job_storage is None:
         return app
@@ -134,6 +139,12 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         bodies.close()
 
     return replace(app, serve=jobs.serve, close=close)
+
+
+def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:
+    if (tls := settings.tls) is None:
+        return None
+    return RenewedContext(tls.files, functools.partial(server_context, tls), emit)
 
 
 async def _serve_nothing() -> None:

@@ -28,6 +28,7 @@ from proxy.headers import RESPONSE_HEADERS, SERVER
 from proxy.router.in_flight import ServerState
 from proxy.routes import Routes
 from proxy.settings import ProxySettings
+from proxy.tls.contexts import server_context
 
 ACCESS_RECORD: Final = web.RequestKey("record", AccessRecord)
 
@@ -37,7 +38,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def check(settings: ProxySettings) -> None:
-    """Check hosts, origins and keys without building a proxy.
+    """Check hosts, origins, keys and certificates without building a proxy.
 
     Raises:
         ConfigError: One of them is invalid.
@@ -45,6 +46,8 @@ def check(settings: ProxySettings) -> None:
     OriginPolicy(settings)
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file)
+    if settings.tls is not None:
+        server_context(settings.tls)
 
 
 class RequestMiddleware:

@@ -9,7 +9,7 @@ import gc
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -17,6 +17,7 @@ from proxy.app import App
 from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.settings import ProxySettings
+from proxy.tls.renewed import listener_context
 
 # For responses that their clients do not read, after all requests have ended.
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
@@ -68,7 +69,8 @@ class Server:
     def url(self) -> str:
         """Where this machine reaches the server, once it has started."""
         host = _ANY_ADDRESS.get(self._settings.host, self._settings.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "https" if self._app.tls else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
         """Raises ListenFailed."""
@@ -92,6 +94,7 @@ class Server:
             asyncio.get_running_loop().create_server,
             lambda: self._make_connection(manager),
             backlog=self._backlog,
+            **self._tls_options(),
         )
         if self._sockets:
             self._listeners = [await listen(sock=one) for one in self._sockets]
@@ -155,6 +158,15 @@ class Server:
         descriptors that are left beside the open connections.
         """
         return min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2))
+
+    def _tls_options(self) -> dict[str, Any]:
+        if self._app.tls is None:
+            return {}
+        return {
+            "ssl": listener_context(self._app.tls),
+            "ssl_handshake_timeout": self._settings.header_timeout_s,
+            "ssl_shutdown_timeout": _LINGERING_S,
+        }
 
     def _make_connection(self, manager: web.Server) -> Connection:
         return Connection(

@@ -10,6 +10,7 @@ from proxy.batch_config import BatchSettings
 from proxy.config.types import ExpandedPath, SettingsTable, Text, text
 from proxy.request_limits.limits import RequestLimits
 from proxy.responses_config import StoredResponseSettings
+from proxy.tls_config import TlsSettings
 
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
@@ -156,6 +157,7 @@ class ProxySettings(SettingsTable):
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()
+    tls: TlsSettings | None = None
 
     @property
     def host(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 from proxy.app import App, build_app
 from proxy.jobs.jobs import JobStorage
@@ -35,7 +36,7 @@ from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
-from supervisor.proxy_adapter.settings import checked, read_nodes
+from supervisor.proxy_adapter.settings import check_tls, checked, read_nodes
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
 from supervisor.reload.reload import Reload
 from supervisor.reload.replace import Replacer
@@ -71,7 +72,7 @@ class DaemonParts:
         self.directories = directories
         self.desktop_key = desktop_key
         self.events = events
-        proxy = checked(loaded.settings.proxy)
+        proxy = self._proxy = checked(loaded.settings.proxy)
         self.metrics = Metrics(proxy, events.emit)
         router_events = RouterEvents()
         self.router = Router(proxy, router_events, self.metrics.emit)
@@ -105,6 +106,11 @@ class DaemonParts:
         router_events.connect(self.fleet, self.admission, self.nodes)
         self.app = self._make_app()
         self.server = Server(self.app, self.settings.proxy, environment.sockets)
+
+    @property
+    def tls_cert(self) -> Path | None:
+        """The certificate of the proxy, which it shows until a restart, or a later one in it."""
+        return self._proxy.tls.cert if self._proxy.tls else None
 
     @property
     def settings(self) -> Settings:
@@ -160,7 +166,7 @@ class DaemonParts:
     def _make_nodes(self) -> Nodes:
         model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)
         return Nodes(
-            read_nodes(self.settings.nodes),
+            read_nodes(self.settings.nodes, self.events.emit),
             self.router,
             model_loader,
             self.settings.proxy,
@@ -185,9 +191,12 @@ class DaemonParts:
         )
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
-        nodes = read_nodes(loaded.settings.nodes)
+        nodes = read_nodes(loaded.settings.nodes, self.events.emit)
+        check_tls(self._proxy)
 
         def apply() -> None:
+            if self.app.tls:
+                self.app.tls.renew()
             self.nodes.set_nodes(nodes)
             self._apply_workers(loaded)
 

@@ -90,6 +90,7 @@ class DaemonService:
             "pid": os.getpid(),
             "version": __version__,
             "url": parts.server.url,
+            "tls_cert": str(parts.tls_cert) if parts.tls_cert else None,
             "up_s": times.up_s,
             "stopping": times.is_stopping,
             "config": str(path) if path else None,

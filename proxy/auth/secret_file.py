@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from proxy.errors import ConfigError
@@ -27,11 +28,33 @@ def read_private(
     Raises:
         ConfigError: It is missing, too large, another user's, or accessible to others.
     """
+
+    def check(found: os.stat_result) -> None:
+        _check_access(path, what, found)
+
+    return _read(path, what, max_bytes, missing, wrong, check)
+
+
+def read_public(path: Path, what: str, max_bytes: int, missing: str, wrong: str) -> bytes:
+    """As `read_private`, for a file that all may read, and that anybody may own."""
+    return _read(path, what, max_bytes, missing, wrong, lambda _: None)[0]
+
+
+def _read(
+    path: Path,
+    what: str,
+    max_bytes: int,
+    missing: str,
+    wrong: str,
+    check: Callable[[os.stat_result], None],
+) -> tuple[bytes, os.stat_result]:
     try:
         # O_NONBLOCK: a pipe in its place must not block us.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
-            _check_access(path, what, found, wrong)
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{what} {path} is not a regular file", wrong)
+            check(found)
             text = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
@@ -41,9 +64,7 @@ def read_private(
     return text, found
 
 
-def _check_access(path: Path, what: str, found: os.stat_result, wrong: str) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{what} {path} is not a regular file", wrong)
+def _check_access(path: Path, what: str, found: os.stat_result) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if mode & (0o037 if _is_credential(path) else 0o077):
         reason = f"is open to others (mode {mode:o})"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
+from proxy.access_log import Emit
 from proxy.auth.secret_file import read_private
 from proxy.config.types import ExpandedPath, SettingsTable, Text
 from proxy.errors import ConfigError
+from proxy.tls.contexts import client_context
+from proxy.tls.renewed import RenewedContext
 from proxy.upstream.upstream import Node, Upstream
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -44,6 +48,15 @@ class NodeSettings(SettingsTable):
     key_file: ExpandedPath | None = Field(
         None, description="file with its API key, readable by this user alone"
     )
+    ca_file: ExpandedPath | None = Field(
+        None, description="PEM file of the CAs that its https is trusted by; unset: the system's"
+    )
+    cert: ExpandedPath | None = Field(
+        None, description="PEM file of the certificate to show it, where it demands one; needs key"
+    )
+    key: ExpandedPath | None = Field(
+        None, description="PEM file of the key of cert, readable by this user alone"
+    )
     models: tuple[Text, ...] = Field((), description="ids of its models to serve here; unset: all")
     slots: int = Field(
         4,
@@ -64,6 +77,18 @@ class NodeSettings(SettingsTable):
         "unset: by its measured speed",
     )
 
+    @property
+    def tls_files(self) -> tuple[Path, ...]:
+        return tuple(path for path in (self.ca_file, self.cert, self.key) if path is not None)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together: set both or none")
+        if self.tls_files and not self.url.startswith("https://"):
+            raise ValueError("ca_file, cert and key are for a url with https://")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredNode:
@@ -72,6 +97,7 @@ class ConfiguredNode:
     name: str
     settings: NodeSettings
     api_key: str = field(default="", repr=False)
+    tls: RenewedContext | None = field(default=None, compare=False, repr=False)
 
     def upstream(
         self,
@@ -101,16 +127,24 @@ class ConfiguredNode:
                 self.settings.local_first,
                 self.settings.weight,
                 variants,
+                self.tls.current if self.tls else None,
             ),
         )
 
 
-def configured_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
-    """The nodes with their keys. Raises ConfigError."""
+def configured_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[ConfiguredNode]:
+    """The nodes with their keys and certificates. Raises ConfigError."""
     return [
-        ConfiguredNode(name, table, read_key(table.key_file) if table.key_file else "")
+        ConfiguredNode(
+            name, table, read_key(table.key_file) if table.key_file else "", _tls(table, emit)
+        )
         for name, table in tables.items()
     ]
+
+
+def _tls(table: NodeSettings, emit: Emit) -> RenewedContext | None:
+    make = functools.partial(client_context, table.ca_file, table.cert, table.key)
+    return RenewedContext(table.tls_files, make, emit) if table.tls_files else None
 
 
 def read_key(path: Path) -> str:

@@ -28,6 +28,7 @@ from proxy.errors import (
 )
 from proxy.settings import ProxySettings
 from proxy.upstream.connection import ConnectionBroken, OnChunk, ReadTimeout, UpstreamConnection
+from proxy.upstream.tls_refusal import tls_refusal
 from proxy.upstream.upstream import Upstream
 
 # A machine that vanished is detected after so much silence and three probes.
@@ -169,7 +170,8 @@ async def _connected(
     except TimeoutError as error:
         raise UpstreamUnconnected(upstream.name, "takes no connection in time") from error
     except OSError as error:
-        raise UpstreamUnconnected(upstream.name, f"takes no connection: {error}") from error
+        reason = tls_refusal(error) or f"takes no connection: {error}"
+        raise UpstreamUnconnected(upstream.name, reason) from error
     return connection
 
 
@@ -177,7 +179,7 @@ async def _connect_tcp(
     loop: asyncio.AbstractEventLoop, connection: UpstreamConnection, upstream: Upstream
 ) -> None:
     node = upstream.node
-    tls = _tls() if node and node.is_tls else None
+    tls = (node.tls or _tls)() if node and node.is_tls else None
     host, port = upstream.host, upstream.port
     transport, _ = await loop.create_connection(lambda: connection, host, port, ssl=tls)
     if node:
@@ -215,7 +217,8 @@ async def _begun(connection: UpstreamConnection, upstream: Upstream) -> None:
     except ConnectionBroken as error:
         if error.is_malformed:
             raise UpstreamFailed(f"{name} gave no answer that is HTTP: {error}") from error
-        raise UpstreamConnectFailed(name, "closed the connection without an answer") from error
+        reason = error.tls_refusal or "closed the connection without an answer"
+        raise UpstreamConnectFailed(name, reason) from error
     if connection.response.status == HTTPStatus.UNAUTHORIZED:
         # A 401 would tell the client that its own key is wrong.
         reason = "see its key_file" if upstream.node else "is something else on its port?"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from proxy.upstream.http1 import InvalidResponse, Response
+from proxy.upstream.tls_refusal import tls_refusal
 
 _HELD_MAX_BYTES: Final = 64 * 1024
 # Up to this size, one packet costs less than two; above it, the copy of the body costs more.
@@ -21,11 +22,17 @@ OnChunk = Callable[[bytes], bool]
 
 
 class ConnectionBroken(Exception):
-    """The connection ended early, or (`is_malformed`) its bytes are not an HTTP response."""
+    """The connection ended early, or (`is_malformed`) its bytes are not an HTTP response.
 
-    def __init__(self, reason: str, *, is_malformed: bool = False) -> None:
+    `tls_refusal`: why, where the other side has ended TLS.
+    """
+
+    def __init__(
+        self, reason: str, *, is_malformed: bool = False, tls_refusal: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.is_malformed = is_malformed
+        self.tls_refusal = tls_refusal
 
 
 class ReadTimeout(Exception):
@@ -128,7 +135,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.close()
         self._transport = None
         if self._failure is None and not self.response.end():
-            self._fail(ConnectionBroken(str(exc or "the connection was closed")))
+            reason = str(exc or "the connection was closed")
+            self._fail(ConnectionBroken(reason, tls_refusal=tls_refusal(exc)))
         self._wake()
 
     def _is_taken(self, body: bytes) -> bool:

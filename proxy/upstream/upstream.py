@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # The engine requires a Host, also over a unix socket.
@@ -15,6 +17,7 @@ class Node:
     Attributes:
         model: The node's id of the model.
         prefix: Before every path: empty or `/something`.
+        tls: The context of connections where `is_tls`; None: one that trusts the system's CAs.
         is_spare: Whether it gets new conversations only when no other slot is free.
         variants: Names of those that the node has of it.
         weight: Its share of requests as a multiple of an average instance's; None: by its speed.
@@ -27,6 +30,7 @@ class Node:
     is_spare: bool = True
     weight: float | None = None
     variants: tuple[str, ...] = ()
+    tls: Callable[[], ssl.SSLContext] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 import httpx
 
 from proxy.errors import Draining
+from supervisor.commands.batch_tls import pinned, raise_if_refused
 from supervisor.control.client import Client
 from supervisor.errors import AccessDenied, CorralError, DaemonBusy
 from supervisor.host.files import open_regular
@@ -81,11 +82,18 @@ class BatchClient:
 
 
 def _connected() -> httpx.Client:
-    url = Client(directories().control_socket).status()["url"]
+    status = Client(directories().control_socket).status()
+    cert = status["tls_cert"]
     key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     # No proxy of the environment: the daemon is on this machine.
-    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+    return httpx.Client(
+        base_url=status["url"],
+        headers=headers,
+        timeout=_TIMEOUT_S,
+        trust_env=False,
+        verify=pinned(Path(cert)) if cert else True,
+    )
 
 
 @contextmanager
@@ -93,6 +101,7 @@ def _answers() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
+        raise_if_refused(error)
         raise DaemonBusy(
             f"the daemon does not answer: {str(error) or type(error).__name__}",
             hint="corral status shows whether it runs; its batches go on when it runs again",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+from supervisor.commands.certificate_notes import certificate_notes
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.plan import Plan
 from supervisor.fleet.planner import LaunchPlanner
@@ -20,7 +22,8 @@ def check(config: Path | None) -> CommandResult:
     where = directories()
     loaded = load(config, config_dir=where.config)
     checked(loaded.settings.proxy)
-    read_nodes(loaded.settings.nodes)
+    read_nodes(loaded.settings.nodes, _emit_nothing)
+    notes = tuple(certificate_notes(loaded.settings, datetime.now(UTC)))
     planner = LaunchPlanner(loaded.settings, where)
     plans = [plan for name in planner.entries for plan in _plans(planner, name)]
     _check_fallbacks(loaded.settings, plans)
@@ -32,7 +35,11 @@ def check(config: Path | None) -> CommandResult:
     source = str(loaded.path or "no settings file")
     names = ", ".join(planner.entries) or "none"
     data = {"path": source, "models": list(planner.entries), "omitted": omitted}
-    return CommandResult(data, f"{source} is fine; models: {names}", tuple(omitted))
+    return CommandResult(data, f"{source} is fine; models: {names}", (*omitted, *notes))
+
+
+def _emit_nothing(_: str, /, **_fields: object) -> None:
+    """Nothing runs whose events anybody could hear."""
 
 
 def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:

@@ -224,9 +224,12 @@ class BatchQueueStatus(TypedDict):
 
 
 class DaemonStatus(TypedDict):
+    """`tls_cert`: path of the proxy's certificate; None without TLS."""
+
     pid: int
     version: str
     url: str
+    tls_cert: str | None
     up_s: float
     stopping: bool
     config: str | None

@@ -6,24 +6,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from proxy.access_log import Emit
 from proxy.auth.keys_file import Key, read_keys
 from proxy.auth.origin import is_loopback
 from proxy.errors import ConfigError
 from proxy.middleware import check
 from proxy.nodes.settings import ConfiguredNode, NodeSettings, configured_nodes
 from proxy.settings import ProxySettings
+from proxy.tls.contexts import server_context
 from supervisor.errors import SettingsInvalid
 
 
-def read_nodes(tables: Mapping[str, NodeSettings]) -> list[ConfiguredNode]:
+def read_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[ConfiguredNode]:
     with explained():
-        return configured_nodes(tables)
+        return configured_nodes(tables, emit)
 
 
 def checked(settings: ProxySettings) -> ProxySettings:
     with explained():
         check(settings)
     return settings
+
+
+def check_tls(settings: ProxySettings) -> None:
+    with explained():
+        if settings.tls is not None:
+            server_context(settings.tls)
 
 
 def api_keys(path: Path) -> tuple[Key, ...]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from proxy.config.toml_text import DEPTH_MAX, is_deeper
+from proxy.config.types import SettingsTable
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.file_paths import absolute
 from supervisor.host.files import NotRegular, expanded, stat_regular
@@ -31,6 +32,8 @@ from supervisor.settings.messages import (
 from supervisor.settings.schema import ModelSettings, Settings
 
 FILE_NAME: Final = "corral.toml"
+
+Table = TypeVar("Table", bound=SettingsTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +203,26 @@ def _resolved(settings: Settings, base: Path) -> Settings:
         return model.model_copy(update=update)
 
     proxy = settings.proxy
-    api_keys_file = proxy.api_keys_file and base / proxy.api_keys_file
+    in_proxy = {
+        "api_keys_file": proxy.api_keys_file and base / proxy.api_keys_file,
+        "tls": proxy.tls and _joined(proxy.tls, base, ("cert", "key", "client_ca")),
+    }
     update = {
         "engine": settings.engine and base / settings.engine,
-        "proxy": proxy.model_copy(update={"api_keys_file": api_keys_file}),
+        "proxy": proxy.model_copy(update=in_proxy),
         "models": {name: resolve_model(name, one) for name, one in settings.models.items()},
         "nodes": {
-            name: node.model_copy(update={"key_file": node.key_file and base / node.key_file})
+            name: _joined(node, base, ("key_file", "ca_file", "cert", "key"))
             for name, node in settings.nodes.items()
         },
     }
     return settings.model_copy(update=update)
+
+
+def _joined(table: Table, base: Path, names: Sequence[str]) -> Table:
+    """Join those of the paths that are set to a directory."""
+    paths = {name: getattr(table, name) for name in names}
+    return table.model_copy(update={name: path and base / path for name, path in paths.items()})
 
 
 def _here() -> Path:

@@ -19,6 +19,7 @@ STATUS: DaemonStatus = {
     "pid": 1,
     "version": "0",
     "url": "http://127.0.0.1:8080",
+    "tls_cert": None,
     "up_s": 1.0,
     "stopping": False,
     "config": None,

@@ -1,0 +1,1 @@
+"""TLS of the listening address and of connections to nodes; certificates are renewed live."""
