@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from supervisor import cli, daemon
+from supervisor import cli, daemon_parts
 from supervisor.adaptive import controller, thread_decider, threads
 from supervisor.host import machine
 from supervisor.host.processor_load import ProcessorReading, read_processor
@@ -26,9 +26,10 @@ def main() -> None:
     here = replace(machine.read(), physical_cores=2, efficiency_cores=0, quota_spare_cores=0)
     decider = functools.partial(thread_decider.ThreadDecider, read=read, read_machine=lambda: here)
     for module, name, value in (
-        (daemon, "ThreadDecider", decider),
+        (daemon_parts, "ThreadDecider", decider),
         (machine, "read_from", lambda _root, _allowed: here),
     ):
+        getattr(module, name)  # where it moved, the test would see the machine it runs on
         setattr(module, name, value)
     for module in (controller, thread_decider, threads):
         for name in [name for name in vars(module) if name.isupper() and name.endswith("_S")]:
