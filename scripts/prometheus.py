@@ -48,6 +48,7 @@ parallel = 2
 [models.gone]
 path = "{path}.gone"
 preload = false
+fallback = ["tiny"]
 """
 # What Prometheus 3 asks for, and what a version asks for that is set to PrometheusText0.0.4.
 PROMETHEUS_3: Final = (
@@ -129,6 +130,8 @@ def _send_requests(url: str, seconds: float) -> None:
             found = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
             if found.status_code != status:
                 found.raise_for_status()
+        chat = {"model": "gone", "messages": [{"role": "user", "content": "the"}], "max_tokens": 5}
+        httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60).raise_for_status()
         many = {"model": "tiny", "prompts": ["the", "sea"], "max_tokens": 5}
         httpx.post(f"{url}/v1/batch/completions", json=many, timeout=60).raise_for_status()
         time.sleep(2 * INTERVAL_S)
