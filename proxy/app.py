@@ -1,6 +1,7 @@
 """Builds the application: every endpoint, and what answers it.
 
 GET   /health  /v1/health                 whether any model can be served
+GET   /health/live                        that requests are answered
 GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and queues

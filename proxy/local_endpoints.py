@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from proxy.auth.api_keys import KEY, client_models
+from proxy.auth.api_keys import KEY, LIVE, client_models
 from proxy.batch.batch_queue import BatchQueue
 from proxy.errors import Unavailable
 from proxy.forward.client_response import error_response
@@ -40,6 +40,7 @@ class LocalEndpoints:
     def add_routes(self, routes: Routes) -> None:
         for path in ("/health", "/v1/health"):
             routes.add(path, get=self.health)
+        routes.add(LIVE, get=self.live)
         for path in ("/models", "/v1/models"):
             routes.add(path, get=self.models)
             routes.add(path + "/{id}", get=self.model)
@@ -55,6 +56,10 @@ class LocalEndpoints:
         if self._has_keys and request[KEY] is None:
             return json_response(dict(models_endpoint.HEALTHY))
         return json_response(models_endpoint.health(model_infos, self._router.instances()))
+
+    async def live(self, _: web.BaseRequest) -> web.Response:
+        """Say that requests are answered, whatever becomes of the models."""
+        return json_response(dict(models_endpoint.HEALTHY))
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         listed = with_variants(self._model_infos(request))

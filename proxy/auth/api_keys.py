@@ -26,7 +26,8 @@ from proxy.models import ModelInfo, ModelLoader, without_nodes
 KEY: Final[web.RequestKey[Key | None]] = web.RequestKey("key", Key)
 
 # Need no key.
-OPEN_PATHS: Final = frozenset({"/health", "/v1/health"})
+LIVE: Final = "/health/live"
+OPEN_PATHS: Final = frozenset({"/health", "/v1/health", LIVE})
 _BEARER: Final = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 _RECHECK_S: Final = 1.0
 

@@ -131,6 +131,7 @@ class Metrics:
         yield from _histograms(self._counters)
         yield from _queues(router.queues())
         yield from _instances(instances, self._clock())
+        yield _kv_cache(instances)
         is_read = {_labels(one.upstream): float(bool(one.families)) for one in readings}
         text = "Whether the engine's own metrics were read."
         yield _gauge("engine_scrape_success", BY_INSTANCE, text, is_read)
@@ -201,6 +202,18 @@ def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
     yield _gauge("requests_waiting", ("model", "priority"), "Queued requests.", waiting)
     yield _gauge("oldest_wait_seconds", ("model",), "Wait of the oldest queued request.", oldest_s)
     yield _gauge("expected_wait_seconds", ("model",), "Expected wait of a new request.", expected_s)
+
+
+def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
+    """Each slot has its own part of the KV cache, and only one request uses it."""
+    slots, leased = Counter[str](), Counter[str]()
+    for instance in instances:
+        if instance.in_service:
+            slots[instance.upstream.model] += instance.upstream.slots
+            leased[instance.upstream.model] += len(instance.leases)
+    ratios: _Values = {(model,): leased[model] / count for model, count in slots.items() if count}
+    text = "Share of the KV cache whose slots requests hold, from 0 to 1."
+    return _gauge("kv_cache_usage_ratio", ("model",), text, ratios)
 
 
 def _instances(instances: Sequence[InstanceStats], now_s: float) -> Iterator[Metric]:

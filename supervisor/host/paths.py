@@ -116,11 +116,11 @@ def directories() -> Directories:
         AccessDenied: The path of the control socket is too long.
     """
     found = Directories(
-        config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", _platform("config")),
-        data=_choose("CORRAL_DATA_DIR", "STATE_DIRECTORY", _platform("data")),
-        cache=_choose("CORRAL_CACHE_DIR", "CACHE_DIRECTORY", _platform("cache")),
-        log=_choose("CORRAL_LOG_DIR", "LOGS_DIRECTORY", _platform("log")),
-        runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", _platform("runtime")),
+        config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", "config"),
+        data=_choose("CORRAL_DATA_DIR", "STATE_DIRECTORY", "data"),
+        cache=_choose("CORRAL_CACHE_DIR", "CACHE_DIRECTORY", "cache"),
+        log=_choose("CORRAL_LOG_DIR", "LOGS_DIRECTORY", "log"),
+        runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", "runtime"),
     )
     if not _can_be_bound(found.control_socket):
         raise AccessDenied(
@@ -169,13 +169,17 @@ def problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
     return None
 
 
-def _choose(ours: str, systemd: str, otherwise: str) -> Path:
-    named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0] or otherwise
+def _choose(ours: str, systemd: str, kind: str) -> Path:
+    named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0]
     if "\0" in named or too_long(Path(named)):
         raise AccessDenied(f"{ours} cannot be used: longer than a path may be")
     try:
-        return Path(named).expanduser().absolute()
-    except (RuntimeError, FileNotFoundError) as error:  # ~nobody; a relative path in no directory
+        return Path(named or _platform(kind)).expanduser().absolute()
+    except (RuntimeError, FileNotFoundError) as error:  # no home; a relative path in no directory
+        if not named:
+            raise AccessDenied(
+                f"no directory for {kind}: {error}", hint=f"set HOME or {ours} to an absolute path"
+            ) from error
         raise AccessDenied(
             f"{ours} cannot be used: {error}", hint="use an absolute path"
         ) from error

@@ -172,6 +172,8 @@ async def test_health_is_503_without_a_cause(
     proxy: ProxyHarness, model_infos: Any, code: str, reason: str
 ) -> None:
     proxy.loader.model_infos = model_infos
+    async with proxy.http.get("/health/live") as response:
+        assert (response.status, await response.json()) == (200, {"status": "ok"})
     async with proxy.http.get("/health") as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"], error["message"]) == (503, code, reason)

@@ -20,7 +20,7 @@ FILE = (
     f'[keys.me]\nkey = "{ME}"\n'
     f'[keys.tools]\nkey = "{TOOLS}"\nmodels = ["chat"]\npriority = "batch"\nmax_in_flight = 1\n'
 )
-OPEN_PATHS = ["/health", "/v1/health"]
+OPEN_PATHS = ["/health", "/v1/health", "/health/live"]
 OWN = Key("own", hashlib.sha256(b"corral-own-1234").digest())
 
 

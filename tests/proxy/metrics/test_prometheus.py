@@ -66,6 +66,7 @@ async def test_a_request_counts_in_every_metric(proxy: ProxyHarness) -> None:
     assert values["corral_queue_seconds_count", *LABELS] == 1
     assert values["corral_slots", *LABELS] == 2
     assert values["corral_slots_decode", *LABELS] == 0
+    assert values["corral_kv_cache_usage_ratio", "chat"] == 0
     assert values["corral_requests_waiting", "chat", "interactive"] == 0
     assert values["process_resident_memory_bytes",] > 0
 
@@ -87,6 +88,7 @@ async def test_a_queued_request_is_neither_accepted_nor_rejected(proxy: ProxyHar
             task.cancel()
     names = ("accepted", "in_flight", "waiting", "rejected", "cancelled")
     assert [total(values, f"corral_requests_{name}") for name in names] == [1, 1, 1, 0, 0]
+    assert values["corral_kv_cache_usage_ratio", "chat"] == 1
 
 
 async def test_the_engines_own_metrics_have_model_and_instance_labels(proxy: ProxyHarness) -> None:

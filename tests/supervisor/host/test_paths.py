@@ -30,6 +30,20 @@ def test_corral_variables_win_over_systemd(monkeypatch: pytest.MonkeyPatch) -> N
     assert directories().log == Path.home() / "logs"
 
 
+def test_a_user_without_a_home_needs_every_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no entry in /etc/passwd
+    for name in ("CONFIG", "CACHE", "DATA", "STATE"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    for kind in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME"):
+        monkeypatch.setenv(f"CORRAL_{kind}_DIR", f"/srv/{kind}")
+    assert directories().data == Path("/srv/DATA")
+    monkeypatch.delenv("CORRAL_CACHE_DIR")
+    with pytest.raises(AccessDenied) as caught:
+        directories()
+    assert caught.value.hint == "set HOME or CORRAL_CACHE_DIR to an absolute path"
+
+
 def test_a_directory_is_made_private(tmp_path: Path) -> None:
     made = make_private(tmp_path / "a" / "b")
     assert made.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,126 @@
+"""The files for containers and Kubernetes, compared with settings, paths and metrics."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from documented_metrics import documented_metrics
+
+from proxy.auth.api_keys import OPEN_PATHS
+from proxy.settings import ProxySettings
+from supervisor.service.facts import ServiceFacts
+from supervisor.settings.schema import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+KUBERNETES = ROOT / "scripts" / "deploy" / "kubernetes"
+EXAMPLES = sorted((KUBERNETES / "examples").glob("*.yaml"))
+SETTINGS = Settings.model_validate(tomllib.loads((KUBERNETES / "corral.toml").read_text("utf-8")))
+PORT = ProxySettings().port
+CONTAINERFILE = (ROOT / "scripts" / "deploy" / "Containerfile").read_text("utf-8")
+
+
+def parsed(path: Path) -> Any:
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+POD = parsed(KUBERNETES / "statefulset.yaml")["spec"]["template"]["spec"]
+[CONTAINER] = POD["containers"]
+
+
+def image_variables() -> dict[str, str]:
+    text = CONTAINERFILE.replace("\\\n", " ")
+    [line] = re.findall(r"^ENV (.*)$", text, re.MULTILINE)
+    return dict(word.split("=", 1) for word in line.split())
+
+
+def test_the_kustomization_names_every_file_but_the_examples() -> None:
+    kustomization = parsed(KUBERNETES / "kustomization.yaml")
+    named = {*kustomization["resources"], "kustomization.yaml"}
+    [generator] = kustomization["configMapGenerator"]
+    assert named | set(generator["files"]) == {
+        path.name for path in KUBERNETES.iterdir() if path.is_file()
+    }
+    volumes = {volume["name"]: volume for volume in POD["volumes"]}
+    assert volumes["config"]["configMap"]["name"] == generator["name"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_kustomize_builds_it() -> None:
+    command = ["kubectl", "kustomize", str(KUBERNETES)]
+    built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    [pods] = [one for one in yaml.safe_load_all(built) if one["kind"] == "StatefulSet"]
+    labels = pods["spec"]["template"]["metadata"]["labels"]
+    assert pods["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    [budget] = [one for one in yaml.safe_load_all(built) if one["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_one_port_is_the_default_one() -> None:
+    [port] = CONTAINER["ports"]
+    [service_port] = parsed(KUBERNETES / "service.yaml")["spec"]["ports"]
+    assert port["containerPort"] == service_port["port"] == PORT
+    assert service_port["targetPort"] == port["name"]
+    assert image_variables()["CORRAL_PROXY__LISTEN"] == f"0.0.0.0:{PORT}"
+    assert f"EXPOSE {PORT}\n" in CONTAINERFILE
+
+
+def test_the_grace_period_holds_the_hook_and_the_longest_stop() -> None:
+    facts = ServiceFacts("system", ("corral",), Path("/corral.toml"), SETTINGS)
+    hook_s = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert POD["terminationGracePeriodSeconds"] == facts.stop_timeout_s + hook_s
+    readiness = CONTAINER["readinessProbe"]
+    assert hook_s > readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+def test_probes_need_no_key_and_only_readiness_depends_on_models() -> None:
+    names = ("startupProbe", "livenessProbe", "readinessProbe")
+    paths = [CONTAINER[name]["httpGet"]["path"] for name in names]
+    assert paths == ["/health/live", "/health/live", "/health"]
+    assert set(paths) <= OPEN_PATHS
+    assert {CONTAINER[name]["httpGet"]["port"] for name in names} == {"http"}
+
+
+def test_written_are_only_directories_below_volumes() -> None:
+    mounted = {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+    variables = image_variables()
+    assert variables["CORRAL_CONFIG"] in mounted
+    for kind in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME"):
+        path = Path(variables[f"CORRAL_{kind}_DIR"])
+        # A volume itself belongs to root, and the daemon wants directories of its own user.
+        assert {str(parent) for parent in path.parents} & mounted
+    for model in SETTINGS.models.values():
+        assert model.path.is_relative_to(variables["CORRAL_DATA_DIR"])
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"] is True
+    user = f"USER {POD['securityContext']['runAsUser']}:{POD['securityContext']['runAsGroup']}\n"
+    assert user in CONTAINERFILE
+
+
+def test_the_image_has_all_that_a_wheel_is_made_of() -> None:
+    copied = re.findall(r"^COPY (?!--)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    wheel = wheel["targets"]["wheel"]
+    files = {"pyproject.toml", "README.md", "LICENSE"}
+    wanted = {*wheel["packages"], *wheel["force-include"], *files}
+    assert set(" ".join(copied).split()) == wanted
+
+
+def test_the_disk_holds_the_saved_conversations() -> None:
+    [claim] = parsed(KUBERNETES / "statefulset.yaml")["spec"]["volumeClaimTemplates"]
+    size = claim["spec"]["resources"]["requests"]["storage"]
+    assert int(size.removesuffix("Gi")) * 1024**3 > 2 * SETTINGS.supervisor.slots_disk_budget
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_name_metrics_and_models_that_exist(path: Path) -> None:
+    text = json.dumps(parsed(path))
+    documented = {one.name: one.labels for one in documented_metrics()}
+    for name, labels in re.findall(r"(corral_\w+)(?:\{([^}]*)\})?", text):
+        assert set(re.findall(r"(\w+)=", labels)) <= documented[name]
+    assert set(re.findall(r"model=(\w+)", text)) <= set(SETTINGS.models)
+    assert "llama-corral" in text
