@@ -26,6 +26,7 @@ from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host import machine
+from supervisor.host.files import expanded
 from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories
 from supervisor.output import size
@@ -44,7 +45,7 @@ def run_checks(config: Path | None, where: Directories) -> list[Finding]:
     here = machine.read()
     found = [_system(here), settings, *_findings(loaded, where, here)]
     secrets = secrets_of(loaded.settings)
-    return [redact(one, Path.home(), secrets) for one in found]
+    return [redact(one, expanded(Path("~")), secrets) for one in found]
 
 
 def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Finding]:

@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from supervisor.host.files import expanded
+
 
 def shell(words: Sequence[str], home: Path | None = None) -> str:
     """Quote the words of a command; the home directory, which often names a person, becomes `~`."""
-    start = f"{home or Path.home()}/"
+    start = f"{home or expanded(Path('~'))}/"
     return " ".join(_word(word, start) for word in words)
 
 

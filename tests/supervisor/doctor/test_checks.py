@@ -1,6 +1,20 @@
+import os
+from pathlib import Path
+
+import pytest
 from samples import machine
 
-from supervisor.doctor.checks import describe_cores
+from supervisor.doctor.checks import describe_cores, run_checks
+from supervisor.host.paths import Directories
+
+
+def test_a_user_without_a_home_gets_findings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no HOME, not in /etc/passwd
+    settings = tmp_path / "corral.toml"
+    settings.touch()
+    assert run_checks(settings, Directories(*(tmp_path / name for name in "abcde")))
 
 
 def test_an_ordinary_machine_has_cores_and_threads() -> None:
