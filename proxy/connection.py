@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from aiohttp import StreamReader, http_exceptions, web
 
-from proxy.connections import Connections
+from proxy.connections import Closable, Connections
 from proxy.errors import (
     BadRequest,
     ExpectationFailed,
@@ -80,9 +80,15 @@ class Connection(web.RequestHandler):
             cast("asyncio.Transport", transport).write(_bare(error))
             transport.close()
             return
-        if isinstance(outgoing, Connection):
-            outgoing.force_close()
+        if isinstance(outgoing, Closable):
+            outgoing.give_way()
         super().connection_made(transport)
+
+    def give_way(self) -> None:
+        transport = self.transport
+        self.force_close()
+        if transport is not None and transport.get_extra_info("ssl_object") is not None:
+            transport.abort()  # not after the client has ended TLS, for which it has seconds
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes: outside of bodies in slices, so that a header can be bounded.

@@ -9,7 +9,7 @@ one with a request in flight is never closed.
 from __future__ import annotations
 
 import resource
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from proxy.errors import Unavailable
 
@@ -22,6 +22,14 @@ _RESERVE_LEAST: Final = 128
 _NEW_SHARE: Final = 4
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A connection as others see it."""
+
+    def give_way(self) -> None:
+        """Close it for a new one: its descriptor is free at once."""
 
 
 class Connections(Generic[T]):

@@ -8,14 +8,15 @@ import functools
 import gc
 import logging
 import socket
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from aiohttp import web
 
 from proxy.app import App
 from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
+from proxy.handshakes import Handshakes
 from proxy.settings import ProxySettings
 from proxy.tls.renewed import listener_context
 
@@ -63,6 +64,7 @@ class Server:
         self._drain_timeout: asyncio.Timeout | None = None
         self._manager: web.Server | None = None
         self._listeners: list[asyncio.Server] = []
+        self._handshakes: Handshakes | None = None
         self._logger = _quiet_logger()
 
     @property
@@ -92,9 +94,8 @@ class Server:
     async def _listen(self, manager: web.Server, host: str, port: int) -> None:
         listen = functools.partial(
             asyncio.get_running_loop().create_server,
-            lambda: self._make_connection(manager),
+            self._accept(functools.partial(self._make_connection, manager)),
             backlog=self._backlog,
-            **self._tls_options(),
         )
         if self._sockets:
             self._listeners = [await listen(sock=one) for one in self._sockets]
@@ -144,6 +145,8 @@ class Server:
         self._stop_listening()
         self._server_state.watching.abort(Draining("the server stopped"))
         await self._cut()
+        if self._handshakes is not None:
+            await self._handshakes.close()
         if self._manager is not None:
             await asyncio.sleep(0)  # requests that were just received begin before they are aborted
             self._manager.pre_shutdown()
@@ -159,14 +162,17 @@ class Server:
         """
         return min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2))
 
-    def _tls_options(self) -> dict[str, Any]:
+    def _accept(self, make: Callable[[], Connection]) -> Callable[[], asyncio.Protocol]:
         if self._app.tls is None:
-            return {}
-        return {
-            "ssl": listener_context(self._app.tls),
-            "ssl_handshake_timeout": self._settings.header_timeout_s,
-            "ssl_shutdown_timeout": _LINGERING_S,
-        }
+            return make
+        self._handshakes = Handshakes(
+            self._app.connections,
+            listener_context(self._app.tls),
+            make,
+            timeout_s=self._settings.header_timeout_s,
+            shutdown_timeout_s=_LINGERING_S,
+        )
+        return self._handshakes.accept
 
     def _make_connection(self, manager: web.Server) -> Connection:
         return Connection(
