@@ -69,11 +69,11 @@ def main() -> int:
 def _programs(cache: Path) -> Mapping[str, Sequence[str]]:
     python = str(cache / "python" / "bin" / "python")
     return {
-        "openai-python": (sys.executable, str(CHECKS / "check_openai_python.py")),
+        "openai-python": (sys.executable, "-m", "scripts.sdk_checks.check_openai_python"),
         "openai-node": ("node", str(cache / "node" / "openai_node.mjs")),
         "ai-sdk": ("node", str(cache / "node" / "ai_sdk.mjs")),
-        "pydantic-ai": (python, str(CHECKS / "check_pydantic_ai.py")),
-        "openai-agents": (python, str(CHECKS / "check_openai_agents.py")),
+        "pydantic-ai": (python, "-m", "scripts.sdk_checks.check_pydantic_ai"),
+        "openai-agents": (python, "-m", "scripts.sdk_checks.check_openai_agents"),
     }
 
 
@@ -108,7 +108,13 @@ def _served() -> Iterator[str]:
 def _run(program: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a program says of each feature."""
     ran = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        program,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     said = {line["feature"]: line["result"] for line in lines}

@@ -36,7 +36,7 @@ def read_private(
 
 
 def read_public(path: Path, what: str, max_bytes: int, missing: str, wrong: str) -> bytes:
-    """As `read_private`, for a file that all may read, and that anybody may own."""
+    """As `read_private`, but any user may own and read the file."""
     return _read(path, what, max_bytes, missing, wrong, lambda _: None)[0]
 
 

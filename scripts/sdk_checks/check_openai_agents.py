@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import pydantic
 from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
+
+from scripts.sdk_checks.outcome import reported
 
 COLD = ModelSettings(temperature=0, max_tokens=60)
 CAPITAL = "What is the capital of France?"
@@ -68,20 +68,11 @@ async def stored() -> None:
     assert second.final_output
 
 
-async def check(feature: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await feature()
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
-        result = f"{type(error).__name__}: {error}"
-    else:
-        result = "ok"
-    print(json.dumps({"feature": getattr(feature, "__name__", ""), "result": result}))
-
-
 async def main() -> None:
     set_tracing_disabled(disabled=True)
     for one in (whole, stream, parse, tools, turns, stored):
-        await check(one)
+        with reported(one.__name__):
+            await one()
 
 
 asyncio.run(main())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pydantic
+
+from scripts.sdk_checks.outcome import reported
 
 client = openai.OpenAI(max_retries=0)
 COLD: Any = {"model": "smollm2", "temperature": 0, "max_output_tokens": 60}
@@ -70,15 +71,6 @@ def stored() -> None:
     client.responses.delete(second.id)
 
 
-def check(feature: Callable[[], None]) -> None:
-    try:
-        feature()
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
-        result = f"{type(error).__name__}: {error}"
-    else:
-        result = "ok"
-    print(json.dumps({"feature": feature.__name__, "result": result}))
-
-
 for one in (whole, stream, parse, tools, turns, stored):
-    check(one)
+    with reported(one.__name__):
+        one()

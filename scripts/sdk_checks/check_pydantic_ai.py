@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import pydantic
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
+
+from scripts.sdk_checks.outcome import reported
 
 MODEL = OpenAIResponsesModel("smollm2")
 COLD = OpenAIResponsesModelSettings(temperature=0, max_tokens=60)
@@ -69,19 +69,10 @@ def _tokens(result: Any) -> int:
     return int((usage() if callable(usage) else usage).input_tokens)
 
 
-async def check(feature: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await feature()
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
-        result = f"{type(error).__name__}: {error}"
-    else:
-        result = "ok"
-    print(json.dumps({"feature": getattr(feature, "__name__", ""), "result": result}))
-
-
 async def main() -> None:
     for one in (whole, stream, parse, tools, turns, stored):
-        await check(one)
+        with reported(one.__name__):
+            await one()
 
 
 asyncio.run(main())

@@ -149,7 +149,7 @@ class LayerMover:
         async with self._replacer.lock:
             if replica.shards is not run:  # it was started again meanwhile
                 raise StartFailed(
-                    f"{replica.name} was started again; its workers are measured anew"
+                    f"{replica.name} was started again; its workers are measured again"
                 )
             return await self._replace(replica, move)
 
@@ -189,7 +189,7 @@ def _suggested(decision: Rebalance) -> Move:
 def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:
     """Raise CorralError where the plan has other workers, or a split that the user set."""
     if {one.name for one in plan.workers} != layers.keys():
-        raise StartFailed(f"the workers of {plan.model} have changed; they are measured anew")
+        raise StartFailed(f"the workers of {plan.model} have changed; they are measured again")
     split = worker_split(plan.workers, layers)
     if (own := plan.memory_inputs.chosen.get(SPLIT)) != split:
         raise SettingsInvalid(

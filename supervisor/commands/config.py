@@ -39,7 +39,7 @@ def check(config: Path | None) -> CommandResult:
 
 
 def _emit_nothing(_: str, /, **_fields: object) -> None:
-    """Nothing runs whose events anybody could hear."""
+    """A check starts no daemon, so its events have no reader."""
 
 
 def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:

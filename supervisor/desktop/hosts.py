@@ -11,7 +11,7 @@ from supervisor.events import Emit
 
 # The host that started the daemon, from the start of its process until it has joined.
 STARTER: Final = 0
-# Whoever quits an application expects its processes to end.
+# A user who quits an application expects its processes to end.
 _DRAIN_MAX_S: Final = 5.0
 
 

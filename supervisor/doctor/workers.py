@@ -52,7 +52,7 @@ def _remote(address: WorkerAddress, engine: Engine, running: Mapping[str, Worker
     if reached in {"public", "every"}:
         text = f"{address} is a public address; {UNPROTECTED}"
         return Finding(name, "fail", text, _TUNNEL)
-    # One that serves the daemon's engine answers nobody else.
+    # A worker that serves the daemon's engine answers no other connection.
     if found and found["state"] == "ready" and found["models"]:
         return _running(name, found)
     try:

@@ -1,7 +1,7 @@
 """Remembers what an engine did with the first slot that it restored.
 
 An outcome belongs to a cache key without its number of slots: a model, a build, and the options
-that matter to a cache. So another build or option is tried anew.
+that matter to a cache. So another build or option is tried again.
 
 The file beside the slot store is read at every use, so a command may delete an entry that the
 daemon wrote. An unreadable file counts as empty.

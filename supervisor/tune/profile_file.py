@@ -74,7 +74,7 @@ def _check_ours(model: str, path: Path) -> None:
     try:
         is_ours = "tuned" in read_toml(path)
     except SettingsInvalid:
-        is_ours = True  # a broken one helps nobody
+        is_ours = True  # a broken file applies no flags
     if not is_ours:
         raise SettingsInvalid(
             f"{path} was not written by corral tune: it has no table [tuned]",
