@@ -29,16 +29,11 @@ from supervisor import __version__
 from supervisor.control import server as server_module
 from supervisor.daemon_parts import DaemonParts
 from supervisor.daemon_service import DaemonService, DaemonTimes
-from supervisor.desktop.api_key import DesktopKey
 from supervisor.desktop.hosts import STARTER, DesktopHosts
 from supervisor.desktop.starter import starter_watched
 from supervisor.errors import AccessDenied
-from supervisor.events import EventStream
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
-from supervisor.host.paths import Directories
 from supervisor.process.orphans import kill_orphans
-from supervisor.service.environment import ServiceEnvironment
-from supervisor.settings.load import Loaded
 from supervisor.slot_store.config import clean_up
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -47,26 +42,16 @@ _FORCED_DRAIN_S: Final = (5.0, 0.0)
 
 
 class Daemon:
-    """One daemon; construct it on a running loop, and `run` it once.
+    """One daemon; construct it on a running loop, and `run` it once."""
 
-    `reread` reads the sources of the settings again, in a thread; it raises CorralError.
-    """
-
-    def __init__(
-        self,
-        loaded: Loaded,
-        reread: Callable[[], Loaded],
-        directories: Directories,
-        events: EventStream,
-        environment: ServiceEnvironment,
-        desktop_key: DesktopKey | None = None,
-    ) -> None:
-        self._directories = directories
-        self._events = events
-        self._notifier = environment.notifier
-        FAILURES.report_to(events.emit)
-        self.parts = DaemonParts(loaded, reread, directories, events, environment, desktop_key)
-        self._hosts = DesktopHosts(events.emit, self._end_of_hosts) if desktop_key else None
+    def __init__(self, parts: DaemonParts) -> None:
+        self.parts = parts
+        self._directories = parts.directories
+        self._events = parts.events
+        self._notifier = parts.notifier
+        emit = parts.events.emit
+        FAILURES.report_to(emit)
+        self._hosts = DesktopHosts(emit, self._end_of_hosts) if parts.desktop_key else None
         self.service = DaemonService(self.parts, self._times, self.shutdown, self._hosts)
         self._started_at_s = self._stopping_at_s = self._now_s()
         self._shutdown_requests = 0

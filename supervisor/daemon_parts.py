@@ -72,6 +72,7 @@ class DaemonParts:
         self.directories = directories
         self.desktop_key = desktop_key
         self.events = events
+        self.notifier = environment.notifier
         proxy = self._proxy = checked(loaded.settings.proxy)
         self.metrics = Metrics(proxy, events.emit)
         router_events = RouterEvents()
@@ -91,7 +92,7 @@ class DaemonParts:
         self.adaptive = self._make_adaptive(replacer, memory_usage)
         self.layer_mover = self._make_layer_mover(replacer)
         self.reload = self._make_reload(loaded, reread, replacer)
-        self.triggers = ReloadTriggers(self.reload, environment.notifier.reloading)
+        self.triggers = ReloadTriggers(self.reload, self.notifier.reloading)
         self.workers = WorkerPool(
             self.known_workers, self._engine, directories, events.emit, self.fleet.worker_ended
         )
@@ -101,7 +102,7 @@ class DaemonParts:
         )
         self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
         events.add_sink(self.trials.observe)
-        events.add_sink(environment.notifier.observe)
+        events.add_sink(self.notifier.observe)
         self.nodes = self._make_nodes()
         router_events.connect(self.fleet, self.admission, self.nodes)
         self.app = self._make_app()

@@ -128,11 +128,13 @@ def _daemon(
     is_desktop: bool,
 ) -> Daemon:
     from supervisor.daemon import Daemon
+    from supervisor.daemon_parts import DaemonParts
     from supervisor.desktop.api_key import new_desktop_key
     from supervisor.events import EventStream
 
     key = new_desktop_key(where.desktop_key) if is_desktop else None
-    return Daemon(targets.loaded, reread, where, EventStream(sink), environment, key)
+    parts = DaemonParts(targets.loaded, reread, where, EventStream(sink), environment, key)
+    return Daemon(parts)
 
 
 def _run(

@@ -21,6 +21,7 @@ from proxy.throttle import Throttle
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
 from supervisor.daemon import Daemon
+from supervisor.daemon_parts import DaemonParts
 from supervisor.events import Event, EventStream
 from supervisor.host.paths import directories
 from supervisor.instance.health_monitor import HealthMonitor
@@ -109,7 +110,8 @@ async def test_failures_end_nothing(
     def read() -> Loaded:
         return load(tmp_path / "corral.toml", config_dir=tmp_path)
 
-    daemon = Daemon(read(), read, directories(), EventStream(events.append), ServiceEnvironment())
+    stream = EventStream(events.append)
+    daemon = Daemon(DaemonParts(read(), read, directories(), stream, ServiceEnvironment()))
     ready = asyncio.Event()
     hit = {name: asyncio.Event() for _, name in failing}
     for owner, name in failing:
