@@ -20,7 +20,7 @@ from typing import Any, Final
 from fuzz.case import EXIT_CODES, Case
 from typer.testing import CliRunner
 
-from supervisor.cli import app
+from supervisor.cli.app import app
 
 SECONDS: Final = 2.0
 MEMORY_MIB: Final = 200.0

@@ -1,0 +1,32 @@
+"""Options that several commands have, and how each command ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.output import CommandResult, run_command
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Read this settings file.")]
+Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT for clients; port 0: any.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Names from corral.toml, fetched models, or GGUFs."),
+]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names; none means all.")
+]
+
+
+def finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> None:
+    """Run a command, show its result, and exit with its code."""
+    raise typer.Exit(run_command(command, call, as_json=as_json))
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Read names that commas separate."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))

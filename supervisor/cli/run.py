@@ -1,0 +1,196 @@
+"""The daemon and the models that it runs."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.options import Config, Json, Listen, Models, Names, finish
+
+commands = typer.Typer()
+
+
+@commands.command()
+def serve(
+    models: Models = None,
+    config: Config = None,
+    listen: Listen = None,
+    desktop: Annotated[
+        bool,
+        typer.Option(
+            "--desktop",
+            help="Serve a desktop application: any free port of 127.0.0.1 with an API key, events "
+            "as JSON lines on standard output. Ends when standard input is closed.",
+        ),
+    ] = False,
+    watch_pid: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="PID", help="With --desktop: end when this process ends."),
+    ] = None,
+    report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run the daemon in the foreground until Ctrl-C.
+
+    One Ctrl-C lets running requests finish, a second shortens the wait to 5 s, a third ends it.
+    SIGHUP reloads the settings, as corral reload does.
+    """
+    if watch_pid and not desktop:
+        raise typer.BadParameter("--watch-pid needs --desktop")
+    if desktop and report_fd is None:
+        if listen:
+            raise typer.BadParameter("--desktop chooses the address; leave out --listen")
+        from supervisor.commands.desktop import serve_desktop
+
+        finish("serve", lambda: serve_desktop(models or [], config, watch_pid), as_json=False)
+    # Until the daemon handles signals, Ctrl-C kills it: a KeyboardInterrupt could be raised in the
+    # clean-up of an import, where Python ignores it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from supervisor.commands.serve import serve as call
+
+    finish(
+        "serve",
+        lambda: call(models or [], config, listen, report_fd, is_desktop=desktop),
+        as_json=False,
+    )
+
+
+@commands.command()
+def start(
+    models: Models = None,
+    config: Config = None,
+    listen: Listen = None,
+    wait: Annotated[bool, typer.Option(help="Return only when the models are ready.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Start models in the background; returns when they are ready."""
+    from supervisor.commands.start import start as call
+
+    finish("start", lambda: call(models or [], config, listen, wait=wait), as_json=as_json)
+
+
+@commands.command()
+def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
+    host: Annotated[
+        str, typer.Option(help="A loopback or private IPv4 address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any free port.")] = 50_052,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads. Unset: half of all CPUs.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Devices to offer, with commas. Unset: all, or the CPU.")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(min=1, metavar="MIB", help="Memory to offer, where it can be set.")
+    ] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Keep large tensors on disk, for faster loads.")
+    ] = False,
+    config: Config = None,
+) -> None:
+    """Run an RPC worker in the foreground until Ctrl-C: it computes layers for models elsewhere.
+
+    It serves one engine at a time. Its protocol has no authentication and no encryption: other
+    machines reach it only at a private address that --host names.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `serve`
+    from supervisor.commands.worker import worker as call
+    from supervisor.workers.program import WorkerOptions
+
+    memory_bytes = memory * 1024**2 if memory else None
+    options = WorkerOptions(host, port, threads, device, cache, memory_bytes)
+    finish("worker", lambda: call(options, config), as_json=False)
+
+
+@commands.command()
+def stop(models: Names = None, as_json: Json = False) -> None:
+    """Drain and stop models; without names, the daemon too."""
+    from supervisor.commands.stop import stop as call
+
+    finish("stop", lambda: call(models or []), as_json=as_json)
+
+
+@commands.command()
+def restart(models: Names = None, as_json: Json = False) -> None:
+    """Drain models and start them again."""
+    from supervisor.commands.start import restart as call
+
+    finish("restart", lambda: call(models or []), as_json=as_json)
+
+
+@commands.command()
+def load(models: Names = None, as_json: Json = False) -> None:
+    """Load models into memory, unloading idle ones if needed."""
+    from supervisor.commands.start import load as call
+
+    finish("load", lambda: call(models or []), as_json=as_json)
+
+
+@commands.command()
+def unload(models: Names = None, as_json: Json = False) -> None:
+    """Unload models until a request needs them; without names, all."""
+    from supervisor.commands.stop import unload as call
+
+    finish("unload", lambda: call(models or []), as_json=as_json)
+
+
+@commands.command()
+def reload(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would change; change nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Apply changed settings without cutting requests.
+
+    Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits
+    with 1 if a changed model did not start; its old process then continues.
+    """
+    from supervisor.commands.reload import reload as call
+
+    finish("reload", lambda: call(dry_run=dry_run), as_json=as_json)
+
+
+@commands.command()
+def status(as_json: Json = False) -> None:
+    """Show state, slots, speed and memory. Exits with 3 if the daemon is not running."""
+    from supervisor.commands.status import status as call
+
+    finish("status", call, as_json=as_json)
+
+
+@commands.command()
+def logs(
+    model: Annotated[str | None, typer.Argument(help="A model; none means the daemon.")] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Show new lines until Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
+    raw: Annotated[bool, typer.Option("--raw", help="Pass control characters on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the log of a model's engines, or of the daemon."""
+    from supervisor.commands.logs import logs as call
+
+    finish("logs", lambda: call(model, lines, keep_reading=follow, raw=raw), as_json=as_json)
+
+
+@commands.command()
+def events(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Show events as they happen, until Ctrl-C."""
+    from supervisor.commands.events import events as call
+
+    finish("events", lambda: call(as_json=as_json), as_json=False)
+
+
+@commands.command()
+def warm(model: str, file: Path, as_json: Json = False) -> None:
+    """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
+    from supervisor.commands.warm import warm as call
+
+    finish("warm", lambda: call(model, file), as_json=as_json)

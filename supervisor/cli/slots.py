@@ -1,0 +1,39 @@
+"""`corral slots`: conversations on disk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.options import Json, Names, finish
+
+commands = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
+
+
+@commands.command("list")
+def slots_list(as_json: Json = False) -> None:
+    """List the saved conversations."""
+    from supervisor.commands.slots import list_slots as call
+
+    finish("slots list", call, as_json=as_json)
+
+
+@commands.command("save")
+def slots_save(models: Names = None, as_json: Json = False) -> None:
+    """Save the idle slots of running models now."""
+    from supervisor.commands.slots import save as call
+
+    finish("slots save", lambda: call(models or []), as_json=as_json)
+
+
+@commands.command("forget")
+def slots_forget(
+    model: Annotated[str | None, typer.Argument(help="The model.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete saved conversations and learned prompts; works without a daemon."""
+    from supervisor.commands.slots import forget as call
+
+    finish("slots forget", lambda: call(model, everything=everything), as_json=as_json)
