@@ -20,7 +20,9 @@ from supervisor.engines.probe import environment
 from supervisor.errors import WorkerMismatch, WorkerUnreachable
 from supervisor.workers.address import WorkerAddress
 
-LIMIT_S: Final = 2.0
+# The engine's own start counts, which takes seconds on a loaded machine. A model may run without
+# a worker that is too late, so a limit too short would do worse than wait for one that is in use.
+LIMIT_S: Final = 10.0
 _MISMATCH: Final = re.compile(r"RPC server version mismatch: (\d[\d.]*)")
 _NO_BACKTRACE: Final = {"GGML_NO_BACKTRACE": "1"}  # a later build aborts without an answer
 _START: Final = "start it there (`corral worker`), or check the address in [workers]"
