@@ -6,7 +6,6 @@ no settings file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host import download
 from supervisor.host.files import expanded
 from supervisor.host.paths import Directories
+from supervisor.hub import file_names
 from supervisor.settings.load import Loaded, load
 
 
@@ -92,6 +92,5 @@ def _looks_like_path(word: str) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """Return a model name for a file: its stem, with `-` for characters that names cannot have."""
-    cleaned = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", path.stem).lstrip("._:@+-")
-    return cleaned[:64] or "model"
+    """Return a model name for a file."""
+    return file_names.model_name(path.name)
