@@ -19,7 +19,8 @@ from supervisor.control.running import last_message, resolve_running
 from supervisor.errors import CorralError, DaemonBusy, Interrupted, SettingsInvalid, StartFailed
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table
-from supervisor.trial.settings_file import ChangedFile, change
+from supervisor.settings.edit import ChangedFile, change_file
+from supervisor.trial.settings_edit import without_trial
 
 _BUSY_TRIES: Final = 30
 _BUSY_WAIT_S: Final = 1.0
@@ -47,7 +48,9 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     found = _named(client.trials(), word, before)
     path = _settings_file(before)
     _check_applied(client, may_be_invalid=not is_applied)
-    changed = change(path, found["model"], is_applied=is_applied)
+    changed = change_file(
+        path, lambda text: without_trial(text, found["model"], is_applied=is_applied)
+    )
     try:
         report = _reload(client, dry_run=False)
         _check_started(report)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import AccessDenied, SettingsInvalid
-from supervisor.trial.settings_file import change, without_trial
+from supervisor.settings.edit import Edit, change_file
+from supervisor.trial.settings_edit import without_trial
 
 TABLES = """\
 # mine
@@ -90,7 +91,7 @@ def test_a_trial_that_is_not_in_the_file_is_refused() -> None:
 def test_what_cannot_be_changed_safely_is_told_line_by_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("supervisor.trial.settings_file.tomlkit.dumps", lambda _: "[models]\n")
+    monkeypatch.setattr("supervisor.settings.edit.tomlkit.dumps", lambda _: "[models]\n")
     with pytest.raises(SettingsInvalid) as refused:
         without_trial(DOTTED, "chat", is_applied=True)
     assert refused.value.hint == (
@@ -103,7 +104,7 @@ def test_the_file_keeps_its_mode_and_can_be_put_back(tmp_path: Path) -> None:
     path = tmp_path / "corral.toml"
     path.write_text(TABLES)
     path.chmod(0o644)
-    changed = change(path, "chat", is_applied=False)
+    changed = change_file(path, lambda text: without_trial(text, "chat", is_applied=False))
     assert "trial" not in path.read_text()
     assert changed.backup.read_text() == TABLES
     assert stat.S_IMODE(changed.backup.stat().st_mode) == 0o600
@@ -115,4 +116,4 @@ def test_the_file_keeps_its_mode_and_can_be_put_back(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_changed_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match="cannot be changed"):
-        change(tmp_path / "none" / "corral.toml", "chat", is_applied=True)
+        change_file(tmp_path / "none" / "corral.toml", lambda _: Edit("", ()))

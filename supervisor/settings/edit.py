@@ -1,0 +1,104 @@
+"""Changes `corral.toml` in place: comments, order and layout stay, and a backup is beside it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.host.files import write_atomic
+
+Table = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The new text, and what it says now, for people."""
+
+    text: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A settings file that was changed, and what it said before; `lines` are for people."""
+
+    path: Path
+    before: str
+    lines: tuple[str, ...]
+    backup: Path
+
+    def restore(self) -> None:
+        """Put the file back; raises AccessDenied."""
+        with _reported(self.path):
+            _write(self.path, self.before)
+            self.backup.unlink(missing_ok=True)
+
+
+def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
+    """Replace the text of a settings file by its edit.
+
+    Raises:
+        SettingsInvalid: As `edit` raises it; nothing is changed.
+        AccessDenied: The file cannot be read or written.
+    """
+    with _reported(path):
+        text = path.read_text("utf-8")
+        made = edit(text)
+        backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
+        write_atomic(backup, text)
+        _write(path, made.text)
+    return ChangedFile(path, text, made.lines, backup)
+
+
+def edited(text: str, change: Callable[[Table], None]) -> str:
+    """Apply a change to the tables of a TOML text.
+
+    The change is made twice, to the text with its layout and to the plain values. Where the new
+    text does not say what the plain values say, it is not used.
+
+    Raises:
+        SettingsInvalid: The text is not TOML, or cannot be changed safely.
+        LookupError, TypeError: As `change` raises them.
+    """
+    try:
+        document, wanted = tomlkit.parse(text), tomllib.loads(text)
+        change(document)
+        change(wanted)
+        after = tomlkit.dumps(document)
+        is_right = tomllib.loads(after) == wanted
+    except (TOMLKitError, ValueError) as error:
+        raise SettingsInvalid("the settings file cannot be changed safely") from error
+    if not is_right:
+        raise SettingsInvalid("the settings file cannot be changed safely")
+    return after
+
+
+def toml(value: object) -> str:
+    """Write a value as TOML does."""
+    return tomlkit.item(value).as_string()
+
+
+def _write(path: Path, text: str) -> None:
+    mode = path.stat().st_mode
+    write_atomic(path, text)
+    path.chmod(mode)
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AccessDenied(
+            f"{path} cannot be changed: {error.strerror or error}",
+            hint="change it as its owner, then run corral reload",
+        ) from error
