@@ -40,6 +40,6 @@ def measured_speeds(fleet: Fleet) -> Callable[[Plan], Mapping[int, float]]:
     def read(plan: Plan) -> Mapping[int, float]:
         if plan.untried_threads is not None:
             return {}
-        return fleet.planner.measurements(plan.gguf.path).read().decode()
+        return fleet.planner.measurements(plan.gguf.path, plan.engine).read().decode()
 
     return read

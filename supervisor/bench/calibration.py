@@ -51,7 +51,7 @@ def _calibrator(planner: LaunchPlanner, plan: Plan, instance: PrivateInstance) -
     return ThreadCalibrator(
         plan=lambda: plan,
         plan_again=lambda: planner.plan(plan.model),
-        store=lambda _: planner.measurements(plan.gguf.path),
+        store=lambda _: planner.measurements(plan.gguf.path, plan.engine),
         is_alone=lambda: True,
         read=read,
         emit=lambda *_, **__: None,

@@ -25,7 +25,7 @@ def see_workers(
     try:
         statuses = Client(where.control_socket).status()["workers"]
     except CorralError:
-        asyncio.run(planner.workers.look(model, planner.engine()))
+        asyncio.run(planner.workers.look(model, planner.engine_of(planner.entry(model))))
         return
     for one in statuses:
         _note(known, planner, one)

@@ -65,6 +65,7 @@ class ModelEntry:
     draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
     aliases: tuple[str, ...] = ()
     batching: BatchingSettings = field(default_factory=BatchingSettings)
+    engine: Path | None = None  # its own; None: the one of all models
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
     split: str | None = None  # the `--tensor-split` to which its layers were moved
     # What replaces all of the above after its engine ran out of memory.

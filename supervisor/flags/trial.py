@@ -1,4 +1,4 @@
-"""`[models.NAME.trial]`: another profile for one more replica of a model. Pure."""
+"""`[models.NAME.trial]`: one more replica of a model with another profile or engine. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from proxy.config.types import SettingsTable, Text
+from proxy.config.types import ExpandedPath, SettingsTable, Text
 from supervisor.flags.auto import cache_count, ctx_slot
 from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.flags.setting import FlagName, FlagSetting
@@ -19,6 +19,9 @@ class TrialSettings(SettingsTable):
     profile: Text | None = Field(
         None, description="the profile on trial; unset: the model's own, with other flags"
     )
+    engine: ExpandedPath | None = Field(
+        None, description="the engine on trial; unset: the model's own"
+    )
     share: float = Field(
         gt=0, lt=1, description="share of new conversations that it gets, between 0 and 1"
     )
@@ -28,19 +31,24 @@ class TrialSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _differs(self) -> Self:
-        if self.profile is None and not self.flags:
-            raise ValueError("give a profile or flags to try")
+        if self.profile is None and self.engine is None and not self.flags:
+            raise ValueError("give a profile, flags or an engine to try")
         return self
 
     def label(self, own_profile: str) -> str:
-        """Return the profile and flags on trial, for people."""
+        """Return the profile, flags and engine on trial, for people."""
         flags = ", ".join(f"{key} = {value}" for key, value in self.flags.items())
-        return " with ".join(filter(None, (self.profile or own_profile, flags)))
+        with_flags = " with ".join(filter(None, (self.profile or own_profile, flags)))
+        return f"{with_flags} on {self.engine}" if self.engine else with_flags
 
     def applied(self, entry: ModelEntry) -> ModelEntry:
         """Return a model as its trial runs it."""
-        flags = {**entry.flags, **self.flags}
-        return replace(entry, profile=self.profile or entry.profile, flags=flags)
+        return replace(
+            entry,
+            profile=self.profile or entry.profile,
+            flags={**entry.flags, **self.flags},
+            engine=self.engine or entry.engine,
+        )
 
 
 def with_context_of(plan: Plan, trial: Plan, entry: ModelEntry) -> ModelEntry | None:

@@ -28,7 +28,7 @@ def calibrator(
     return ThreadCalibrator(
         plan=lambda: replica.plan,
         plan_again=lambda: replica.planner.plan_at(replica.place),
-        store=lambda plan: replica.planner.measurements(plan.gguf.path),
+        store=lambda plan: replica.planner.measurements(plan.gguf.path, plan.engine),
         is_alone=lambda: all(_rests(one, traffic) for one in replicas() if one is not replica),
         read=lambda: _read_processor(replicas()),
         emit=functools.partial(emit, instance=replica.name, model=replica.place.model),

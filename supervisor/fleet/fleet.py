@@ -292,7 +292,7 @@ class Fleet:
         """Ask the workers of a model before it starts; raises where it waits for one."""
         planner, model = replica.planner, replica.place.model
         if planner.workers.addresses_of(model):
-            for reason in await planner.workers.ask(model, planner.engine()):
+            for reason in await planner.workers.ask(model, planner.engine_at(replica.place)):
                 self._emit("worker.lost", model=model, reason=reason)
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:

@@ -176,6 +176,20 @@ class LaunchPlanner:
         """Find the engine; raises EngineMissing or EngineBroken."""
         return engines.load(self._engine_setting, cache_dir=self._directories.cache)
 
+    def engine_of(self, entry: ModelEntry) -> Engine:
+        """Find the engine of a model, which may have its own; raises as `engine`."""
+        if entry.engine is None:
+            return self.engine()
+        return engines.load(entry.engine, cache_dir=self._directories.cache)
+
+    def engine_at(self, place: ReplicaId) -> Engine:
+        """Find the engine of a replica; raises as `engine`."""
+        return self.engine_of(self._entry_at(place))
+
+    def _entry_at(self, place: ReplicaId) -> ModelEntry:
+        entry, trial = self.entry(place.model), self.trial_at(place)
+        return trial.applied(entry) if trial else entry
+
     def gguf(self, model: str) -> Gguf:
         """Read the metadata of a model's file; raises NoSuchModel or ModelInvalid."""
         return metadata.read(self.entry(model).path, cache_dir=self._directories.cache)
@@ -223,7 +237,7 @@ class LaunchPlanner:
         return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
 
     def _plan(self, entry: ModelEntry, adapted: FlagSettings, *, instances: int) -> Plan:
-        cache, engine, here = self._directories.cache, self.engine(), self._machine()
+        cache, engine, here = self._directories.cache, self.engine_of(entry), self._machine()
         workers = self.workers.used_by(entry.name, engine, here)
         entry = replace(entry, workers=workers, reduced=self.reduced(entry.name))
         under = self.tuned_profiles.profile(entry)
@@ -240,7 +254,7 @@ class LaunchPlanner:
             draft=self._draft(entry, under, engine, found),
             projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
             adapted=adapted,
-            measured=None if entry.workers else self._measured(found),
+            measured=None if entry.workers else self._measured(found, engine),
         )
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
@@ -264,15 +278,15 @@ class LaunchPlanner:
     def balance(self) -> BalanceSettings:
         return self._settings.balance
 
-    def _measured(self, found: Gguf) -> ThreadMeasurement | None:
+    def _measured(self, found: Gguf, engine: Engine) -> ThreadMeasurement | None:
         is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
         if not (self._settings.supervisor.measure_threads and is_small):
             return None
-        return self.measurements(found.path).read()
+        return self.measurements(found.path, engine).read()
 
-    def measurements(self, path: Path) -> MeasurementStore:
-        """The speeds of a model file with the engine at hand."""
-        return MeasurementStore(self._directories.cache, path, self.engine().path, machine.read())
+    def measurements(self, path: Path, engine: Engine) -> MeasurementStore:
+        """The speeds of a model file with an engine."""
+        return MeasurementStore(self._directories.cache, path, engine.path, machine.read())
 
     def _machine(self) -> Machine:
         here = machine.read()
@@ -285,8 +299,7 @@ class LaunchPlanner:
         Raises:
             NoSuchModel, SettingsInvalid: Its model, or its profile, is missing or invalid.
         """
-        entry, trial = self.entry(place.model), self.trial_at(place)
-        entry = trial.applied(entry) if trial else entry
+        entry = self._entry_at(place)
         under = self.tuned_profiles.profile(entry)
         return LaunchFingerprint(
             engine=file_version(engine.path),
@@ -414,6 +427,7 @@ def _entry(name: str, model: ModelSettings) -> ModelEntry:
         flags=model.flags,
         args=model.args,
         draft=model.draft,
+        engine=model.engine,
         aliases=model.aliases,
         batching=model.batching,
     )

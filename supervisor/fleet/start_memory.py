@@ -42,7 +42,8 @@ class StartMemory:
         """
         replica.free_bytes = {}
         planner = replica.planner
-        if not planner.engine().devices and not planner.workers.addresses_of(replica.place.model):
+        engine = planner.engine_at(replica.place)
+        if not engine.devices and not planner.workers.addresses_of(replica.place.model):
             return True
         plan = planner.plan_at(replica.place)
         if plan.estimate.devices:

@@ -103,15 +103,14 @@ def _running(replicas: Iterable[Replica]) -> dict[ReplicaId, LaunchFingerprint |
 def _unused_fingerprint(replica: Replica) -> LaunchFingerprint | None:
     """Return the fingerprint of a replica that never ran; None where it could not."""
     try:
-        return replica.planner.fingerprint(replica.place, replica.planner.engine())
+        return replica.planner.fingerprint(replica.place, replica.planner.engine_at(replica.place))
     except CorralError:
         return None
 
 
 def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
-    engine = planner.engine()
     return {
-        place: planner.fingerprint(place, engine)
+        place: planner.fingerprint(place, planner.engine_at(place))
         for name in planner.entries
         for place in planner.places(name)
     }

@@ -60,6 +60,8 @@ class ServiceFacts:
 
 def _model_paths(model: ModelSettings) -> Iterator[Path]:
     yield model.path
+    if model.engine:
+        yield model.engine
     if isinstance(model.draft, Path):
         yield model.draft
     yield from model.warm_prompts

@@ -16,6 +16,7 @@ from proxy.config.toml_text import DEPTH_MAX, is_deeper
 from proxy.config.types import SettingsTable
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.file_paths import absolute
+from supervisor.flags.trial import TrialSettings
 from supervisor.host.files import NotRegular, expanded, stat_regular
 from supervisor.host.toml_file import read_toml
 from supervisor.output import warn
@@ -191,11 +192,11 @@ def _resolved(settings: Settings, base: Path) -> Settings:
     """Join relative paths to a directory, and complete the models' restart policies."""
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
-        trial = model.trial
         update = {
             "path": base / model.path,
+            "engine": model.engine and base / model.engine,
             "flags": absolute(model.flags, base),
-            "trial": trial and trial.model_copy(update={"flags": absolute(trial.flags, base)}),
+            "trial": model.trial and _resolved_trial(model.trial, base),
             "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
             "restart": settings.restart_policy(name),
@@ -217,6 +218,11 @@ def _resolved(settings: Settings, base: Path) -> Settings:
         },
     }
     return settings.model_copy(update=update)
+
+
+def _resolved_trial(trial: TrialSettings, base: Path) -> TrialSettings:
+    engine = trial.engine and base / trial.engine
+    return trial.model_copy(update={"engine": engine, "flags": absolute(trial.flags, base)})
 
 
 def _joined(table: Table, base: Path, names: Sequence[str]) -> Table:

@@ -127,6 +127,9 @@ class ModelSettings(ResidencyPolicy):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
     path: ExpandedPath = Field(description="the GGUF file; of a split model, its first shard")
+    engine: ExpandedPath | None = Field(
+        None, description="its own llama-server; unset: the engine of all models"
+    )
     profile: Text = Field("base", description="a profile of `corral profile list`")
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         1,
@@ -169,7 +172,8 @@ class ModelSettings(ResidencyPolicy):
         RestartPolicy(), description="keys that differ from [supervisor.restart]"
     )
     trial: TrialSettings | None = Field(
-        None, description="another profile, on one more replica, for a share of conversations"
+        None,
+        description="another profile or engine, on one more replica, for a share of conversations",
     )
     workers: tuple[WorkerName, ...] = Field(
         (), max_length=16, description="names of [workers] that compute its layers, in this order"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
+from typing import Final
 
 import tomlkit
 
 from supervisor.errors import SettingsInvalid
 from supervisor.settings.edit import Edit, Table, edited, toml
+
+# What a trial says as the model's own table does.
+_OWN: Final = ("profile", "engine")
 
 
 def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
@@ -35,8 +39,9 @@ def _change(whole: Table, model: str, *, is_applied: bool) -> None:
     del table["trial"]
     if not is_applied:
         return
-    if "profile" in trial:
-        table["profile"] = str(trial["profile"])
+    for name in _OWN:
+        if name in trial:
+            table[name] = str(trial[name])
     if flags := trial.get("flags"):
         if "flags" not in table:
             table["flags"] = tomlkit.inline_table()
@@ -46,10 +51,10 @@ def _change(whole: Table, model: str, *, is_applied: bool) -> None:
 
 def _own_lines(trial: Mapping[str, object]) -> list[str]:
     """Return what the model's own table says once its trial is applied."""
-    profile = [f"profile = {toml(trial['profile'])}"] if "profile" in trial else []
+    own = [f"{name} = {toml(trial[name])}" for name in _OWN if name in trial]
     flags = trial.get("flags")
     named = flags.items() if isinstance(flags, Mapping) else ()
-    return [*profile, *(f"flags.{name} = {toml(value)}" for name, value in named)]
+    return [*own, *(f"flags.{name} = {toml(value)}" for name, value in named)]
 
 
 def _by_hand(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:

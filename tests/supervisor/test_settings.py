@@ -87,6 +87,14 @@ def test_paths_of_flags_are_relative_to_the_settings_file(tmp_path: Path) -> Non
     assert chat.trial.flags == {"lora": f"{tmp_path}/b.gguf"}
 
 
+def test_engines_of_models_are_relative_to_the_settings_file(tmp_path: Path) -> None:
+    trial = "[models.chat.trial]\nshare = 0.5\nengine = 'new/llama-server'\n"
+    chat = read(CHAT + "engine = '~/llama-server'\n" + trial).settings.models["chat"]
+    assert chat.engine == Path.home() / "llama-server"
+    assert chat.trial
+    assert chat.trial.engine == tmp_path / "new" / "llama-server"
+
+
 def test_a_home_directory_is_expanded() -> None:
     found = read('engine = "~/llama-server"\n').settings.engine
     assert found == Path.home() / "llama-server"

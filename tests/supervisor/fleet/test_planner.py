@@ -173,6 +173,22 @@ def test_only_the_trial_has_another_fingerprint(make: Any) -> None:
         unknown.fingerprint(trial, engine())
 
 
+def test_a_model_and_its_trial_may_have_engines_of_their_own(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(path: Path, **_: object) -> Engine:
+        return engine("b10434", path=path)
+
+    monkeypatch.setattr("supervisor.fleet.planner.engines.load", found)
+    new = {"engine": "/opt/new/llama-server", "share": 0.1}
+    shop = make(engine="/opt/own/llama-server", trial=new)
+    used = [shop.plan_at(place).engine.path for place in shop.places("chat")]
+    assert used == [Path("/opt/own/llama-server"), Path("/opt/new/llama-server")]
+    own, tried = (shop.fingerprint(one, shop.engine_at(one)) for one in shop.places("chat"))
+    assert (own.engine.path, tried.engine.path) == tuple(used)
+    assert make().plan("chat").engine.path == engine().path
+
+
 def test_a_trial_has_slots_as_long_as_those_of_its_model(make: Any) -> None:
     shorter = make(trial={"flags": {"parallel": 1, "ctx-size": 512}, "share": 0.5})
     per_slot = int(value(shorter, 0, "--ctx-size") or 0) // 4

@@ -70,6 +70,12 @@ def test_a_shell_variable_is_passed_to_a_user_service() -> None:
 
 
 def test_paths_that_the_service_reads_are_known() -> None:
-    model = {"path": "/srv/a.gguf", "draft": "/srv/d.gguf", "warm_prompts": ["/srv/p.txt"]}
+    model = {
+        "path": "/srv/a.gguf",
+        "engine": "/opt/own/llama-server",
+        "draft": "/srv/d.gguf",
+        "warm_prompts": ["/srv/p.txt"],
+    }
     found = facts(models={"a": model}, engine="/opt/llama-server").read_paths
-    assert {Path("/srv/d.gguf"), Path("/srv/p.txt"), Path("/opt/llama-server")} <= {*found}
+    named = ("/srv/d.gguf", "/srv/p.txt", "/opt/own/llama-server", "/opt/llama-server")
+    assert {Path(one) for one in named} <= {*found}

@@ -37,6 +37,12 @@ trial.share = 0.2
 trial.flags.poll = 0
 flags.poll = 50 # often
 """
+ENGINE = """\
+[models.chat]
+path = "/m/chat.gguf"
+engine = "/opt/old/llama-server"  # of last month
+trial = { engine = "/opt/new/llama-server", share = 0.2 }
+"""
 FIRST = """\
 [models.chat.trial]
 profile = "speculative"
@@ -51,20 +57,20 @@ max_tokens = 20
 """
 
 
-@pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, FIRST])
+@pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, ENGINE, FIRST])
 def test_an_applied_trial_becomes_the_models_own(text: str) -> None:
     before, after = (
         tomllib.loads(one)["models"]["chat"]
         for one in (text, without_trial(text, "chat", is_applied=True).text)
     )
     trial = before.pop("trial")
-    wanted = before | ({"profile": trial["profile"]} if "profile" in trial else {})
+    wanted = before | {name: trial[name] for name in ("profile", "engine") if name in trial}
     if "flags" in trial:
         wanted["flags"] = before.get("flags", {}) | trial["flags"]
     assert after == wanted
 
 
-@pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, FIRST])
+@pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, ENGINE, FIRST])
 def test_a_trial_that_is_ended_leaves_nothing(text: str) -> None:
     after = tomllib.loads(without_trial(text, "chat", is_applied=False).text)
     wanted = tomllib.loads(text)
