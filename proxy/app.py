@@ -6,6 +6,7 @@ GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and queues
 GET   /metrics                            metrics for Prometheus
+GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
 GET   /corral/v1/batch                    how batch requests gathered
       /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
       /v1/responses/{id}                  show and delete a stored response

@@ -17,6 +17,7 @@ from proxy.metrics import models_endpoint
 from proxy.metrics.prometheus import Metrics
 from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
 from proxy.models import ModelInfo, ModelLoader, ModelNames, with_variants
+from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.router import Router
 from proxy.routes import PATH_ID, Routes
 
@@ -47,6 +48,7 @@ class LocalEndpoints:
         routes.add("/slots", get=self.slots)
         routes.add("/corral/v1/slots", get=self.overview)
         routes.add("/corral/v1/batch", get=self.batch)
+        routes.add(PREFIXES, get=self.prefixes)
         routes.add("/metrics", get=self.metrics)
 
     async def health(self, request: web.BaseRequest) -> web.Response:
@@ -86,6 +88,15 @@ class LocalEndpoints:
         shown = [one.id for one in self._named(request) if one.id in stats]
         models = {name: {"waiting": waiting[name], **asdict(stats[name])} for name in shown}
         return json_response({"config": self._batch_queue.config, "models": models})
+
+    async def prefixes(self, request: web.BaseRequest) -> web.Response:
+        """What the caches hold of the client's prompts, after the cursor in the query."""
+        key, models = request[KEY], [one.id for one in self._model_infos(request)]
+        cursor = request.query.get("after", "")
+        digest = self._router.prefix_digest(cursor, key.name if key else None, models)
+        if digest is None:
+            return web.Response(status=204)
+        return web.Response(body=digest.encoded, content_type="application/json")
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))

@@ -16,6 +16,7 @@ from proxy.failures import persist
 from proxy.models import ModelInfo, ModelLoader, ModelNames
 from proxy.nodes.model_list import RemoteModel, merged, served_id
 from proxy.nodes.monitor import NodeMonitor
+from proxy.nodes.prefix_reader import PrefixReader
 from proxy.nodes.settings import ConfiguredNode
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -64,7 +65,7 @@ class Nodes:
         self._settings = settings
         self._emit = emit
         self._monitors: dict[str, NodeMonitor] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._names = self._named_local = ModelNames(())
         self._named_offered: list[tuple[RemoteModel, ...]] = []
@@ -99,12 +100,24 @@ class Nodes:
         return NodeMonitor(node, self._router, self._local.names, self._settings, self._emit)
 
     def _begin(self, name: str) -> None:
-        if self._group:
-            self._tasks[name] = self._group.create_task(persist("node", self._monitors[name].serve))
+        if self._group is None:
+            return
+        monitor = self._monitors[name]
+        prefixes = PrefixReader(
+            monitor.node,
+            self._router,
+            self._settings,
+            monitor.upstreams,
+            lambda: len(self._monitors),
+        )
+        self._tasks[name] = [
+            self._group.create_task(persist("node", monitor.serve)),
+            self._group.create_task(persist("node", prefixes.serve)),
+        ]
 
     def _drop(self, name: str) -> None:
         self._monitors.pop(name).stop()
-        if task := self._tasks.pop(name, None):
+        for task in self._tasks.pop(name, ()):
             task.cancel()
 
     def mark_suspect(self, upstream: Upstream, error: UpstreamConnectFailed) -> None:

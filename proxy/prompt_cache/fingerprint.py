@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 # Another way of hashing prompts is another format: words of the one before say nothing then.
-_FORMAT: Final = "1"
+_FORMAT: Final = "2"
 _NUMBER_BYTES: Final = 8
 
 

@@ -3,22 +3,25 @@
 Beliefs are hints: noted when a request is given to an instance, weighed by what responses report of
 its cache, and forgotten when its process is replaced. A withdrawn instance that is admitted again
 as the same process still has its cache. All of it is bounded: what was used least recently goes
-first, of a prompt its end before its prefix.
+first, of a prompt its end before its prefix. What other machines say of theirs is believed less.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import attrgetter
 from typing import Any, Final
 
 from proxy.prompt_cache.conversations import Conversation, Conversations
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.prompt_cache.prefix_digest import PrefixDigests
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.prompt_cache.remote_prefixes import RemotePrefixes
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings, average
@@ -63,9 +66,19 @@ NO_HINT: Final = CacheHint()
 
 
 class PrefixIndex:
-    """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts."""
+    """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts.
 
-    def __init__(self, prefix_index_max_blocks: int) -> None:
+    Attributes:
+        digests: What other machines are told of the instances of this one.
+        remote: What other machines tell of theirs.
+    """
+
+    def __init__(
+        self, prefix_index_max_blocks: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.digests = PrefixDigests(clock)
+        self.remote = RemotePrefixes(prefix_index_max_blocks)
+        self._clock = clock
         self._blocks: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._conversations = Conversations(
             max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH), self._is_alive
@@ -86,6 +99,7 @@ class PrefixIndex:
             number, slot_map = next(self._numbers), SlotMap(upstream.slots)
             run = _Run(identity, number, slot_map, upstream.resumable_prompts)
             self._runs[upstream.name] = run
+            self.digests.forget(upstream.name)
             for one in sorted(filled, key=attrgetter("task")):
                 run.slot_map.add_restored(one, self._restored(upstream, run, one.fingerprint))
 
@@ -102,7 +116,8 @@ class PrefixIndex:
         hashes = (*reversed(prompt.turn_hashes), session)
         conversation = self._conversations.find(one for one in hashes if one is not None)
         tokens = {name: self._cached_tokens(name, prompt) for name in names}
-        return CacheHint(conversation.owner if conversation else None, tokens, conversation)
+        hint = CacheHint(conversation.owner if conversation else None, tokens, conversation)
+        return self._with_remote(hint, prompt) if self.remote else hint
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
         """Return how many of the latest conversations of a model each instance owns."""
@@ -205,6 +220,20 @@ class PrefixIndex:
         ):
             return ConversationFingerprint(tuple(conversation.turn_hashes), tracked.blocks)
         return ConversationFingerprint((), tracked.blocks)  # it went on elsewhere
+
+    def _with_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
+        """Add what other machines say; an owner only where it has a later turn than ours."""
+        remote, known = self.remote.find(prompt, self._clock()), hint.cached_tokens
+        tokens = {
+            name: max(known[name], round(held * self._runs[name].hit_ratio))
+            for name, held in remote.tokens.items()
+            if name in known
+        }
+        is_later = remote.owner in known and not self._conversations.find(
+            prompt.turn_hashes[remote.turn :]
+        )
+        owner = remote.owner if is_later else hint.owner
+        return replace(hint, owner=owner, cached_tokens={**known, **tokens})
 
     def _cached_tokens(self, name: str, prompt: Prompt) -> int:
         if (run := self._runs.get(name)) is None:

@@ -8,7 +8,8 @@ recognised.
 
 Hashes are seeded with the model and its LoRA: others never share any. They are the same in every
 process: a saved conversation is recognised after a restart. Blocks are only hints, so a fast hash
-is enough, even if a client could construct collisions.
+is enough, even if a client could construct collisions. The model is mixed into a turn's hash last,
+and can be taken out of it again (`unnamed`): another machine may have another name for it.
 
 Source: OpenAI's chat, completions and responses APIs, Anthropic's messages API, and llama-server's
 own endpoints, as builds 10434 and 11434 read them.
@@ -23,6 +24,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
@@ -68,12 +70,17 @@ class Prompt:
         tokens: Estimated from its length, at least 1.
         beginning: Hash of the first message of a user, the same in each turn of a conversation; of
             a prompt without roles, of its first part.
+        first_own: The first of the `turn_hashes` that includes that message: those before it are of
+            what conversations share.
     """
 
     blocks: tuple[int, ...]
     turn_hashes: tuple[int, ...]
     tokens: int
     beginning: int
+    first_own: int
+    _sizes_bytes: tuple[int, ...] = field(repr=False)
+    _name: int = field(repr=False)
     _hash: hashlib.blake2b = field(repr=False, compare=False)
 
     def hash_with_reply(self, reply: Mapping[str, Any]) -> int:
@@ -81,7 +88,11 @@ class Prompt:
         hasher = self._hash.copy()
         for part in answer_parts(reply):
             hasher.update(part)
-        return _number(hasher)
+        return _number(hasher) ^ self._name
+
+    def tokens_until(self, turn: int) -> int:
+        """Return the estimated tokens up to the end of the part of that turn hash."""
+        return max(1, self.tokens - sum(self._sizes_bytes[turn + 1 :]) // _TOKEN_BYTES)
 
 
 def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> Prompt | None:
@@ -93,8 +104,12 @@ def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> P
     parts = list(islice(prompt_parts(kind, members), _PARTS_MAX + 1))
     if not parts or len(parts) > _PARTS_MAX:
         return None
-    seed = orjson.dumps([model, members.get("lora")])
-    return _prompt(seed, parts)
+    return _prompt(model, members.get("lora"), parts)
+
+
+def unnamed(turn_hash: int, model: str) -> int:
+    """Take the model's name out of a turn's hash, or mix it in again."""
+    return turn_hash ^ _name_hash(model)
 
 
 def session_hash(model: str, client: str, session: str) -> int:
@@ -102,15 +117,25 @@ def session_hash(model: str, client: str, session: str) -> int:
     return _number(_new_hasher(orjson.dumps([model, client, session])))
 
 
-def _prompt(seed: bytes, parts: Sequence[Part]) -> Prompt:
-    hasher = _new_hasher(seed)
-    hasher.update(b"".join(parts[:-_TURNS_MAX]))
-    turn_hashes = tuple(_turn_hashes(hasher, parts[-_TURNS_MAX:]))
+def _prompt(model: str, lora: object, parts: Sequence[Part]) -> Prompt:
+    last, name = parts[-_TURNS_MAX:], _name_hash(model)
+    earlier = len(parts) - len(last)
+    hasher = _new_hasher(orjson.dumps(lora))
+    hasher.update(b"".join(parts[:earlier]))
+    turn_hashes = tuple(_turn_hashes(hasher, last, name))
     size_bytes = sum(map(len, parts))
-    blocks = tuple(_blocks(xxh3_64_intdigest(seed), _beginning(parts)))
-    first = next((part for part in parts if part.startswith(_OF_USER)), parts[0])
-    beginning = xxh3_64_intdigest(first)
-    return Prompt(blocks, turn_hashes, max(1, size_bytes // _TOKEN_BYTES), beginning, hasher)
+    blocks = tuple(_blocks(xxh3_64_intdigest(orjson.dumps([model, lora])), _beginning(parts)))
+    first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
+    return Prompt(
+        blocks,
+        turn_hashes,
+        max(1, size_bytes // _TOKEN_BYTES),
+        xxh3_64_intdigest(parts[first]),
+        max(0, first - earlier),
+        tuple(map(len, last)),
+        name,
+        hasher,
+    )
 
 
 def _beginning(parts: Sequence[Part]) -> bytes:
@@ -123,16 +148,21 @@ def _beginning(parts: Sequence[Part]) -> bytes:
     return bytes(text)
 
 
-def _turn_hashes(hasher: hashlib.blake2b, parts: Iterable[Part]) -> Iterable[int]:
+def _turn_hashes(hasher: hashlib.blake2b, parts: Iterable[Part], name: int) -> Iterable[int]:
     for part in parts:
         hasher.update(part)
-        yield _number(hasher)
+        yield _number(hasher) ^ name
 
 
 def _blocks(chain: int, text: bytes) -> list[int]:
     whole = len(text) - len(text) % _BLOCK_BYTES
     pieces = _PIECE.iter_unpack(text[:whole])
     return [chain := xxh3_64_intdigest(piece, chain) for (piece,) in pieces]
+
+
+@lru_cache(maxsize=1024)
+def _name_hash(model: str) -> int:
+    return xxh3_64_intdigest(model.encode())
 
 
 def _new_hasher(seed: bytes) -> hashlib.blake2b:

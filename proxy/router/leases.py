@@ -13,6 +13,7 @@ from proxy.errors import (
     UpstreamFailed,
 )
 from proxy.models import ModelLoader
+from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.acquire import acquire_slot, ensure_serving
@@ -127,9 +128,20 @@ class Leases:
                 self._prefix_index.record(
                     lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
                 )
+                self._note_for_others(lease, prompt, completed)
             if timings and prompt and lease.slot:
                 self._record_slot(lease, lease.slot, timings)
         self._release(lease)
+
+    def _note_for_others(self, lease: Lease, prompt: Prompt, completed: Completion) -> None:
+        if lease.upstream.node is None:
+            self._prefix_index.digests.note(
+                lease.upstream.name,
+                lease.request.model,
+                lease.request.client,
+                prompt,
+                completed.reply,
+            )
 
     async def _acquire(
         self, request: ProxyRequest, avoid: Collection[str], loader: ModelLoader | None

@@ -17,6 +17,8 @@ from proxy.errors import UpstreamShutDown
 from proxy.models import ModelLoader
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.prefix_digest import Digest
+from proxy.prompt_cache.prompt import unnamed
 from proxy.request import ProxyRequest
 from proxy.router.background_lease import IsPreempted, background_lease
 from proxy.router.crash_suspects import CrashSuspects
@@ -60,7 +62,7 @@ class Router:
         self._emit = emit
         self._clock = clock
         self._instances = Instances(route_by_speed=settings.route_by_speed)
-        self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks)
+        self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._queues = ModelQueues(
             self._instances, self._prefix_index, settings, clock, listener.idle
@@ -152,6 +154,20 @@ class Router:
 
     def demand(self, model: str) -> ModelDemand:
         return demand_of(self._queues.of(model), self._instances, self._prefix_index)
+
+    def prefix_digest(
+        self, cursor: str, client: str | None, models: Iterable[str]
+    ) -> Digest | None:
+        """Return what the caches here hold of a client's prompts, as `PrefixDigests.after` does."""
+        return self._prefix_index.digests.after(cursor, client, models)
+
+    def add_remote_prefixes(self, upstream: Upstream, hashes: Iterable[int]) -> None:
+        """Note the hashes of a digest, which a node's model is said to hold."""
+        named = (unnamed(one, upstream.model) for one in hashes)
+        self._prefix_index.remote.add(upstream.name, named, self._clock())
+
+    def forget_remote_prefixes(self, name: str) -> None:
+        self._prefix_index.remote.forget(name)
 
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
         """Hold a slot for work of our own; the block gets a function that returns whether to leave.

@@ -30,15 +30,15 @@ def test_the_longest_prompt_makes_a_word_that_is_kept() -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        "1 1",
-        "2 1 AAAAAAAAAAA=",
-        "1 2 AAAAAAAAAAA=",
-        "1 -1 AAAAAAAAAAA=",
-        "1 one AAAAAAAAAAA=",
-        "1 1 AAAAAAAAAA",
-        "1 1 AAAAAAAA",
-        "1 1 \u00e4AAAAAAAAAA=",
-        "1 1 AAAAAAAAAAA= more",
+        "2 1",
+        "1 1 AAAAAAAAAAA=",
+        "2 2 AAAAAAAAAAA=",
+        "2 -1 AAAAAAAAAAA=",
+        "2 one AAAAAAAAAAA=",
+        "2 1 AAAAAAAAAA",
+        "2 1 AAAAAAAA",
+        "2 1 \u00e4AAAAAAAAAA=",
+        "2 1 AAAAAAAAAAA= more",
     ],
 )
 def test_what_is_no_word_of_ours_tells_nothing(word: str) -> None:

@@ -1,0 +1,175 @@
+"""What this machine tells another llama-corral of the prompts that its caches hold.
+
+A digest is a list of turn hashes without the model's name (`proxy.prompt_cache.prompt`): the ends
+of the parts of each answered prompt, and of its answer. A client is told only of prompts that it
+sent itself: who has a hash can guess a text and check the guess. The latest entries are kept, each
+for half an hour after its last use at most.
+
+Nothing is kept before a client asked for the first time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from proxy.prompt_cache.prompt import Prompt, unnamed
+
+# The endpoint that tells them.
+PREFIXES: Final = "/corral/v1/prefixes"
+HASHES_MAX: Final = 8192
+EXPIRES_S: Final = 1800.0
+# One that is used again is told again, so that it does not expire.
+_REFRESH_S: Final = EXPIRES_S / 3
+_NUMBER: Final = struct.Struct("<Q")
+_FORMAT: Final = 1
+_MODELS_MAX: Final = 1024
+# Numbers of 8 bytes in base64, names, and the JSON around them.
+DIGEST_MAX_BYTES: Final = 512 * 1024
+
+
+class UnreadableDigest(Exception):
+    """A response is not a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a machine's caches hold, by its ids of the models.
+
+    Attributes:
+        cursor: To be given when asking for what comes after this.
+        is_whole: It replaces all earlier ones.
+    """
+
+    cursor: str
+    is_whole: bool
+    hashes: Mapping[str, Sequence[int]]
+
+    @property
+    def encoded(self) -> bytes:
+        return orjson.dumps(
+            {
+                "format": _FORMAT,
+                "cursor": self.cursor,
+                "whole": self.is_whole,
+                "models": {model: _packed(hashes) for model, hashes in self.hashes.items()},
+            }
+        )
+
+
+def read_digest(body: bytes) -> Digest:
+    """Raises UnreadableDigest, also where it has more entries than one ever has."""
+    try:
+        content = orjson.loads(body)
+        models, cursor, is_whole = content["models"], content["cursor"], content["whole"]
+        is_ours = content["format"] == _FORMAT and len(models) <= _MODELS_MAX
+        hashes = {model: _unpacked(text) for model, text in models.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, Error) as error:
+        raise UnreadableDigest("not a digest") from error
+    count = sum(map(len, hashes.values()))
+    if not (is_ours and isinstance(cursor, str) and len(cursor) <= 64 and count <= HASHES_MAX):
+        raise UnreadableDigest("not a digest of this format")
+    return Digest(cursor, is_whole is True, hashes)
+
+
+def _packed(hashes: Sequence[int]) -> str:
+    return b64encode(b"".join(map(_NUMBER.pack, hashes))).decode()
+
+
+def _unpacked(text: str) -> tuple[int, ...]:
+    raw = b64decode(text, validate=True)
+    if len(raw) % _NUMBER.size:
+        raise ValueError("half a number")
+    return tuple(number for (number,) in _NUMBER.iter_unpack(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    number: int
+    noted_at_s: float
+    instance: str
+
+
+class PrefixDigests:
+    """The prefixes that instances of this machine hold, by the client that sent them.
+
+    Args:
+        clock: Monotonic, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._is_read = False
+        # By client, model and hash, the latest last.
+        self._entries: OrderedDict[tuple[str, str, int], _Entry] = OrderedDict()
+        self._number = 0
+        self._run = secrets.token_hex(8)
+
+    def note(
+        self,
+        instance: str,
+        model: str,
+        client: str,
+        prompt: Prompt,
+        reply: Mapping[str, Any] | None,
+    ) -> None:
+        """Note that an instance answered a prompt of a client."""
+        if not self._is_read:
+            return
+        now_s = self._clock()
+        answered = (prompt.hash_with_reply(reply),) if reply else ()
+        for turn_hash in (*prompt.turn_hashes, *answered):
+            self._add((client, model, unnamed(turn_hash, model)), instance, now_s)
+        while len(self._entries) > HASHES_MAX:
+            self._entries.popitem(last=False)
+
+    def forget(self, instance: str) -> None:
+        """Note that the process of an instance was replaced: its cache is gone."""
+        held = [key for key, entry in self._entries.items() if entry.instance == instance]
+        for key in held:
+            del self._entries[key]
+        if held:
+            self._run = secrets.token_hex(8)
+
+    def after(self, cursor: str, client: str | None, models: Iterable[str]) -> Digest | None:
+        """Return what was noted for a client after a cursor of an earlier digest; None for nothing.
+
+        Without a client, of all of them; only of these models. A cursor that is unknown, or of
+        before a process was replaced, gets everything.
+        """
+        self._is_read = True
+        run, _, after = cursor.partition("-")
+        is_whole = run != self._run or not (after.isascii() and after.isdecimal())
+        since = 0 if is_whole else int(after)
+        if not is_whole and since >= self._number:
+            return None
+        found: dict[str, list[int]] = {model: [] for model in models}
+        for model, turn_hash in self._latest(since, client):
+            if model in found:
+                found[model].append(turn_hash)
+        hashes = {model: tuple(reversed(one)) for model, one in found.items() if one}
+        return Digest(f"{self._run}-{self._number}", is_whole, hashes)
+
+    def _latest(self, since: int, client: str | None) -> Iterator[tuple[str, int]]:
+        oldest_s = self._clock() - EXPIRES_S
+        for (owner, model, turn_hash), entry in reversed(self._entries.items()):
+            if entry.number <= since or entry.noted_at_s < oldest_s:
+                return
+            if client is None or owner == client:
+                yield model, turn_hash
+
+    def _add(self, key: tuple[str, str, int], instance: str, now_s: float) -> None:
+        entry = self._entries.get(key)
+        if entry and entry.instance == instance and now_s - entry.noted_at_s < _REFRESH_S:
+            return
+        self._number += 1
+        self._entries[key] = _Entry(self._number, now_s, instance)
+        self._entries.move_to_end(key)
