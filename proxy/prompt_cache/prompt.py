@@ -123,16 +123,16 @@ def _prompt(model: str, lora: object, parts: Sequence[Part]) -> Prompt:
     hasher = _new_hasher(orjson.dumps(lora))
     hasher.update(b"".join(parts[:earlier]))
     turn_hashes = tuple(_turn_hashes(hasher, last, name))
-    size_bytes = sum(map(len, parts))
+    sizes_bytes = tuple(map(len, parts))
     blocks = tuple(_blocks(xxh3_64_intdigest(orjson.dumps([model, lora])), _beginning(parts)))
     first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
     return Prompt(
         blocks,
         turn_hashes,
-        max(1, size_bytes // _TOKEN_BYTES),
+        max(1, sum(sizes_bytes) // _TOKEN_BYTES),
         xxh3_64_intdigest(parts[first]),
         max(0, first - earlier),
-        tuple(map(len, last)),
+        sizes_bytes[earlier:],
         name,
         hasher,
     )

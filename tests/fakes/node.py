@@ -19,6 +19,7 @@ from proxy.errors import UpstreamConnectFailed
 from proxy.metrics.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import ConfiguredNode, NodeSettings
+from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
 from proxy.server import Server
@@ -62,6 +63,8 @@ class FakeNode(Fake):
         elif path.endswith("/slots"):
             self.looks.append(call)
             await _say(call, [{"id": 0}] * self.slots if self.slots else None)
+        elif path.endswith(PREFIXES):
+            await _say(call, None)  # as a version without digests does
         else:
             await super()._answer(call)
 

@@ -1,0 +1,158 @@
+"""A turn goes to the machine that has its conversation, also where another front sent it there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.node import NodesProxy, configured_node
+from fakes.proxy_harness import ProxyHarness, until
+from fakes.upstream import Call
+
+from proxy.nodes import prefix_reader
+from proxy.nodes.prefix_reader import pause_s
+from proxy.prompt_cache.prefix_digest import PREFIXES
+
+ANSWER = "It is as wide as you want it to be."
+KEYS = """
+[keys.front]
+key = "front-key"
+[keys.guest]
+key = "guest-key"
+"""
+
+
+async def say_answer(call: Call) -> None:
+    """Answer a chat as an engine does, as a stream."""
+    await call.begin_stream()
+    for delta, more in (
+        ({"content": ANSWER}, {}),
+        ({}, {"timings": {"cache_n": 90, "prompt_n": 10, "predicted_n": 9}}),
+    ):
+        finish = None if delta else "stop"
+        event = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
+        await call.chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
+    await call.chunk(b"data: [DONE]\n\n")
+    await call.end()
+
+
+class Machines:
+    """Two machines with an engine each, and fronts before them."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self.machines: dict[str, ProxyHarness] = {}
+
+    async def start(self, **settings: Any) -> None:
+        for name in ("one", "two"):
+            (self._directory / name).mkdir()
+            machine = ProxyHarness(self._directory / name, self._stack)
+            await machine.open(**settings)
+            await machine.fake(say_answer)
+            self.machines[name] = machine
+
+    async def front(self, api_key: str = "") -> NodesProxy:
+        """Start a front, once it has read what the machines hold."""
+        nodes = [
+            configured_node(name, machine.server.url, api_key=api_key, models=("chat",))
+            for name, machine in self.machines.items()
+        ]
+        front = NodesProxy(*nodes)
+        await self._stack.enter_async_context(front.running())
+        await until(lambda: front.states() == [True, True])
+        return front
+
+
+@pytest.fixture
+async def machines(
+    socket_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Machines]:
+    monkeypatch.setattr(prefix_reader, "_PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(prefix_reader, "_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(prefix_reader, "_READS_PER_S", 1e6)
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        yield Machines(socket_directory, stack)
+
+
+class Chat:
+    """A conversation that any front may continue."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = f"{subject} " * 200
+        self._messages: list[dict[str, str]] = []
+
+    async def turn(self, front: NodesProxy) -> str:
+        """Send the next turn; return the node that answered."""
+        self._messages.append({"role": "user", "content": self._subject})
+        body = {"model": "chat", "messages": self._messages}
+        async with front.http.post("/v1/chat/completions", json=body) as response:
+            message = (await response.json())["choices"][0]["message"]
+        self._messages.append({"role": "assistant", "content": message["content"]})
+        return response.headers["X-Corral-Instance"].partition("/")[0]
+
+
+async def test_another_front_finds_each_conversation(machines: Machines) -> None:
+    await machines.start()
+    first, second = await machines.front(), await machines.front()
+    chats = [Chat(subject) for subject in ("sea", "sky", "stone", "star")]
+    begun = [await chat.turn(first) for chat in chats]
+    assert sorted(begun) == ["one", "one", "two", "two"]
+    await told(second, 8)
+    assert [await chat.turn(second) for chat in chats] == begun
+    await told(first, 16)
+    assert [await chat.turn(first) for chat in reversed(chats)] == begun[::-1]
+    later = await machines.front()  # as one that was restarted
+    await told(later, 24)
+    assert [await chat.turn(later) for chat in chats] == begun
+
+
+async def told(front: NodesProxy, count: int) -> None:
+    """Wait until a front was told of so many ends of turns."""
+    remote = front.router._prefix_index.remote
+    await until(lambda: len(remote) >= count)
+
+
+async def test_a_client_is_told_of_its_own_conversations_alone(
+    machines: Machines, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    await machines.start(api_keys_file=keys)
+    front, guest = await machines.front("front-key"), await machines.front("guest-key")
+    await Chat("sea").turn(front)
+    await told(await machines.front("front-key"), 2)
+    await Chat("sky").turn(guest)
+    await told(guest, 2)
+    assert len(guest.router._prefix_index.remote) == 2
+    for machine in machines.machines.values():
+        async with machine.http.get(PREFIXES) as response:
+            assert response.status == 401
+        async with machine.http.post(PREFIXES, headers={"X-Api-Key": "guest-key"}) as response:
+            assert response.status == 405
+
+
+async def test_what_a_node_that_is_gone_held_is_forgotten(machines: Machines) -> None:
+    await machines.start()
+    first, second = await machines.front(), await machines.front()
+    where = await Chat("sea").turn(first)
+    await told(second, 2)
+    await machines.machines[where].server.close()
+    second.look_again()
+    remote = second.router._prefix_index.remote
+    await until(lambda: len(remote) == 0)
+
+
+@pytest.mark.parametrize(
+    ("unchanged", "nodes", "wait_s"), [(0, 1, 1), (1, 1, 2), (3, 1, 5), (99, 3, 5), (0, 1000, 10)]
+)
+def test_a_node_with_news_is_asked_soon_and_many_nodes_seldom(
+    unchanged: int, nodes: int, wait_s: float
+) -> None:
+    assert pause_s(unchanged, nodes) == wait_s
