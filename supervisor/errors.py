@@ -4,6 +4,8 @@
     ├── SettingsInvalid              78    corral.toml, a profile or a flag is wrong
     ├── EngineMissing                78    no llama-server where one was named or looked for
     ├── EngineBroken                 78    a file is there, but it does not run
+    ├── EngineInUse                   1    a build that is in use cannot be removed
+    ├── EnginesBusy                  69    another command changes the installed builds
     ├── ModelInvalid                 78    the GGUF is missing, truncated, or not a GGUF
     ├── OutOfMemory                  78    a model can never fit into this machine's memory
     ├── DeviceMemoryShort             1    other programs hold the device memory that a model needs
@@ -78,6 +80,15 @@ class EngineMissing(CorralError):
 class EngineBroken(CorralError):
     code = "engine_broken"
     exit_code = 78
+
+
+class EngineInUse(CorralError):
+    code = "engine_in_use"
+
+
+class EnginesBusy(CorralError):
+    code = "engines_busy"
+    exit_code = 69
 
 
 class ModelInvalid(CorralError):

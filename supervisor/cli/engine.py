@@ -8,6 +8,8 @@ import typer
 
 from supervisor.cli.options import Config, Json, finish
 
+Build = Annotated[str, typer.Argument(metavar="BUILD", help="Such as b10434 or b10434-vulkan.")]
+
 commands = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
 
 
@@ -37,3 +39,27 @@ def engine_help(
     from supervisor.commands.engine import show_help as call
 
     finish("engine help", lambda: call(flag, config), as_json=as_json)
+
+
+@commands.command("use")
+def engine_use(name: Build, config: Config = None, as_json: Json = False) -> None:
+    """Use an installed build, from each model's next start; `corral reload` replaces what runs."""
+    from supervisor.commands.engine_use import use as call
+
+    finish("engine use", lambda: call(name, config), as_json=as_json)
+
+
+@commands.command("rollback")
+def engine_rollback(config: Config = None, as_json: Json = False) -> None:
+    """Use the build that was in use before; each further rollback goes one more back."""
+    from supervisor.commands.engine_use import rollback as call
+
+    finish("engine rollback", lambda: call(config), as_json=as_json)
+
+
+@commands.command("remove")
+def engine_remove(name: Build, config: Config = None, as_json: Json = False) -> None:
+    """Remove an installed build that nothing uses."""
+    from supervisor.commands.engine_use import remove as call
+
+    finish("engine remove", lambda: call(name, config), as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from supervisor.cli.options import Config, Json, ModelName, finish, names_of, offer
+from supervisor.cli.options import Config, Json, finish, names_of
 from supervisor.output import CommandResult
 
 commands = typer.Typer()
@@ -25,7 +25,7 @@ def doctor(config: Config = None, as_json: Json = False) -> None:
 
 
 @commands.command()
-def plan(model: ModelName, config: Config = None, as_json: Json = False) -> None:
+def plan(model: str, config: Config = None, as_json: Json = False) -> None:
     """Show the exact llama-server command for a model, and the origin of each flag."""
     from supervisor.commands.plan import plan as call
 
@@ -34,10 +34,7 @@ def plan(model: ModelName, config: Config = None, as_json: Json = False) -> None
 
 @commands.command()
 def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[
-        str,
-        typer.Argument(help="A name from corral.toml, or a GGUF.", autocompletion=offer("model")),
-    ],
+    model: Annotated[str, typer.Argument(help="A name from corral.toml, or a GGUF.")],
     profiles: Annotated[
         str,
         typer.Option(
@@ -85,8 +82,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
 @commands.command()
 def trial(
     model: Annotated[
-        str | None,
-        typer.Argument(help="A model with a trial; none means all.", autocompletion=offer("model")),
+        str | None, typer.Argument(help="A model with a trial; none means all.")
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Make the profile on trial the model's own.")
@@ -114,8 +110,7 @@ def trial(
 @commands.command()
 def balance(
     model: Annotated[
-        str | None,
-        typer.Argument(help="A model with workers; none means all.", autocompletion=offer("model")),
+        str | None, typer.Argument(help="A model with workers; none means all.")
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Move the layers as suggested; loads the model again.")
@@ -139,12 +134,7 @@ def balance(
 
 @commands.command()
 def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="From corral.toml, fetched, or a GGUF file.", autocompletion=offer("model")
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help="From corral.toml, fetched, or a GGUF file.")],
     goal: Annotated[
         Literal["latency", "throughput", "memory"],
         typer.Option(help="What to improve: one answer, all streams together, or peak memory."),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Json, Names, finish, offer
+from supervisor.cli.options import Json, Names, finish
 
 commands = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
 
@@ -29,9 +29,7 @@ def slots_save(models: Names = None, as_json: Json = False) -> None:
 
 @commands.command("forget")
 def slots_forget(
-    model: Annotated[
-        str | None, typer.Argument(help="The model.", autocompletion=offer("model"))
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="The model.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
     as_json: Json = False,
 ) -> None:

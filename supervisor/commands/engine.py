@@ -6,8 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from supervisor.engines import discover as engines
+from supervisor.engines import search
 from supervisor.engines.discover import Engine, FoundEngine
 from supervisor.engines.help import Flag
+from supervisor.engines.installed import EngineSetting
 from supervisor.engines.runtime import runtime_metadata
 from supervisor.errors import SettingsInvalid
 from supervisor.host.paths import directories
@@ -18,11 +20,12 @@ from supervisor.settings.load import load
 def list_engines(config: Path | None) -> CommandResult:
     where = directories()
     setting = _setting(config)
-    found = engines.list_engines(setting, cache_dir=where.cache)
+    places = search.here(where.engines)
+    found = engines.list_engines(setting, cache_dir=where.cache, places=places)
     if not found:
-        engines.load(setting, cache_dir=where.cache)
+        engines.load(setting, cache_dir=where.cache, places=places)
     notes = tuple(note for one in found for note in _notes(one))
-    head = ("BUILD", "FROM", "DEVICES", "PATH")
+    head = ("BUILD", "FROM", "NAME", "DEVICES", "PATH")
     return CommandResult([_data(one) for one in found], table(head, [*map(_row, found)]), notes)
 
 
@@ -48,23 +51,25 @@ def show_help(name: str | None, config: Path | None) -> CommandResult:
     return CommandResult(asdict(flag), _describe(flag))
 
 
-def _setting(config: Path | None) -> Path | None:
+def _setting(config: Path | None) -> EngineSetting | None:
     return load(config, config_dir=directories().config).settings.engine
 
 
 def _load(config: Path | None) -> Engine:
-    return engines.load(_setting(config), cache_dir=directories().cache)
+    where = directories()
+    places = search.here(where.engines)
+    return engines.load(_setting(config), cache_dir=where.cache, places=places)
 
 
 def _row(one: FoundEngine) -> tuple[str, ...]:
-    source = one.candidate.source
+    source, name = one.candidate.source, one.candidate.name or "-"
     if one.engine is None:
-        return ("broken", source, "-", str(one.candidate.path))
+        return ("broken", source, name, "-", str(one.candidate.path))
     command = " ".join(one.engine.command)
     devices = ", ".join(
         f"{device.name} {size(device.total_mib << 20)}" for device in one.engine.devices
     )
-    return (str(one.engine.build or "?"), source, devices or "CPU only", command)
+    return (str(one.engine.build or "?"), source, name, devices or "CPU only", command)
 
 
 def _notes(one: FoundEngine) -> list[str]:
@@ -76,7 +81,8 @@ def _notes(one: FoundEngine) -> list[str]:
 def _data(one: FoundEngine) -> dict[str, object]:
     found = one.engine
     return {
-        "path": str(one.candidate.path),
+        "name": one.candidate.name,
+        "path": str(found.path if found else one.candidate.path),
         "subcommand": found.subcommand if found else "",
         "source": one.candidate.source,
         **asdict(runtime_metadata(found)),

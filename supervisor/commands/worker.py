@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from supervisor.engines import discover as engines
+from supervisor.engines import search
 from supervisor.engines.discover import Engine
 from supervisor.errors import WorkerFailed
 from supervisor.events import EventStream
@@ -45,7 +46,8 @@ def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
         warn(warning)
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    engine = engines.load(settings.engine, cache_dir=where.cache)
+    places = search.here(where.engines)
+    engine = engines.load(settings.engine, cache_dir=where.cache, places=places)
     host = LOOPBACK if options.host == "localhost" else options.host  # it takes addresses only
     options = replace(options, host=host, port=options.port or _free_port(host))
     with private_runtime(where, WORKERS) as runtime:

@@ -25,7 +25,8 @@ class InstanceStatus(TypedDict):
     """One llama-server process.
 
     `retiring`: it only finishes its requests, because new settings replaced it. `progress`: 0 to 1
-    while it loads. `draft` is None without speculative decoding.
+    while it loads. `engine`: the path of its program, known once it was planned. `draft` is None
+    without speculative decoding.
     """
 
     name: str
@@ -43,6 +44,7 @@ class InstanceStatus(TypedDict):
     tokens_per_second: float | None
     memory_bytes: int | None
     address: str
+    engine: str | None
     log: str | None
     error: ErrorFields | None
     warnings: list[str]

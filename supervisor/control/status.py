@@ -116,6 +116,7 @@ def instance_status(
         "tokens_per_second": stats.tokens_per_second,
         "memory_bytes": stats.memory_bytes if facts.pid else None,
         "address": str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
+        "engine": str(plan.engine.path) if plan else None,
         "log": _text(facts.log_path),
         "error": _error(cause, cause.sentence, facts.log_path) if cause else None,
         "warnings": [

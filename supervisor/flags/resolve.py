@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from supervisor.engines.discover import Device
 from supervisor.engines.help import Flags, FlagValue
+from supervisor.engines.installed import EngineSetting
 from supervisor.engines.spec_types import draft_limits
 from supervisor.flags.adapted_slots import CONTEXT, SLOTS, adapt_slots
 from supervisor.flags.auto import (
@@ -65,7 +66,7 @@ class ModelEntry:
     draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
     aliases: tuple[str, ...] = ()
     batching: BatchingSettings = field(default_factory=BatchingSettings)
-    engine: Path | None = None  # its own; None: the one of all models
+    engine: EngineSetting | None = None  # its own; None: the one of all models
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
     split: str | None = None  # the `--tensor-split` to which its layers were moved
     # What replaces all of the above after its engine ran out of memory.

@@ -7,7 +7,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from proxy.config.types import ExpandedPath, SettingsTable, Text
+from proxy.config.types import SettingsTable, Text
+from supervisor.engines.engine_setting import EngineField
 from supervisor.flags.auto import cache_count, ctx_slot
 from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.flags.setting import FlagName, FlagSetting
@@ -19,7 +20,7 @@ class TrialSettings(SettingsTable):
     profile: Text | None = Field(
         None, description="the profile on trial; unset: the model's own, with other flags"
     )
-    engine: ExpandedPath | None = Field(
+    engine: EngineField | None = Field(
         None, description="the engine on trial; unset: the model's own"
     )
     share: float = Field(

@@ -19,7 +19,9 @@ from typing import Final
 from supervisor.calibration.store import MeasurementStore
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.engines import discover as engines
+from supervisor.engines import search
 from supervisor.engines.discover import Engine
+from supervisor.engines.installed import EngineSetting
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model
 from supervisor.flags.adapted_slots import SLOTS
@@ -89,7 +91,6 @@ class LaunchPlanner:
     ) -> None:
         self.adapted = adapted
         self.reductions = reductions or Reductions()
-        self._engine_setting = settings.engine
         self._settings = settings
         self._directories = directories
         self.tuned_profiles = TunedProfiles(directories, read_tuned)
@@ -173,14 +174,23 @@ class LaunchPlanner:
         return other
 
     def engine(self) -> Engine:
-        """Find the engine; raises EngineMissing or EngineBroken."""
-        return engines.load(self._engine_setting, cache_dir=self._directories.cache)
+        """Find the engine of models without their own; where all have one, that of the first.
+
+        Raises:
+            EngineMissing, EngineBroken: There is none, or it does not run.
+        """
+        own = [model.engine for model in self._settings.models.values()]
+        return self._load(self._settings.engine or (own[0] if own and all(own) else None))
+
+    def _load(self, setting: EngineSetting | None) -> Engine:
+        places = search.here(self._directories.engines)
+        return engines.load(setting, cache_dir=self._directories.cache, places=places)
 
     def engine_of(self, entry: ModelEntry) -> Engine:
         """Find the engine of a model, which may have its own; raises as `engine`."""
         if entry.engine is None:
             return self.engine()
-        return engines.load(entry.engine, cache_dir=self._directories.cache)
+        return self._load(entry.engine)
 
     def engine_at(self, place: ReplicaId) -> Engine:
         """Find the engine of a replica; raises as `engine`."""

@@ -37,7 +37,8 @@ class Directories:
     """The directories of the daemon and its commands."""
 
     config: Path  # corral.toml, profiles/ and profiles.d/
-    data: Path  # models, learned prompts, slots, figures of requests, batches, layers of workers
+    # models, engines, learned prompts, slots, figures of requests, batches, layers of workers
+    data: Path
     cache: Path  # engines' help, GGUF metadata, CPU libraries
     log: Path  # of each instance and the daemon
     runtime: Path  # lock, state file and sockets of one daemon; mode 0700
@@ -69,6 +70,10 @@ class Directories:
     @property
     def models(self) -> Path:
         return self.data / "models"
+
+    @property
+    def engines(self) -> Path:
+        return self.data / "engines"
 
     @property
     def prompts(self) -> Path:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from supervisor.errors import CorralError, SettingsInvalid
+from supervisor.errors import CorralError
 from supervisor.events import Emit
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import ReplicaId
@@ -100,12 +100,8 @@ class Reload:
             return done
 
     def _read_again(self) -> Loaded:
-        if self.loaded.path is None:
-            raise SettingsInvalid(
-                "nothing to reload: the daemon was started without a settings file",
-                hint="corral stop, then corral start with a corral.toml",
-            )
-        return self._read()
+        """Without a settings file they stay, and what else changed is taken up, as an engine is."""
+        return self._read() if self.loaded.path else self.loaded
 
     async def _perform(self, prepared: ReloadPlan) -> tuple[ReplicaFailure, ...]:
         failures = []

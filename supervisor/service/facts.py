@@ -54,13 +54,14 @@ class ServiceFacts:
         """Files and directories that the service must be able to read."""
         settings = self.settings
         models = (path for model in settings.models.values() for path in _model_paths(model))
-        own = (self.settings_file, *([settings.engine] if settings.engine else []))
+        engine = [settings.engine] if isinstance(settings.engine, Path) else []
+        own = (self.settings_file, *engine)
         return tuple(dict.fromkeys((Path(self.command[0]), *self.program_paths, *own, *models)))
 
 
 def _model_paths(model: ModelSettings) -> Iterator[Path]:
     yield model.path
-    if model.engine:
+    if isinstance(model.engine, Path):
         yield model.engine
     if isinstance(model.draft, Path):
         yield model.draft

@@ -14,6 +14,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from proxy.config.toml_text import DEPTH_MAX, is_deeper
 from proxy.config.types import SettingsTable
+from supervisor.engines.engine_setting import joined_engine
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.file_paths import absolute
 from supervisor.flags.trial import TrialSettings
@@ -70,15 +71,8 @@ def load(
         SettingsInvalid: The file is missing or not TOML, or a value is invalid.
     """
     path = find_file(config, config_dir=config_dir, environ=environ)
-    return merge(read_toml(path) if path else {}, path, overrides)
-
-
-def merge(
-    table: Mapping[str, Any], path: Path | None, overrides: Mapping[str, Any] | None = None
-) -> Loaded:
-    """Merge and check the content of a settings file with the other sources; raises as `load`."""
     sources = {
-        "file": table,
+        "file": read_toml(path) if path else {},
         "environment": _environment(),
         "command line": dict(overrides or {}),
     }
@@ -201,7 +195,7 @@ def _resolved(settings: Settings, base: Path) -> Settings:
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
         update = {
             "path": base / model.path,
-            "engine": model.engine and base / model.engine,
+            "engine": joined_engine(model.engine, base),
             "flags": absolute(model.flags, base),
             "trial": model.trial and _resolved_trial(model.trial, base),
             "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
@@ -216,7 +210,7 @@ def _resolved(settings: Settings, base: Path) -> Settings:
         "tls": proxy.tls and _joined(proxy.tls, base, ("cert", "key", "client_ca")),
     }
     update = {
-        "engine": settings.engine and base / settings.engine,
+        "engine": joined_engine(settings.engine, base),
         "proxy": proxy.model_copy(update=in_proxy),
         "models": {name: resolve_model(name, one) for name, one in settings.models.items()},
         "nodes": {
@@ -228,7 +222,7 @@ def _resolved(settings: Settings, base: Path) -> Settings:
 
 
 def _resolved_trial(trial: TrialSettings, base: Path) -> TrialSettings:
-    engine = trial.engine and base / trial.engine
+    engine = joined_engine(trial.engine, base)
     return trial.model_copy(update={"engine": engine, "flags": absolute(trial.flags, base)})
 
 

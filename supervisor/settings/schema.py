@@ -12,6 +12,7 @@ from proxy.jobs.settings import JobSettings
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
+from supervisor.engines.engine_setting import EngineField
 from supervisor.flags.batching import BatchingSettings
 from supervisor.flags.setting import Argument, FlagName, FlagSetting
 from supervisor.flags.trial import TrialSettings
@@ -127,8 +128,9 @@ class ModelSettings(ResidencyPolicy):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
     path: ExpandedPath = Field(description="the GGUF file; of a split model, its first shard")
-    engine: ExpandedPath | None = Field(
-        None, description="its own llama-server; unset: the engine of all models"
+    engine: EngineField | None = Field(
+        None,
+        description="its own installed build or llama-server; unset: the engine of all models",
     )
     profile: Text = Field("base", description="a profile of `corral profile list`")
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
@@ -209,10 +211,11 @@ class Settings(BaseSettings):
         extra="forbid", frozen=True, env_prefix="CORRAL_", env_nested_delimiter="__"
     )
 
-    engine: ExpandedPath | None = Field(
+    engine: EngineField | None = Field(
         None,
-        description="path of llama-server or of llama.cpp's llama; "
-        "unset: vendor/, the installed package, PATH",
+        description="an installed build such as b10434, or the path of llama-server or of "
+        "llama.cpp's llama; unset: the build of `corral engine use`, vendor/, the installed "
+        "package, PATH",
     )
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()

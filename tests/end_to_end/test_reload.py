@@ -272,13 +272,9 @@ def test_a_changed_file_is_reloaded_with_watch_settings(
     assert corral.events("settings.reloaded")[1]["changed"] == ["tiny.0"]
 
 
-def test_without_a_settings_file_there_is_nothing_to_reload(
-    corral: CorralCli, tiny_model: Path
-) -> None:
+def test_without_a_settings_file_all_is_kept(corral: CorralCli, tiny_model: Path) -> None:
     corral.ok("start", str(tiny_model), "--listen", "127.0.0.1:0")
-    refused = corral("reload")
-    assert refused.returncode == 78
-    assert "nothing to reload" in refused.stderr
+    assert corral.ok("reload") == "kept: tiny.0\n"
 
 
 def test_a_model_from_the_command_line_is_kept(

@@ -61,6 +61,7 @@ def instance(**changes: Any) -> InstanceStatus:
         "tokens_per_second": 30.0,
         "memory_bytes": 1024,
         "address": "/run/chat.0.sock",
+        "engine": None,
         "log": None,
         "error": None,
         "warnings": [],

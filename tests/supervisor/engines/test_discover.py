@@ -6,19 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from installed_engines import install
 
 from supervisor.engines.discover import (
-    SearchPaths,
-    find,
     free_bytes,
     list_devices,
     list_engines,
     load,
 )
 from supervisor.engines.help import recorded_builds
+from supervisor.engines.in_use import InUse, write_in_use
+from supervisor.engines.search import SearchPaths, find
 from supervisor.errors import EngineBroken, EngineMissing
 
 HELP = recorded_builds()["b10434"]
+UNKNOWN = "version: 1 (abc1234)"
 VERSION = "version: 0.1.0-dev (build 10999, commit abc1234)"
 DEVICES = "Available devices:\n  Vulkan0: a GPU (two) (24576 MiB, 20000 MiB free)\n  BLAS: OpenBLAS"
 
@@ -292,3 +294,37 @@ def test_a_list_includes_broken_engines(tmp_path: Path, places: SearchPaths, cac
     assert not broken.engine
     assert sound.engine
     assert sound.candidate.source == "path"
+
+
+def test_the_installed_build_in_use_comes_before_all_but_the_setting(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    engines = tmp_path / "engines"
+    places = replace(places, engines=engines)
+    on_path = fake(tmp_path / "bin" / "llama-server")
+    used = install(engines, "b11000-cpu", fake(tmp_path / "one" / "llama-server", version=UNKNOWN))
+    install(engines, "b9000-cpu", fake(tmp_path / "two" / "llama-server"))
+    assert load(None, cache_dir=cache, places=places).path == on_path
+    write_in_use(engines, InUse("b11000-cpu"))
+    found = load(None, cache_dir=cache, places=places)
+    assert (found.path, found.build, found.source) == (used, 11000, "installed")
+    assert load(on_path, cache_dir=cache, places=places).path == on_path
+    assert load("b9000", cache_dir=cache, places=places).name == "b9000-cpu"
+    listed = list_engines(None, cache_dir=cache, places=places)
+    assert [one.engine and one.engine.name for one in listed] == ["b11000-cpu", None, "b9000-cpu"]
+
+
+def test_a_build_in_use_that_was_removed_is_an_error(
+    tmp_path: Path, places: SearchPaths, cache: Path
+) -> None:
+    places = replace(places, engines=tmp_path / "engines")
+    fake(tmp_path / "bin" / "llama-server")
+    (tmp_path / "engines").mkdir(mode=0o700)
+    write_in_use(tmp_path / "engines", InUse("b11000-cpu"))
+    with pytest.raises(EngineMissing, match="b11000-cpu is installed"):
+        load(None, cache_dir=cache, places=places)
+    broken, sound = list_engines(None, cache_dir=cache, places=places)
+    assert broken.error
+    assert sound.engine
+    with pytest.raises(EngineMissing, match="build b1 is installed"):
+        load("b1", cache_dir=cache, places=replace(places, engines=None))
