@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from supervisor.cli.options import Config, Json, finish
+from supervisor.cli.options import Config, Json, finish, offer
 
 commands = typer.Typer(help="API keys of clients.", no_args_is_help=True)
 
@@ -16,7 +16,11 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     name: Annotated[str, typer.Argument(help="Its name in logs and limits.")],
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", help="A model it may use; repeat for more. Unset: all."),
+        typer.Option(
+            "--model",
+            help="A model it may use; repeat for more. Unset: all.",
+            autocompletion=offer("model"),
+        ),
     ] = None,
     in_flight: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="Requests at once.")
@@ -51,7 +55,11 @@ def key_list(config: Config = None, as_json: Json = False) -> None:
 
 
 @commands.command("remove")
-def key_remove(name: str, config: Config = None, as_json: Json = False) -> None:
+def key_remove(
+    name: Annotated[str, typer.Argument(autocompletion=offer("key"))],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
     """Remove an API key; a running daemon rejects it within a second."""
     from supervisor.commands.key import remove as call
 

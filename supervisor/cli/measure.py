@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from supervisor.cli.options import Config, Json, finish, names_of
+from supervisor.cli.options import Config, Json, ModelName, finish, names_of, offer
 from supervisor.output import CommandResult
 
 commands = typer.Typer()
@@ -25,7 +25,7 @@ def doctor(config: Config = None, as_json: Json = False) -> None:
 
 
 @commands.command()
-def plan(model: str, config: Config = None, as_json: Json = False) -> None:
+def plan(model: ModelName, config: Config = None, as_json: Json = False) -> None:
     """Show the exact llama-server command for a model, and the origin of each flag."""
     from supervisor.commands.plan import plan as call
 
@@ -34,7 +34,10 @@ def plan(model: str, config: Config = None, as_json: Json = False) -> None:
 
 @commands.command()
 def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[str, typer.Argument(help="A name from corral.toml, or a GGUF.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A name from corral.toml, or a GGUF.", autocompletion=offer("model")),
+    ],
     profiles: Annotated[
         str,
         typer.Option(
@@ -82,7 +85,8 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
 @commands.command()
 def trial(
     model: Annotated[
-        str | None, typer.Argument(help="A model with a trial; none means all.")
+        str | None,
+        typer.Argument(help="A model with a trial; none means all.", autocompletion=offer("model")),
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Make the profile on trial the model's own.")
@@ -110,7 +114,8 @@ def trial(
 @commands.command()
 def balance(
     model: Annotated[
-        str | None, typer.Argument(help="A model with workers; none means all.")
+        str | None,
+        typer.Argument(help="A model with workers; none means all.", autocompletion=offer("model")),
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Move the layers as suggested; loads the model again.")
@@ -134,7 +139,12 @@ def balance(
 
 @commands.command()
 def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[str, typer.Argument(help="From corral.toml, fetched, or a GGUF file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="From corral.toml, fetched, or a GGUF file.", autocompletion=offer("model")
+        ),
+    ],
     goal: Annotated[
         Literal["latency", "throughput", "memory"],
         typer.Option(help="What to improve: one answer, all streams together, or peak memory."),

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from supervisor.output import CommandResult, run_command
+
+if TYPE_CHECKING:
+    from supervisor.commands.completion import Kind
+
+
+def offer(kind: Kind) -> Callable[[str], list[str]]:
+    """Return a function that completes a word of the command line in the shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        from supervisor.commands.completion import offered
+
+        return offered(kind, incomplete)
+
+    return complete
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
 Config = Annotated[Path | None, typer.Option("--config", help="Read this settings file.")]
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT for clients; port 0: any.")]
 Models = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help="Names from corral.toml, fetched models, or GGUFs."),
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="Names from corral.toml, fetched models, or GGUFs.",
+        autocompletion=offer("model"),
+    ),
 ]
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names; none means all.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...", help="Names; none means all.", autocompletion=offer("model")
+    ),
 ]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=offer("model"))]
 
 
 def finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Config, Json, finish
+from supervisor.cli.options import Config, Json, finish, offer
 
 commands = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=True)
 
@@ -20,7 +20,9 @@ def profile_list(as_json: Json = False) -> None:
 
 
 @commands.command("show")
-def profile_show(name: str, as_json: Json = False) -> None:
+def profile_show(
+    name: Annotated[str, typer.Argument(autocompletion=offer("profile"))], as_json: Json = False
+) -> None:
     """Show a profile's flags, with those it inherits."""
     from supervisor.commands.profile import show_profile as call
 
@@ -29,7 +31,10 @@ def profile_show(name: str, as_json: Json = False) -> None:
 
 @commands.command("check")
 def profile_check(
-    name: Annotated[str | None, typer.Argument(help="One profile; none means all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One profile; none means all.", autocompletion=offer("profile")),
+    ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Json, finish
+from supervisor.cli.options import Json, finish, offer
 
 commands = typer.Typer(help="Sizes and pauses of requests on disk.", no_args_is_help=True)
 
@@ -21,7 +21,9 @@ def record_show(as_json: Json = False) -> None:
 
 @commands.command("forget")
 def record_forget(
-    model: Annotated[str | None, typer.Argument(help="The model.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="The model.", autocompletion=offer("model"))
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
     as_json: Json = False,
 ) -> None:

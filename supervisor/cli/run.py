@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Config, Json, Listen, Models, Names, finish
+from supervisor.cli.options import Config, Json, Listen, ModelName, Models, Names, finish, offer
 
 commands = typer.Typer()
 
@@ -164,7 +164,10 @@ def status(as_json: Json = False) -> None:
 
 @commands.command()
 def logs(
-    model: Annotated[str | None, typer.Argument(help="A model; none means the daemon.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model; none means the daemon.", autocompletion=offer("model")),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Show new lines until Ctrl-C.")
     ] = False,
@@ -189,7 +192,7 @@ def events(
 
 
 @commands.command()
-def warm(model: str, file: Path, as_json: Json = False) -> None:
+def warm(model: ModelName, file: Path, as_json: Json = False) -> None:
     """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
     from supervisor.commands.warm import warm as call
 

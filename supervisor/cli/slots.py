@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Json, Names, finish
+from supervisor.cli.options import Json, Names, finish, offer
 
 commands = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
 
@@ -29,7 +29,9 @@ def slots_save(models: Names = None, as_json: Json = False) -> None:
 
 @commands.command("forget")
 def slots_forget(
-    model: Annotated[str | None, typer.Argument(help="The model.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="The model.", autocompletion=offer("model"))
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -61,6 +61,10 @@ def list_keys(config: Path | None) -> CommandResult:
     return CommandResult([_data(key) for key in keys], text)
 
 
+def names(config: Path | None) -> tuple[str, ...]:
+    return tuple(key.name for key in _keys(_path(_loaded(config))))
+
+
 def remove(name: str, config: Path | None) -> CommandResult:
     path = _path(_loaded(config))
     keys = _keys(path)

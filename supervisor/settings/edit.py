@@ -1,4 +1,4 @@
-"""Changes `corral.toml` in place: comments, order and layout stay, and a backup is beside it."""
+"""Changes `corral.toml` in place: comments, order and layout stay."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.host.files import write_atomic
+from supervisor.host.paths import make_private
 
 Table = MutableMapping[str, Any]
 
@@ -57,6 +58,24 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
         write_atomic(backup, text)
         _write(path, made.text)
     return ChangedFile(path, text, made.lines, backup)
+
+
+def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
+    """Replace the text of a settings file by its edit, without a backup; make it if there is none.
+
+    Raises:
+        SettingsInvalid: As `edit` raises it; nothing is changed.
+        AccessDenied: The file cannot be read or written.
+    """
+    with _reported(path):
+        is_new = not path.exists()
+        made = edit("" if is_new else path.read_text("utf-8"))
+        if is_new:
+            make_private(path.parent)
+            write_atomic(path, made.text)
+        else:
+            _write(path, made.text)
+    return made
 
 
 def edited(text: str, change: Callable[[Table], None]) -> str:

@@ -71,8 +71,15 @@ def load(
         SettingsInvalid: The file is missing or not TOML, or a value is invalid.
     """
     path = find_file(config, config_dir=config_dir, environ=environ)
+    return merge(read_toml(path) if path else {}, path, overrides)
+
+
+def merge(
+    table: Mapping[str, Any], path: Path | None, overrides: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Merge and check the content of a settings file with the other sources; raises as `load`."""
     sources = {
-        "file": read_toml(path) if path else {},
+        "file": table,
         "environment": _environment(),
         "command line": dict(overrides or {}),
     }

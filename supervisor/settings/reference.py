@@ -1,0 +1,95 @@
+"""Every setting by its dotted key: type, default, limits and meaning, read from the JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from supervisor.settings.json_schema import json_schema
+
+# A table whose keys users choose, as [models.NAME].
+ANY: Final = "NAME"
+_LIMITS: Final = (
+    ("minimum", "at least {}"),
+    ("exclusiveMinimum", "more than {}"),
+    ("maximum", "at most {}"),
+    ("exclusiveMaximum", "less than {}"),
+    ("maxItems", "at most {} entries"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingReference:
+    """One setting.
+
+    Attributes:
+        key: Parts of the key; `NAME` stands for a name that users choose.
+        kind: As `integer`, `string or integer`, `"auto" or path`.
+        default: The value where it is not set; None if there is none.
+        limits: As `at least 1, at most 64`; may be empty.
+        description: What it means; may be empty.
+    """
+
+    key: tuple[str, ...]
+    kind: str
+    default: object
+    limits: str
+    description: str
+    is_required: bool
+
+
+def settings_reference() -> tuple[SettingReference, ...]:
+    """Return all settings in the order of their declaration."""
+    schema = json_schema()
+    return tuple(_settings((), schema, schema["$defs"]))
+
+
+def _settings(
+    prefix: tuple[str, ...], table: Mapping[str, Any], tables: Mapping[str, Any]
+) -> Iterator[SettingReference]:
+    required = table.get("required", ())
+    for name, node in table.get("properties", {}).items():
+        key = (*prefix, name)
+        if inner := _table(node, tables):
+            yield from _settings(key, inner, tables)
+        elif inner := _table(node.get("additionalProperties"), tables):
+            yield from _settings((*key, ANY), inner, tables)
+        else:
+            yield _setting(key, node, is_required=name in required)
+
+
+def _table(node: object, tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the table that a node refers to."""
+    reference = node.get("$ref") if isinstance(node, Mapping) else None
+    found = tables[reference.rpartition("/")[2]] if isinstance(reference, str) else None
+    return found if found and "properties" in found else None
+
+
+def _setting(
+    key: tuple[str, ...], node: Mapping[str, Any], *, is_required: bool
+) -> SettingReference:
+    limits = ", ".join(
+        words.format(found) for word, words in _LIMITS if (found := _limit(node, word)) is not None
+    )
+    description = node.get("description", "")
+    return SettingReference(key, _kind(node), node.get("default"), limits, description, is_required)
+
+
+def _limit(node: Mapping[str, Any], word: str) -> object:
+    """Return a limit of a value, or of one of the types that it may have."""
+    return next((one[word] for one in (node, *node.get("anyOf", ())) if word in one), None)
+
+
+def _kind(node: Mapping[str, Any]) -> str:
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(map(_kind, node["anyOf"])))
+    if "const" in node:
+        return f'"{node["const"]}"'
+    if "enum" in node:
+        return " or ".join(f'"{one}"' for one in node["enum"])
+    if node.get("type") == "array":
+        return f"list of {_kind(node.get('items', {}))}"
+    if node.get("format") == "path":
+        return "path"
+    return {"object": "table"}.get(str(node.get("type", "any")), str(node.get("type", "any")))

@@ -1,0 +1,56 @@
+"""The JSON Schema accepts what the settings accept, and describes every one of them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from supervisor.settings.json_schema import json_schema
+from supervisor.settings.reference import settings_reference
+
+ROOT = Path(__file__).parents[3]
+README = "\n".join(
+    block
+    for block in re.findall(
+        r"```toml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    )
+    if "[proxy]" in block
+)
+
+
+def test_the_example_of_the_readme_is_valid() -> None:
+    Draft202012Validator.check_schema(json_schema())
+    Draft202012Validator(json_schema()).validate(tomllib.loads(README))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[proxi]\n",
+        "[proxy]\nlisten = 8080\n",
+        "[models.a]\nprofile = 'base'\n",
+        "[models.a]\npath = 'a.gguf'\nreplicas = 0\n",
+        "[supervisor]\nmemory_budget = 1\n",
+        "[workers.a]\nlocal = 'yes'\n",
+    ],
+)
+def test_what_is_wrong_is_marked(text: str) -> None:
+    with pytest.raises(ValidationError):
+        Draft202012Validator(json_schema()).validate(tomllib.loads(text))
+
+
+def test_a_size_is_a_number_or_a_text() -> None:
+    for value in ("12 GiB", 12 * 1024**3):
+        Draft202012Validator(json_schema()).validate({"supervisor": {"memory_budget": value}})
+
+
+def test_every_setting_has_a_description() -> None:
+    found = settings_reference()
+    assert [one.key for one in found if not one.description] == []
+    one = next(one for one in found if one.key == ("models", "NAME", "replicas"))
+    assert (one.kind, one.default, one.limits) == ('integer or "auto"', 1, "at least 1, at most 64")
