@@ -18,6 +18,7 @@ from supervisor.cli import (
     record,
     run,
     service,
+    setup,
     slots,
 )
 
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(run.commands)
 app.add_typer(measure.commands)
+app.add_typer(setup.commands)
 app.add_typer(engine.commands, name="engine")
 app.add_typer(model.commands, name="model")
 app.add_typer(profile.commands, name="profile")

@@ -1,0 +1,68 @@
+"""Reads a source of settings, and tells what kind it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from supervisor.conversion import command_line, llama_swap, modelfile, router_preset
+from supervisor.conversion.converted import Converted
+from supervisor.errors import SettingsInvalid
+from supervisor.host.files import open_regular
+
+SourceKind = Literal["command", "llama-swap", "router", "modelfile"]
+KINDS: Final[tuple[SourceKind, ...]] = get_args(SourceKind)
+_MAX_BYTES: Final = 1024**2
+_SECTION: Final = re.compile(r"^[ \t]*\[[^\]\n]+\][ \t]*$", re.MULTILINE)
+_MODELS: Final = re.compile(r"^models[ \t]*:", re.MULTILINE)
+_FROM: Final = re.compile(r"^[ \t]*FROM[ \t]+\S", re.MULTILINE | re.IGNORECASE)
+
+
+def read_file(path: Path) -> str:
+    """Read a file of settings.
+
+    Raises:
+        SettingsInvalid: It cannot be read, is larger than 1 MiB, or no text.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise SettingsInvalid(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is not text in UTF-8") from error
+
+
+def kind_of(text: str) -> SourceKind:
+    """Tell the kind of a text. Raises SettingsInvalid: it is of none."""
+    if _MODELS.search(text):
+        return "llama-swap"
+    if _FROM.search(text) and not _SECTION.search(text):
+        return "modelfile"
+    if _SECTION.search(text):
+        return "router"
+    if "llama" in text:
+        return "command"
+    raise SettingsInvalid(
+        "this is not a llama-server command, llama-swap YAML, router preset or Modelfile",
+        hint=f"--from says what it is: {', '.join(KINDS)}",
+    )
+
+
+def convert(text: str, kind: SourceKind, base: Path, environ: Mapping[str, str]) -> Converted:
+    """Convert a text whose relative paths begin at a directory. Raises SettingsInvalid."""
+    match kind:
+        case "command":
+            return command_line.convert(command_line.split(text), base)
+        case "llama-swap":
+            return llama_swap.convert(text, base, environ)
+        case "router":
+            return router_preset.convert(text, base)
+        case "modelfile":
+            return modelfile.convert(text, base)
