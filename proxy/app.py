@@ -20,6 +20,7 @@ POST  /v1/gpu/warmup                      load a model
 GET   /v1/gpu/status                      what of the models is on GPUs
 GET   /corral/v1/runtime                  the engine
 the table in `endpoints`                  an instance of the model that the request names
+/     /api/…                              Ollama's API, where it is on (`ollama_endpoints`)
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from proxy.middleware import RequestMiddleware
 from proxy.model_control.control import ModelControl
 from proxy.model_control.endpoints import ModelControlEndpoints
 from proxy.models import EngineReader, ModelLoader, PromptWarmer
+from proxy.ollama.host import OllamaHost
 from proxy.responses.store import ResponseStore
 from proxy.responses_endpoint import ResponsesEndpoint
 from proxy.router.in_flight import ServerState
@@ -63,7 +65,11 @@ from proxy.warm_endpoint import WarmEndpoint
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The proxy's request handler, with what `proxy.server.Server` needs of it."""
+    """The proxy's request handler, with what `proxy.server.Server` needs of it.
+
+    Attributes:
+        handle_ollama: Of the address that has Ollama's API besides; None: there is none.
+    """
 
     handle: Handler
     close: Callable[[], None]  # once no request is in flight
@@ -72,6 +78,7 @@ class App:
     connections: Connections[Hashable]
     batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
     tls: RenewedContext | None = None  # None: clients connect without TLS
+    handle_ollama: Handler | None = None
 
 
 def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
@@ -84,12 +91,14 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     engine: EngineReader | None = None,
     control: ModelControl | None = None,
     own_key: Key | None = None,
+    ollama: OllamaHost | None = None,
 ) -> App:
     """Build the application.
 
     Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
-    without an `engine` none about GPUs and the runtime, and without a `control` none that loads and
-    unloads models. `own_key` is valid besides those of the API keys file.
+    without an `engine` none about GPUs and the runtime, without a `control` none that loads and
+    unloads models, and without `ollama` none of Ollama's API. `own_key` is valid besides those of
+    the API keys file.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
@@ -120,9 +129,14 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     ResponsesEndpoint(forwarded, store).add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
-    middleware = RequestMiddleware(settings, routes, server_state, metrics.emit, connections, keys)
+
+    def guard(settings: ProxySettings, routes: Routes) -> Handler:
+        return RequestMiddleware(
+            settings, routes, server_state, metrics.emit, connections, keys
+        ).handle
+
     app = App(
-        middleware.handle,
+        guard(settings, routes),
         bodies.close,
         _serve_nothing,
         server_state,
@@ -130,6 +144,9 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         batch_queue.stats,
         _tls(settings, metrics.emit),
     )
+    if ollama and settings.ollama.is_on:
+        add_ollama = _ollama_routes(forwarded, loader, ollama, bodies)
+        app = replace(app, handle_ollama=_handle_ollama(settings, routes, add_ollama, guard))
     if job_storage is None:
         return app
     jobs = Jobs(job_storage, requests, loader, keys, bodies, metrics.emit)
@@ -141,6 +158,30 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         bodies.close()
 
     return replace(app, serve=jobs.serve, close=close)
+
+
+def _ollama_routes(
+    forwarded: ForwardedEndpoints, loader: ModelLoader, host: OllamaHost, bodies: Bodies
+) -> Callable[[Routes], None]:
+    # Imported here: most daemons need no memory for it.
+    from proxy.ollama_endpoints import OllamaEndpoints  # noqa: PLC0415
+
+    return OllamaEndpoints(forwarded, loader, host, bodies).add_routes
+
+
+def _handle_ollama(
+    settings: ProxySettings,
+    routes: Routes,
+    add_ollama: Callable[[Routes], None],
+    guard: Callable[[ProxySettings, Routes], Handler],
+) -> Handler | None:
+    """Add Ollama's API to the routes; return the handler of its own address, if it has one."""
+    if settings.ollama.enabled:
+        add_ollama(routes)
+    if (listen := settings.ollama.listen) is None:
+        return None
+    add_ollama(beside := Routes(beneath=routes))
+    return guard(settings.model_copy(update={"listen": listen}), beside)
 
 
 def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:

@@ -21,6 +21,7 @@
     │   └── QueueFull                429  too many requests wait for the model
     ├── HeaderTooLarge               431  the header has too many fields, or too long ones
     ├── InternalError                500  a fault of the proxy
+    ├── NotServed                    501  an endpoint of Ollama's API that is not served here
     ├── UpstreamFailed               502  an instance failed while it answered
     │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
     │   ├── UpstreamShutDown         502  we stopped it; one retry is safe before the first byte
@@ -41,8 +42,8 @@
 
     ConfigError, ListenFailed        the proxy cannot start; no client sees them
 
-`/v1/messages` gets Anthropic's error shape, all other endpoints get OpenAI's. The `type` of both
-follows from the status.
+`/v1/messages` gets Anthropic's error shape, `/api/` Ollama's, all others OpenAI's. The `type` of
+Anthropic's and OpenAI's follows from the status.
 """
 
 from __future__ import annotations
@@ -242,6 +243,12 @@ class InternalError(ProxyError):
 
     def __init__(self) -> None:
         super().__init__("internal error of the proxy; its log has the details")
+
+
+class NotServed(ProxyError):
+    status = 501
+    code = "not_served"
+    extra_headers = MappingProxyType({"X-Should-Retry": "false"})  # as UpstreamCrashed
 
 
 class UpstreamFailed(ProxyError):

@@ -73,7 +73,7 @@ class Fallback:
             other = await self._for_model(request, name)
             self._answer.requested_model = request.model
             try:
-                await self._forward.handle(other, self._answer, turn)
+                await self._forward.handle(other, self._answer.writer(), turn)
             except ProxyError as failed:
                 self._check(failed)
             else:

@@ -83,7 +83,7 @@ class ForwardedEndpoints:
     ) -> web.StreamResponse:
         answer = PropsResponse(request, request[ACCESS_RECORD], added)
         try:
-            response = await self._answered(request, answer, self.serve)
+            response = await self.answered(request, answer, self.serve)
         except NotLoaded:
             found = self._remembered.page(self._model_info(request, model), added)
             if found is None:
@@ -101,19 +101,19 @@ class ForwardedEndpoints:
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
-        return await self._answered(request, answer, self.serve)
+        return await self.answered(request, answer, self.serve)
 
     async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
+        return await self.answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
 
     async def translated(
         self, response: type[TranslatedResponse], request: web.BaseRequest
     ) -> web.StreamResponse:
         answer = response(request, request[ACCESS_RECORD])
         serve = functools.partial(self.serve, translation=answer.translation())
-        return await self._answered(request, answer, serve)
+        return await self.answered(request, answer, serve)
 
-    async def _answered(
+    async def answered(
         self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
     ) -> web.StreamResponse:
         try:
@@ -130,7 +130,7 @@ class ForwardedEndpoints:
             await answer.abort(error)
         return answer.response
 
-    async def serve(
+    async def serve(  # noqa: PLR0913 (those by name are for one API each)
         self,
         request: web.BaseRequest,
         answer: ClientResponse,
@@ -139,14 +139,18 @@ class ForwardedEndpoints:
         *,
         translation: Translation | None = None,
         turn: StoredTurn | None = None,
+        read: ProxyRequest | None = None,
     ) -> None:
+        """Answer a request; `read` is one whose body was read already."""
         record = answer.record
-        proxy_request = await read_request(request, record.request_id, names, share, translation)
+        proxy_request = read or await read_request(
+            request, record.request_id, names, share, translation
+        )
         record.model, record.kind = proxy_request.model, proxy_request.kind
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
         try:
-            await self._forward.handle(proxy_request, answer, turn)
+            await self._forward.handle(proxy_request, answer.writer(), turn)
         except ProxyError as error:
             if is_refused(request.headers):
                 raise

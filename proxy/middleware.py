@@ -20,7 +20,6 @@ from proxy.access_log import CLIENT_GONE, AccessRecord, Emit
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
 from proxy.auth.keys_file import read_keys
 from proxy.auth.origin import OriginPolicy, is_preflight, preflight_response
-from proxy.auth.rate_limit import RateLimiter
 from proxy.connections import Connections
 from proxy.errors import Draining, ExpectationFailed, InternalError, ProxyError, Unauthorized
 from proxy.forward.client_response import error_response
@@ -65,7 +64,7 @@ class RequestMiddleware:
         self._connections = connections
         self._origins = OriginPolicy(settings)
         self._keys = keys
-        self._rate_limiter = RateLimiter()
+        self._rate_limiter = keys.rate_limiter
         self._routes = routes
         self._server_state = server_state
         self._emit = emit

@@ -158,6 +158,18 @@ async def read_request(
     path = translation.path if translation else request.path
     kind = translation.kind if translation else endpoint_kind(request.method, path)
     content = await _content(request, kind, names, share, translation)
+    return request_of(request, request_id, share.settings, path, kind, content)
+
+
+def request_of(
+    request: web.BaseRequest,
+    request_id: str,
+    settings: ProxySettings,
+    path: str,
+    kind: EndpointKind,
+    content: Content,
+) -> ProxyRequest:
+    """Return a request whose body was read."""
     members, key = content.members, request[KEY]
     return ProxyRequest(
         request_id=request_id,
@@ -171,7 +183,7 @@ async def read_request(
         model=content.model,
         client=client_of(request),
         priority="batch" if key and key.priority == "batch" else _priority(request, members),
-        queue_timeout_s=_queue_timeout_s(request, share.settings.queue_timeout_s),
+        queue_timeout_s=_queue_timeout_s(request, settings.queue_timeout_s),
         prompt=content.prompt,
         session=session_id(request.headers, members),
         is_from_proxy=HOP in request.headers,

@@ -18,7 +18,10 @@ _ID: Final = "{id}"
 
 
 class Routes:
-    def __init__(self) -> None:
+    """Routes, and those of `beneath` for what none of them matches."""
+
+    def __init__(self, beneath: Routes | None = None) -> None:
+        self._beneath = beneath
         self._exact: dict[str, dict[str, Handler]] = {}
         self._with_id: list[tuple[str, str, dict[str, Handler]]] = []
 
@@ -57,6 +60,8 @@ class Routes:
         handlers = self._exact.get(path) or self._find_with_id(request, path)
         if handler := handlers.get(request.method):
             return handler
+        if not handlers and self._beneath:
+            return self._beneath.find(request)
         if not handlers:
             raise NotFound("no such endpoint; GET /v1/models lists the models")
         raise MethodNotAllowed(request.method, request.path, sorted(handlers))

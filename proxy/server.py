@@ -14,9 +14,11 @@ from typing import Final
 from aiohttp import web
 
 from proxy.app import App
+from proxy.config.address import host_of, port_of
 from proxy.connection import Connection
 from proxy.errors import Draining, ListenFailed
 from proxy.handshakes import Handshakes
+from proxy.routes import Handler
 from proxy.settings import ProxySettings
 from proxy.tls.renewed import listener_context
 
@@ -62,9 +64,9 @@ class Server:
         self._app = app
         self._server_state = app.server_state
         self._drain_timeout: asyncio.Timeout | None = None
-        self._manager: web.Server | None = None
+        self._managers: list[web.Server] = []
         self._listeners: list[asyncio.Server] = []
-        self._handshakes: Handshakes | None = None
+        self._handshakes: list[Handshakes] = []
         self._logger = _quiet_logger()
 
     @property
@@ -77,30 +79,36 @@ class Server:
     async def start(self) -> None:
         """Raises ListenFailed."""
         host, port = self._settings.host, self._settings.port
-        # Without cancellation a handler continues after its client has disconnected.
-        manager = web.Server(self._app.handle, handler_cancellation=True)
         try:
-            await self._listen(manager, host, port)
+            await self._start(self._app.handle, host, port, self._sockets)
+            if (handle := self._app.handle_ollama) and (ollama := self._settings.ollama.listen):
+                host, port = host_of(ollama), port_of(ollama)
+                await self._start(handle, host, port, ())
         except OSError as error:
+            self._stop_listening()
             self._app.close()
             reason, hint = _explain(error)
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}", hint) from error
-        self._manager = manager
         listening = [one for listener in self._listeners for one in listener.sockets]
         for one in listening:
             _detect_dead_clients(one, self._settings.client_write_timeout_s)
         self.port = int(listening[0].getsockname()[1])
 
-    async def _listen(self, manager: web.Server, host: str, port: int) -> None:
+    async def _start(
+        self, handle: Handler, host: str, port: int, sockets: Sequence[socket.socket]
+    ) -> None:
+        # Without cancellation a handler continues after its client has disconnected.
+        manager = web.Server(handle, handler_cancellation=True)
         listen = functools.partial(
             asyncio.get_running_loop().create_server,
             self._accept(functools.partial(self._make_connection, manager)),
             backlog=self._backlog,
         )
-        if self._sockets:
-            self._listeners = [await listen(sock=one) for one in self._sockets]
+        if sockets:
+            self._listeners += [await listen(sock=one) for one in sockets]
         else:
-            self._listeners = [await listen(host, port)]
+            self._listeners.append(await listen(host, port))
+        self._managers.append(manager)
 
     async def serve(self) -> None:
         """Do what no client waits for, until cancelled: before `drain`."""
@@ -145,12 +153,12 @@ class Server:
         self._stop_listening()
         self._server_state.watching.abort(Draining("the server stopped"))
         await self._cut()
-        if self._handshakes is not None:
-            await self._handshakes.close()
-        if self._manager is not None:
-            await asyncio.sleep(0)  # requests that were just received begin before they are aborted
-            self._manager.pre_shutdown()
-            await self._manager.shutdown(_SHUTDOWN_TIMEOUT_S)
+        for handshakes in self._handshakes:
+            await handshakes.close()
+        await asyncio.sleep(0)  # requests that were just received begin before they are aborted
+        for manager in self._managers:
+            manager.pre_shutdown()
+            await manager.shutdown(_SHUTDOWN_TIMEOUT_S)
         self._app.close()
 
     @property
@@ -165,14 +173,15 @@ class Server:
     def _accept(self, make: Callable[[], Connection]) -> Callable[[], asyncio.Protocol]:
         if self._app.tls is None:
             return make
-        self._handshakes = Handshakes(
+        handshakes = Handshakes(
             self._app.connections,
             listener_context(self._app.tls),
             make,
             timeout_s=self._settings.header_timeout_s,
             shutdown_timeout_s=_LINGERING_S,
         )
-        return self._handshakes.accept
+        self._handshakes.append(handshakes)
+        return handshakes.accept
 
     def _make_connection(self, manager: web.Server) -> Connection:
         return Connection(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from proxy.batch_config import BatchSettings
-from proxy.config.types import ExpandedPath, SettingsTable, Text, text
+from proxy.config.address import Address, host_of, port_of
+from proxy.config.types import ExpandedPath, SettingsTable, Text
+from proxy.ollama_config import OllamaSettings
 from proxy.request_limits.limits import RequestLimits
 from proxy.responses_config import StoredResponseSettings
 from proxy.tls_config import TlsSettings
@@ -15,21 +17,10 @@ from proxy.tls_config import TlsSettings
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
 
-def _address(listen: str) -> str:
-    host, separator, port = listen.rpartition(":")
-    is_number = port.isascii() and port.isdecimal() and len(port) <= len("65535")
-    if not (host and separator and is_number and int(port) <= 65535):
-        raise ValueError("not HOST:PORT")
-    if any(one.isspace() for one in text(host)):
-        raise ValueError("not HOST:PORT: a space in the host")
-    host.strip("[]").encode("idna")  # as the system does; raises ValueError where it cannot
-    return listen
-
-
 class ProxySettings(SettingsTable):
     """`[proxy]`: where clients connect, and what they may send."""
 
-    listen: Annotated[str, AfterValidator(_address)] = Field(
+    listen: Address = Field(
         "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
     )
     max_body_bytes: int = Field(
@@ -158,13 +149,14 @@ class ProxySettings(SettingsTable):
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()
     tls: TlsSettings | None = None
+    ollama: OllamaSettings = OllamaSettings()
 
     @property
     def host(self) -> str:
         """The address to listen on, an IPv6 one without brackets."""
-        return self.listen.rpartition(":")[0].strip("[]")
+        return host_of(self.listen)
 
     @property
     def port(self) -> int:
         """The TCP port to listen on; 0 takes any free one."""
-        return int(self.listen.rpartition(":")[2])
+        return port_of(self.listen)

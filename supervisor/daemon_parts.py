@@ -34,6 +34,7 @@ from supervisor.process.private_runtime import is_in_use
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
+from supervisor.proxy_adapter.ollama_host import OllamaHostAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import check_tls, checked, read_nodes
@@ -189,6 +190,7 @@ class DaemonParts:
             EngineReaderAdapter(self.fleet),
             ModelControlAdapter(self.fleet, self.admission, self.events),
             self.desktop_key.key if self.desktop_key else None,
+            OllamaHostAdapter(self.fleet, self.admission),
         )
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from proxy.access_log import Emit
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
+from proxy.auth.rate_limit import RateLimiter
 from proxy.errors import ConfigError, Unauthorized
 from proxy.headers import HOP
 from proxy.models import ModelInfo, ModelLoader, without_nodes
@@ -36,6 +37,9 @@ class ApiKeys:
     """The valid keys: those of the file, and one that is in none. Raises ConfigError.
 
     Without both, no request needs a key.
+
+    Attributes:
+        rate_limiter: Of all addresses together.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class ApiKeys:
         *,
         own_key: Key | None = None,
     ) -> None:
+        self.rate_limiter = RateLimiter()
         self._path = path
         self._own_keys = (own_key,) if own_key else ()
         self._emit = emit

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import orjson
 from aiohttp import web
@@ -27,7 +27,7 @@ from multidict import CIMultiDict
 from proxy.access_log import AccessRecord
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, anthropic_type, openai_type
-from proxy.headers import EVENT_STREAM, FALLBACK, RESPONSE_HEADERS, for_client, is_event_stream
+from proxy.headers import EVENT_STREAM, FALLBACK, RESPONSE_HEADERS, for_client
 from proxy.responses.event import failed, written
 from proxy.router.lease import Lease
 
@@ -38,6 +38,7 @@ INTERVAL_S: Final = 10.0
 _COMMENT: Final = b":\n\n"
 _ANTHROPIC_PING: Final = b'event: ping\ndata: {"type": "ping"}\n\n'
 _ANTHROPIC_PATH: Final = "/v1/messages"
+_OLLAMA_PATH: Final = "/api/"
 _WITH_EVENT_NAMES: Final = (_ANTHROPIC_PATH, "/stream/generate")
 _EVENT_END: Final = b"\n\n"
 
@@ -101,14 +102,19 @@ class ClientResponse:
     """The response to one request (`RequestWriter`).
 
     Attributes:
+        stream_type: The media type of a stream.
+        piece_end: The end of each piece of a stream.
         extra_headers: Header fields that every response of an instance gets besides its own.
         requested_model: The model that the client named, where another may answer; else None.
     """
 
+    stream_type: ClassVar[str] = EVENT_STREAM
+    piece_end: ClassVar[bytes] = _EVENT_END
+
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
         self._request = request
         self.record = record
-        self._last_chunk = _EVENT_END
+        self._last_chunk = self.piece_end
         self._response: web.StreamResponse | None = None
         self._is_chunked = False
         self.is_committed = False
@@ -117,6 +123,18 @@ class ClientResponse:
         self._ping_timer: asyncio.TimerHandle | None = None
         self._ping_task: asyncio.Task[None] | None = None
         self._pings_over: asyncio.Event | None = None
+
+    def writer(self) -> RequestWriter:
+        """Return what an instance's response is written to."""
+        return self
+
+    def ping(self, kind: EndpointKind) -> bytes:
+        """Return a piece of a stream that clients skip."""
+        return _ANTHROPIC_PING if kind is EndpointKind.MESSAGES else _COMMENT
+
+    def error_piece(self, body: bytes) -> bytes:
+        """Return an error in the format of the API as the last piece of a stream."""
+        return _event(self._request.path, body)
 
     @property
     def has_begun(self) -> bool:
@@ -153,9 +171,8 @@ class ClientResponse:
 
     def keep_alive(self, kind: EndpointKind) -> None:
         """Send comments after two seconds until the response begins, or `end_wait`."""
-        ping = _ANTHROPIC_PING if kind is EndpointKind.MESSAGES else _COMMENT
         loop = asyncio.get_running_loop()
-        self._ping_timer = loop.call_later(FIRST_PING_S, self._start_pings, ping)
+        self._ping_timer = loop.call_later(FIRST_PING_S, self._start_pings, kind)
 
     async def end_wait(self) -> None:
         """Send no further comment, whatever is half sent."""
@@ -169,7 +186,7 @@ class ClientResponse:
         await self._stop_pings()
         if self.has_begun:
             self.record.status = status
-            body = _event(self._request.path, body)
+            body = self.error_piece(body)
         await self.begin(status, headers)
         await self.finish(body)
 
@@ -208,28 +225,36 @@ class ClientResponse:
             await self._end_with(error)
             return
         # An event behind half an event would be read as part of it.
-        if is_event_stream(self.response.headers) and self._last_chunk.endswith(_EVENT_END):
+        if self._is_stream and self._last_chunk.endswith(self.piece_end):
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                    await self.response.write(_error_event(self._request.path, error))
+                    await self.response.write(self._error_piece(error))
                     transport.close()
                     return
         transport.abort()
 
-    def _start_pings(self, ping: bytes) -> None:
+    @property
+    def _is_stream(self) -> bool:
+        return self.response.headers.get("Content-Type", "").lower().startswith(self.stream_type)
+
+    def _error_piece(self, error: ProxyError) -> bytes:
+        return self.error_piece(orjson.dumps(error_body(self._request.path, error)))
+
+    def _start_pings(self, kind: EndpointKind) -> None:
         # The task ends with the request: `end_wait` waits for it.
         self._pings_over = over = asyncio.Event()
-        self._ping_task = asyncio.get_running_loop().create_task(self._send_pings(ping, over))
+        self._ping_task = asyncio.get_running_loop().create_task(self._send_pings(kind, over))
 
-    async def _send_pings(self, ping: bytes, over: asyncio.Event) -> None:
+    async def _send_pings(self, kind: EndpointKind, over: asyncio.Event) -> None:
         # A client that left ends its request by itself.
         with contextlib.suppress(ConnectionError):
             while not over.is_set():
                 if not self.has_begun:
-                    await self._prepare(
-                        200, for_client(CIMultiDict({"Content-Type": EVENT_STREAM}))
-                    )
-                await self.response.write(ping)
+                    headers = CIMultiDict({"Content-Type": EVENT_STREAM})
+                    passed = for_client(headers)
+                    passed["Content-Type"] = self.stream_type
+                    await self._prepare(200, passed)
+                await self.response.write(self.ping(kind))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL_S):
                         await over.wait()
@@ -256,7 +281,7 @@ class ClientResponse:
     async def _end_with(self, error: ProxyError) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                await self.response.write(_error_event(self._request.path, error))
+                await self.response.write(self._error_piece(error))
                 await self.response.write_eof()
 
 
@@ -281,10 +306,6 @@ def error_response(path: str, error: ProxyError) -> web.Response:
     return response
 
 
-def _error_event(path: str, error: ProxyError) -> bytes:
-    return _event(path, orjson.dumps(error_body(path, error)))
-
-
 def _event(path: str, body: bytes) -> bytes:
     if path.endswith("/responses"):
         return written(failed(orjson.loads(body)), 0)
@@ -293,6 +314,8 @@ def _event(path: str, body: bytes) -> bytes:
 
 
 def error_body(path: str, error: ProxyError) -> dict[str, object]:
+    if path.startswith(_OLLAMA_PATH):
+        return {"error": error.message}
     if path.startswith(_ANTHROPIC_PATH):
         details = {"type": anthropic_type(error.status), "message": error.message}
         return {"type": "error", "error": details}

@@ -36,6 +36,7 @@ class TranslatedWriter:
         self.record = writer.record
         self._writer = writer
         self._events: Events | None = None
+        self._has_passed = False  # `put` comes after the header, which the first bytes take along
         self._broken: InvalidEvent | None = None
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
@@ -78,7 +79,7 @@ class TranslatedWriter:
         await self._writer.begin(status, headers)
 
     def put(self, chunk: bytes) -> bool:
-        if self._events is None or not self._writer.put(b""):
+        if self._events is None or not self._has_passed or not self._writer.put(b""):
             return False
         try:
             return self._writer.put(self._fed(self._events, chunk))
@@ -91,6 +92,7 @@ class TranslatedWriter:
         if self._events is None:
             self._hold(chunk)
         elif passed := self._fed(self._events, chunk):
+            self._has_passed = True
             await self._writer.write(passed)
 
     async def finish(self, last: bytes = b"") -> None:

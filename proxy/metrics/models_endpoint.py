@@ -137,13 +137,13 @@ def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
             "format": "gguf",
             "family": "",
             "families": [""],
-            "parameter_size": _parameter_size(meta.get("n_params")),
+            "parameter_size": parameter_size(meta.get("n_params")),
             "quantization_level": meta.get("ftype", ""),
         },
     }
 
 
-def _parameter_size(count: int | str | None) -> str:
+def parameter_size(count: int | str | None) -> str:
     """As Ollama writes it, such as 134.52M or 8.0B."""
     if not isinstance(count, int):
         return ""

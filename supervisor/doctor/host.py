@@ -90,7 +90,8 @@ def check_clients(settings: ProxySettings) -> Finding:
     except SettingsInvalid as error:
         return failed(name, error)
     if is_open_to_all(settings):
-        text = f"other machines can reach {settings.listen}, and no key is required"
+        listen = " and ".join(filter(None, (settings.listen, settings.ollama.listen)))
+        text = f"other machines can reach {listen}, and no key is required"
         return Finding(name, "warn", text, _ADD_KEY)
     if keys is None:
         return Finding(name, "ok", "programs of this machine, without a key")

@@ -9,6 +9,7 @@ from pathlib import Path
 from proxy.access_log import Emit
 from proxy.auth.keys_file import Key, read_keys
 from proxy.auth.origin import is_loopback
+from proxy.config.address import host_of
 from proxy.errors import ConfigError
 from proxy.middleware import check
 from proxy.nodes.settings import ConfiguredNode, NodeSettings, configured_nodes
@@ -41,7 +42,9 @@ def api_keys(path: Path) -> tuple[Key, ...]:
 
 def is_open_to_all(settings: ProxySettings) -> bool:
     """Return whether other machines can send requests without a key."""
-    return settings.api_keys_file is None and not is_loopback(settings.host)
+    addresses = [settings.listen, *([settings.ollama.listen] if settings.ollama.listen else [])]
+    is_open = not all(is_loopback(host_of(address)) for address in addresses)
+    return settings.api_keys_file is None and is_open
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""One daemon for all clients: a language model, an embedding model, and one not loaded."""
+"""One daemon for all clients: a language model, one for embeddings, and others not loaded."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tiny_clip
 from corral_cli import CorralCli
 from fork_server import ForkServer
 
@@ -28,6 +29,16 @@ threads = 1
 [models.resting]
 path = "{tiny}"
 
+[models.seeing]
+path = "{tiny}"
+[models.seeing.flags]
+mmproj = "{clip}"
+ctx-size = 512
+threads = 1
+
+[proxy.ollama]
+enabled = true
+
 [proxy.stored_responses]
 enabled = true
 """
@@ -43,7 +54,10 @@ def url(
     """Serve the models on the real engine; return the address that clients connect to."""
     corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
     template = Path(__file__).with_name("tools.jinja")
-    corral.configure(SETTINGS.format(smollm2=smollm2, tiny=tiny_model, template=template))
+    clip = tiny_clip.make(corral.root / "clip.gguf")
+    corral.configure(
+        SETTINGS.format(smollm2=smollm2, tiny=tiny_model, template=template, clip=clip)
+    )
     corral.ok("start", "smollm2", "embedder")
     yield corral.url
     corral.end()

@@ -103,7 +103,7 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
 
 def test_the_models_are_listed_and_found_by_name(client: anthropic.Anthropic) -> None:
     models = client.models.list().data
-    assert [model.id for model in models] == ["smollm2", "embedder", "resting"]
+    assert [model.id for model in models] == ["smollm2", "embedder", "resting", "seeing"]
     found = client.models.retrieve("claude-haiku")
     assert (found.id, found.type, found.display_name) == ("smollm2", "model", "smollm2")
     assert found.created_at.year >= 2025

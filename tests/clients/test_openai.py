@@ -142,7 +142,12 @@ def test_texts_are_embedded(client: openai.OpenAI) -> None:
 
 
 def test_the_models_are_listed_and_found_by_every_name(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["smollm2", "embedder", "resting"]
+    assert [model.id for model in client.models.list()] == [
+        "smollm2",
+        "embedder",
+        "resting",
+        "seeing",
+    ]
     for name in ("smollm2", "gpt-4o-mini"):
         assert client.models.retrieve(name).id == "smollm2"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -22,6 +22,7 @@ from proxy.app import build_app
 from proxy.errors import ProxyError
 from proxy.metrics.prometheus import Metrics
 from proxy.models import GpuUse, ModelInfo, ModelNames, PrefillResult
+from proxy.ollama.host import ModelDetails, Progress, Residence
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
@@ -138,6 +139,43 @@ class FakeControl:
             one.set()
 
 
+class FakeOllamaHost:
+    """Knows a model's details, downloads in two steps, notes the rest (`OllamaHost`)."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, ModelDetails] = {}
+        self.residences: dict[str, Residence] = {}
+        self.kept: list[tuple[str, float]] = []
+        self.deleted: list[str] = []
+        self.failure: ProxyError | None = None
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.left = asyncio.Event()
+
+    async def details(self, models: Sequence[str], /) -> Mapping[str, ModelDetails]:
+        return {name: self.known[name] for name in models if name in self.known}
+
+    def residence(self, model: str, /) -> Residence:
+        return self.residences.get(model, Residence())
+
+    def keep_alive(self, model: str, seconds: float, /) -> None:
+        self.kept.append((model, seconds))
+
+    async def pull(self, name: str, /) -> AsyncGenerator[Progress, None]:
+        try:
+            yield Progress("pulling manifest")
+            yield Progress("pulling", f"{name}.gguf", 100, 40)
+            await self.may_go_on.wait()
+            if self.failure:
+                raise self.failure
+            yield Progress("pulling", f"{name}.gguf", 100, 100)
+        finally:
+            self.left.set()
+
+    async def delete(self, model: str, /) -> None:
+        self.deleted.append(model)
+
+
 class KeepAlives(NoListener):
     """Remembers how long requests want their models to stay."""
 
@@ -166,6 +204,7 @@ class ProxyHarness:
         self.reader = FakeReader()
         self.engine = FakeEngine()
         self.control = FakeControl()
+        self.ollama = FakeOllamaHost()
         self.sockets: Sequence[socket.socket] = ()
         self._directory = directory
         self._stack = stack
@@ -196,6 +235,7 @@ class ProxyHarness:
             self.reader,
             engine=self.engine,
             control=self.control,
+            ollama=self.ollama,
         )
         self.floor = app.server_state
         return Server(app, settings, self.sockets)
