@@ -139,7 +139,7 @@ class Clients:
     """Clients that each run the next turn of a random conversation that is ready.
 
     Args:
-        url: The API's base URL.
+        url: Returns the API's base URL for the next request.
         route: Returns the model for a conversation.
         seed: Determines the conversations and their order.
         on_answer: Called after each answer with the number of answers so far.
@@ -147,7 +147,7 @@ class Clients:
 
     def __init__(
         self,
-        url: str,
+        url: Callable[[], str],
         route: Callable[[Conversation], str],
         workload: Workload,
         seed: int,
@@ -166,7 +166,7 @@ class Clients:
         began_at_s = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with (
-            aiohttp.ClientSession(self._url, timeout=timeout) as http,
+            aiohttp.ClientSession(timeout=timeout) as http,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(self._workload.clients):
@@ -207,7 +207,7 @@ class Clients:
         }
         for _ in range(ATTEMPTS_MAX):
             try:
-                result, text = await chat(http, body)
+                result, text = await chat(http, body, self._url())
                 break
             except (aiohttp.ClientError, RuntimeError) as error:
                 self._result.failures.append(repr(error))
@@ -218,8 +218,12 @@ class Clients:
         self._on_answer(len(self._result.answers))
 
 
-async def chat(http: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[TurnResult, str]:
+async def chat(
+    http: aiohttp.ClientSession, body: Mapping[str, Any], url: str = ""
+) -> tuple[TurnResult, str]:
     """Send one streaming chat request; return its figures and text.
+
+    `url` is the base URL, where the session has none.
 
     Raises:
         RuntimeError: The answer is an error, or ended early.
@@ -227,7 +231,7 @@ async def chat(http: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[Tu
     """
     began_at_s = time.monotonic()
     first_at_s, text, timings = 0.0, "", None
-    async with http.post("/v1/chat/completions", json=body) as response:
+    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {await response.text()}")
         instance = response.headers.get("X-Corral-Instance", "")

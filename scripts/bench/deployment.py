@@ -102,8 +102,9 @@ def run(
         meanwhile: Called after each answer with the number of answers so far.
     """
     with serving(deployment, model) as corral, _slowed(corral, deployment.runs):
+        url = corral.url
         clients = Clients(
-            corral.url, route(deployment), workload, seed, lambda count: meanwhile(corral, count)
+            lambda: url, route(deployment), workload, seed, lambda count: meanwhile(corral, count)
         )
         result = asyncio.run(clients.run())
         result.decoded = _decoded(corral.url)
