@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from proxy.request_limits.limits import RequestLimits
 from proxy.responses_config import StoredResponseSettings
 from proxy.tls_config import TlsSettings
 
+Fallbacks = Annotated[tuple[Text, ...], Field(min_length=1, max_length=8)]
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
 
@@ -122,6 +123,12 @@ class ProxySettings(SettingsTable):
         None,
         description="name of the model for requests without one; unset: where there is only one "
         "model, that one",
+    )
+    fallback: dict[Text, Fallbacks] = Field(
+        default_factory=dict,
+        max_length=1024,
+        description="of models that only nodes have, the models, aliases or variants that answer "
+        "their chats, the first that can, while no node serves them",
     )
     route_by_speed: bool = Field(
         default=True,

@@ -6,13 +6,14 @@ ignored, because a request would make the node load it. llama-corral also report
 
 A model that is configured here and offered by a node is one model, served by both. Models that only
 nodes have are listed after the local ones until the daemon stops, as failed while none of their
-nodes is up.
+nodes is up; those that have a fallback are listed as failed also before any node had them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -20,6 +21,7 @@ import orjson
 from proxy.models import ModelInfo, ModelNames
 from proxy.variant import SEPARATOR
 
+NO_NODE: Final = "no node has it"
 _MODELS_MAX: Final = 1024
 _NAME_MAX_CHARACTERS: Final = 256
 _SLOTS_MAX: Final = 1024
@@ -154,16 +156,24 @@ def served_id(remote_model: RemoteModel, local: ModelNames) -> str | None:
 
 
 def merged(
-    local: Sequence[ModelInfo], offered: Iterable[OfferedModel], created: int
+    local: Sequence[ModelInfo],
+    offered: Iterable[OfferedModel],
+    created: int,
+    fallback: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[ModelInfo]:
-    """All models, local ones first; `created` (Unix time) is for those that only nodes have."""
+    """All models, local ones first; `created` (Unix time) and `fallback` are of those of nodes."""
     by_id: dict[str, list[OfferedModel]] = {}
     names = ModelNames(local)
     for one in offered:
         if model := served_id(one.remote_model, names):
             by_id.setdefault(model, []).append(one)
     ours = [_with_nodes(model_info, by_id.pop(model_info.id, [])) for model_info in local]
-    return [*ours, *(_remote_only(model, found, created) for model, found in by_id.items())]
+    remote = [_remote_only(model, found, created, fallback) for model, found in by_id.items()]
+    known = ModelNames((*ours, *remote))
+    gone = (
+        _gone(name, created, others) for name, others in fallback.items() if not known.get(name)
+    )
+    return [*ours, *remote, *gone]
 
 
 def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> ModelInfo:
@@ -184,14 +194,20 @@ def _variants(offered: Iterable[OfferedModel]) -> list[str]:
     return sorted({variant for one in offered for variant in one.remote_model.variants})
 
 
-def _remote_only(model: str, offered: Sequence[OfferedModel], created: int) -> ModelInfo:
+def _remote_only(
+    model: str,
+    offered: Sequence[OfferedModel],
+    created: int,
+    fallback: Mapping[str, Sequence[str]],
+) -> ModelInfo:
     up = [one for one in offered if one.problem is None]
     models = [one.remote_model for one in up or offered]
     lengths = [one.context_length for one in models if one.context_length]
-    aliases = (alias for one in offered for alias in one.remote_model.aliases)
+    aliases = dict.fromkeys(alias for one in offered for alias in one.remote_model.aliases)
+    others = next((fallback[name] for name in (model, *aliases) if name in fallback), ())
     return ModelInfo(
         id=model,
-        aliases=tuple(dict.fromkeys(aliases)),
+        aliases=tuple(aliases),
         state="loaded" if up else "failed",
         created=created,
         context_length=min(lengths, default=None),
@@ -200,4 +216,20 @@ def _remote_only(model: str, offered: Sequence[OfferedModel], created: int) -> M
         remote_variants=tuple(_variants(offered)),
         is_local=False,
         meta=models[0].meta,
+        fallback=tuple(others),
+    )
+
+
+def _gone(name: str, created: int, fallback: Sequence[str]) -> ModelInfo:
+    """A model that no node has, and others answer for."""
+    return ModelInfo(
+        id=name,
+        aliases=(),
+        state="failed",
+        created=created,
+        context_length=None,
+        slots=0,
+        reason=NO_NODE,
+        is_local=False,
+        fallback=tuple(fallback),
     )

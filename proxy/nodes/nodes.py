@@ -14,7 +14,7 @@ from proxy.access_log import Emit
 from proxy.errors import Unavailable, UpstreamConnectFailed, UpstreamLoading, UpstreamUnavailable
 from proxy.failures import persist
 from proxy.models import ModelInfo, ModelLoader, ModelNames
-from proxy.nodes.model_list import RemoteModel, merged, served_id
+from proxy.nodes.model_list import NO_NODE, RemoteModel, merged, served_id
 from proxy.nodes.monitor import NodeMonitor
 from proxy.nodes.prefix_reader import PrefixReader
 from proxy.nodes.settings import ConfiguredNode
@@ -146,12 +146,13 @@ class Nodes:
         """Local models, then those that only nodes have."""
         local = self._local.models()
         offered = [one for monitor in self._monitors.values() for one in monitor.offered()]
-        return merged(local, offered, self._created) if offered else local
+        fallback = self._settings.fallback
+        return merged(local, offered, self._created, fallback) if offered or fallback else local
 
     def names(self) -> ModelNames:
         local = self._local.names()
         offered = [monitor.remote_models for monitor in self._monitors.values()]
-        if not any(offered):
+        if not any(offered) and not self._settings.fallback:
             return local
         if local is not self._named_local or offered != self._named_offered:
             self._named_local, self._named_offered = local, offered
@@ -170,7 +171,10 @@ class Nodes:
             for monitor in self._monitors.values()
             if any(served_id(one.remote_model, local) == model for one in monitor.offered())
         ]
-        if any(model_info.id == model for model_info in local.model_infos) or not monitors:
+        is_local = any(model_info.id == model for model_info in local.model_infos)
+        if not is_local and not monitors and model in self._settings.fallback:
+            raise Unavailable(f"{model} is unavailable: {NO_NODE}", _RETRY_AFTER_S)
+        if is_local or not monitors:
             await self._local.ensure_ready(model)
             return
         for monitor in monitors:

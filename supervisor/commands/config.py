@@ -46,10 +46,16 @@ def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
     """Reject a fallback that generates no text; raises SettingsInvalid."""
     mute = [plan.model for plan in plans if _generates_nothing(plan)]
     names = {name for model in mute for name in (model, *settings.models[model].aliases)}
+    lists = {
+        f"proxy.fallback.{name}": set(others) for name, others in settings.proxy.fallback.items()
+    }
     for name, model in settings.models.items():
-        for wrong in names & {name, *model.fallback} if model.fallback else ():
+        if model.fallback:
+            lists[f"models.{name}.fallback"] = {name, *model.fallback}
+    for place, others in lists.items():
+        for wrong in names & others:
             raise SettingsInvalid(
-                f"models.{name}.fallback: {wrong} makes embeddings or ranks texts, no chats",
+                f"{place}: {wrong} makes embeddings or ranks texts, no chats",
                 hint="only chats fall back: vectors and ranks of two models do not compare",
             )
 

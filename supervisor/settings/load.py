@@ -26,6 +26,7 @@ from supervisor.settings.messages import (
     check_batching,
     check_default_model,
     check_fallbacks,
+    check_fallbacks_of_nodes,
     check_names,
     check_tables,
     check_workers,
@@ -94,6 +95,7 @@ def merge(
     check_names(settings.models, path)
     check_default_model(settings, path)
     check_fallbacks(settings, path)
+    check_fallbacks_of_nodes(settings, path)
     check_batching(settings.models, path)
     check_workers(settings, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}

@@ -117,6 +117,27 @@ def check_fallbacks(settings: Settings, path: Path | None) -> None:
                 )
 
 
+def check_fallbacks_of_nodes(settings: Settings, path: Path | None) -> None:
+    """Reject a fallback under `[proxy.fallback]` of a model that is not a node's.
+
+    Raises:
+        SettingsInvalid: The model is one of this machine, or there are no nodes.
+    """
+    known = _all_names(settings.models)
+    for name in settings.proxy.fallback:
+        at = f"{f'{path}: ' if path else ''}proxy.fallback.{brief(name, quoted=False)}"
+        if name in known:
+            raise SettingsInvalid(
+                f"{at}: this machine has a model of that name",
+                hint="set fallback of that model under [models.NAME]",
+            )
+        if not settings.nodes:
+            raise SettingsInvalid(
+                f"{at}: there are no nodes, and no model is named so",
+                hint="add the node that has it as [nodes.NAME], or remove the line",
+            )
+
+
 def check_batching(models: Mapping[str, ModelSettings], path: Path | None) -> None:
     """Reject an option that `batching` and `flags` of a model both set.
 

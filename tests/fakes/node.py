@@ -94,17 +94,17 @@ class NodesProxy:
 
     http: aiohttp.ClientSession
 
-    def __init__(self, *nodes: ConfiguredNode) -> None:
+    def __init__(self, *nodes: ConfiguredNode, settings: ProxySettings = SETTINGS) -> None:
         self.emitted: list[tuple[str, dict[str, Any]]] = []
         events = NodeEvents()
-        metrics = Metrics(SETTINGS, self._hear)
-        self.router = Router(SETTINGS, events, metrics.emit)
+        metrics = Metrics(settings, self._hear)
+        self.router = Router(settings, events, metrics.emit)
         self.here = FakeLoader(self.router)
         self.here.model_infos = []
-        self.nodes = Nodes(nodes, self.router, self.here, SETTINGS, self._hear, 1)
+        self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, 1)
         events.nodes = self.nodes
-        app = build_app(self.router, self.nodes, SETTINGS, metrics)
-        self.server = Server(app, SETTINGS)
+        app = build_app(self.router, self.nodes, settings, metrics)
+        self.server = Server(app, settings)
 
     def _hear(self, name: str, /, **fields: object) -> None:
         self.emitted.append((name, fields))

@@ -258,6 +258,15 @@ def test_a_fallback_that_there_is_not_is_rejected(name: str) -> None:
     assert read(chat + node).settings.models["chat"].fallback == (name,)  # the node may have it
 
 
+def test_a_fallback_of_a_nodes_model_is_of_no_model_here() -> None:
+    table = '[proxy.fallback]\nfar = ["chat"]\n'
+    assert "there are no nodes, and no model is named so" in refusal(CHAT + table)
+    node = '[nodes.box]\nurl = "http://box:8080"\n'
+    assert read(CHAT + table + node).settings.proxy.fallback == {"far": ("chat",)}
+    own = table.replace("far", "chat").replace('"chat"]', '"far"]')
+    assert "proxy.fallback.chat: this machine has a model" in refusal(CHAT + own + node)
+
+
 def test_an_alias_and_a_variant_have_names_of_their_own() -> None:
     chat = CHAT + 'aliases = ["chat:high"]\n[models.chat.variants.high]\ntemperature = 1\n'
     assert refusal(chat).endswith("models.chat: the name chat:high is given twice")

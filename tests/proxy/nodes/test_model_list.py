@@ -162,6 +162,20 @@ def test_a_remote_only_model_is_failed_while_no_node_is_up() -> None:
     assert (found.state, found.reason, found.slots) == ("loaded", None, 3)
 
 
+def test_a_nodes_model_has_the_fallback_of_the_settings_by_any_of_its_names() -> None:
+    (_, far) = merged([CHAT], [offered("far", "f")], 1, {"f": ["chat"]})
+    assert far.fallback == ("chat",)
+    (_, far, gone) = merged([CHAT], [offered("far", problem="away")], 1, {"far": [], "x": ["chat"]})
+    assert (far.state, gone.id, gone.state, gone.reason) == (
+        "failed",
+        "x",
+        "failed",
+        "no node has it",
+    )
+    assert gone.fallback == ("chat",)
+    assert without_nodes([CHAT, far, gone]) == [CHAT]
+
+
 def test_other_proxies_get_only_local_models() -> None:
     model_infos = merged([CHAT], [offered("chat"), offered("far")], 1)
     assert without_nodes(model_infos) == [CHAT]

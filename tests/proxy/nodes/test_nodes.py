@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
-from fakes.node import FakeNode, NodesProxy, configured_node
+from fakes.node import SETTINGS, FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
 
@@ -354,6 +354,25 @@ async def refusal(near: NodesProxy) -> str:
     with pytest.raises(Unavailable) as refused:
         await near.nodes.ensure_ready("chat")
     return refused.value.message
+
+
+async def test_another_model_answers_while_no_node_has_the_one_of_its_name(place: Place) -> None:
+    node = await place.node({**LOADED, "id": "far"})
+    await node.stop()
+    settings = SETTINGS.model_copy(update={"fallback": {"far": ("chat",)}})
+    near = NodesProxy(configured_node("one", node.url), settings=settings)
+    await place.local(near)
+    async with near.running():
+        await until(lambda: bool(near.events("node.down")))
+        assert (await near.ask("far"))[:2] == (200, "chat.0")  # no node has ever had it
+        assert (await near.models())["far"]["status"]["value"] == "unloaded"
+        await node.start()
+        await until(lambda: near.states() == [True])
+        assert (await near.ask("far"))[:2] == (200, "one/far")
+        await node.stop()
+        assert (await near.ask("far"))[:2] == (200, "chat.0")
+        near.nodes.set_nodes(())  # as a machine that is no longer listed
+        assert (await near.ask("far"))[:2] == (200, "chat.0")
 
 
 async def test_a_batch_request_is_one_on_the_node_too(place: Place) -> None:
