@@ -19,6 +19,9 @@
     ├── ServiceFailed                 1    systemd refuses, or does not run here
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
+    ├── ModelKept                     1    another program keeps that model
+    ├── ModelInUse                   69    an engine serves the model that is to be removed
+    ├── NotConfirmed                  2    nobody can be asked, and --yes was not given
     ├── DaemonBusy                   69    another daemon holds the directory, or ours hangs
     ├── DaemonStopping               69    the daemon is ending, and takes no new desktop host
     ├── DaemonExited                  1    the daemon ended without being told to
@@ -146,6 +149,20 @@ class NotRunning(CorralError):
 class NoSuchModel(CorralError):
     code = "no_such_model"
     exit_code = 4
+
+
+class ModelKept(CorralError):
+    code = "model_kept"
+
+
+class ModelInUse(CorralError):
+    code = "model_in_use"
+    exit_code = 69
+
+
+class NotConfirmed(CorralError):
+    code = "not_confirmed"
+    exit_code = 2
 
 
 class DaemonBusy(CorralError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from supervisor.cli.options import Json, finish
+from supervisor.cli.options import Config, Json, Yes, ask, finish
 
 commands = typer.Typer(help="GGUF files.", no_args_is_help=True)
 
@@ -18,11 +20,15 @@ def model_get(name: str, as_json: Json = False) -> None:
 
 
 @commands.command("list")
-def model_list(as_json: Json = False) -> None:
-    """List the pinned models, and whether each was downloaded."""
-    from supervisor.commands.model import list_models as call
+def model_list(config: Config = None, as_json: Json = False) -> None:
+    """List the models on this machine, wherever they are kept, and the space that they take.
 
-    finish("model list", call, as_json=as_json)
+    Looks into our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
+    llama.cpp, LM Studio and Ollama. `corral start NAME` serves any of them.
+    """
+    from supervisor.commands.model_list import list_models as call
+
+    finish("model list", lambda: call(config), as_json=as_json)
 
 
 @commands.command("show")
@@ -31,3 +37,29 @@ def model_show(file: str, as_json: Json = False) -> None:
     from supervisor.commands.model import show_model as call
 
     finish("model show", lambda: call(file), as_json=as_json)
+
+
+@commands.command("remove")
+def model_remove(
+    name: Annotated[str, typer.Argument(help="A name of `corral model list`.")],
+    yes: Yes = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a downloaded model, unless an engine serves it or another program keeps it."""
+    from supervisor.commands.model_remove import remove as call
+
+    finish("model remove", lambda: call(name, config, ask(), yes=yes), as_json=as_json)
+
+
+@commands.command("prune")
+def model_prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show, and delete nothing.")] = False,
+    yes: Yes = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Delete unfinished downloads, and files of models that nothing uses."""
+    from supervisor.commands.model_remove import prune as call
+
+    finish("model prune", lambda: call(config, ask(), yes=yes, dry_run=dry_run), as_json=as_json)

@@ -1,4 +1,4 @@
-"""`corral model get|list|show`: GGUF files."""
+"""`corral model get|show`: GGUF files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.gguf.metadata import Gguf
 from supervisor.host import download
 from supervisor.host.files import expanded
 from supervisor.host.paths import directories
-from supervisor.output import CommandResult, ProgressMeter, one_line, size, table
+from supervisor.output import CommandResult, ProgressMeter, one_line, size
 
 
 def get(name: str) -> CommandResult:
@@ -28,24 +28,6 @@ def get(name: str) -> CommandResult:
     finally:
         meter.clear()
     return CommandResult({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
-
-
-def list_models() -> CommandResult:
-    where = directories().models
-    rows = [
-        (
-            pin.name,
-            "fetched" if download.is_fetched(pin, where) else "-",
-            size(pin.size_bytes),
-            pin.description,
-        )
-        for pin in download.pins().values()
-    ]
-    data = [
-        {**asdict(pin), "path": str(pin.path(where)), "fetched": download.is_fetched(pin, where)}
-        for pin in download.pins().values()
-    ]
-    return CommandResult(data, table(("NAME", "STATE", "SIZE", "DESCRIPTION"), rows))
 
 
 def show_model(word: str) -> CommandResult:

@@ -1,7 +1,7 @@
 """Resolves the words of the command line to settings and models.
 
-A word is a model of `corral.toml`, a fetched model, or the path of a GGUF file; the last two need
-no settings file.
+A word is a model of `corral.toml`, a stored one (`corral model list`), or the path of a GGUF file;
+the last two need no settings file.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from supervisor.commands.stored_models import StoredModels, table_of
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host import download
-from supervisor.host.files import expanded
+from supervisor.host.files import expanded, is_regular
 from supervisor.host.paths import Directories
 from supervisor.hub import file_names
 from supervisor.settings.load import Loaded, load
+
+_NAMES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +42,22 @@ def choose(
 ) -> Targets:
     overrides: dict[str, Any] = {"proxy": {"listen": listen}} if listen else {}
     loaded = load(config, config_dir=where.config, overrides=overrides)
-    known = loaded.settings.models
-    added = {word: _file(word, where, known) for word in words if word not in known}
+    known, stored = loaded.settings.models, StoredModels(loaded.settings, where)
+    added = {word: _target(word, where, known, stored) for word in words if word not in known}
     if added:
-        overrides["models"] = {name: {"path": str(path)} for name, path in added.values()}
+        overrides["models"] = {one.name: one.table for one in added.values()}
         loaded = load(config, config_dir=where.config, overrides=overrides)
+    loaded = stored.served(loaded)
     if not (loaded.settings.models or loaded.settings.nodes):
         raise SettingsInvalid(
             "no model is configured",
             hint="corral start FILE.gguf serves a file; corral model get smollm2 fetches one",
         )
-    names = tuple(added[word][0] if word in added else word for word in words)
+    names = tuple(added[word].name if word in added else word for word in words)
     return Targets(
         loaded,
         names=names or tuple(loaded.settings.models),
-        added=tuple(
-            str(path) if _looks_like_path(word) else word for word, (_, path) in added.items()
-        ),
+        added=tuple(one.word for one in added.values()),
     )
 
 
@@ -73,22 +75,44 @@ def settings_reader(
     return read
 
 
-def _file(word: str, where: Directories, known: Mapping[str, object]) -> tuple[str, Path]:
-    if _looks_like_path(word):
-        return name_of(Path(word)), expanded(Path(word)).absolute()
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A model that the settings do not have.
+
+    Attributes:
+        word: What names it in any directory.
+        table: `[models.NAME]`.
+    """
+
+    word: str
+    name: str
+    table: Mapping[str, Any]
+
+
+def _target(
+    word: str, where: Directories, known: Mapping[str, object], stored: StoredModels
+) -> _Target:
+    path = expanded(Path(word)).absolute()
+    if word.endswith(".gguf") or ("/" in word and is_regular(path)):
+        return _Target(str(path), name_of(Path(word)), {"path": str(path)})
     pins = download.pins()
-    if word not in pins:
-        raise NoSuchModel(
-            f"no model is named {word!r}, and it is not the path of a GGUF file",
-            hint=f"available: {', '.join([*known, *pins])}",
-        )
-    if not download.is_fetched(pins[word], where.models):
+    if word in pins and download.is_fetched(pins[word], where.models):
+        return _Target(word, word, {"path": str(pins[word].path(where.models))})
+    if found := stored.find(word):
+        return _Target(found.name, found.id, table_of(found))
+    if word in pins:
         raise ModelInvalid(f"{word} was not fetched yet", hint=f"corral model get {word}")
-    return word, pins[word].path(where.models)
-
-
-def _looks_like_path(word: str) -> bool:
-    return word.endswith(".gguf") or "/" in word
+    if "/" in word:
+        raise ModelInvalid(
+            f"model file {path} not found, and no stored model is named {word}",
+            hint="corral model list shows the available models",
+        )
+    names = [*known, *pins, *stored.names]
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    raise NoSuchModel(
+        f"no model is named {word!r}, and it is not the path of a GGUF file",
+        hint=f"available: {', '.join(names[:_NAMES_MAX])}{more}",
+    )
 
 
 def name_of(path: Path) -> str:

@@ -31,6 +31,7 @@ from supervisor.flags.draft_heads import SIMPLE, draft_type
 from supervisor.flags.draft_model import Draft, DraftSetting
 from supervisor.flags.embedding_settings import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.flags.profile import Profile
+from supervisor.flags.projector import FLAG as MMPROJ
 from supervisor.flags.render import canonical
 from supervisor.flags.setting import CORRAL, Setting, Settings, values
 from supervisor.flags.workers import RPC, RpcWorker, fitting_split, rpc_settings
@@ -67,6 +68,7 @@ class ModelEntry:
     aliases: tuple[str, ...] = ()
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     engine: EngineSetting | None = None  # its own; None: the one of all models
+    projector: Path | None = None  # found beside it; None where its settings decide
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
     split: str | None = None  # the `--tensor-split` to which its layers were moved
     # What replaces all of the above after its engine ran out of memory.
@@ -108,6 +110,8 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
         path = str(draft.gguf.path)
         origin = f"model {entry.name}" if entry.draft else CORRAL
         own["spec-draft-model"] = Setting(path, origin, draft.reason)
+    if entry.projector:
+        own[MMPROJ] = Setting(str(entry.projector), CORRAL, "the projector beside the model")
     settings = {**ours, **named, **own}
     if "spec-draft-model" in settings:
         reason = "a draft model alone does not enable drafting"

@@ -42,3 +42,4 @@ class LaunchFingerprint:
     args: tuple[str, ...]
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     workers: tuple[str, ...] = ()
+    projector: FileVersion | None = None  # found beside the model

@@ -24,6 +24,7 @@ from supervisor.engines.discover import Engine
 from supervisor.engines.installed import EngineSetting
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.flags import draft_model
+from supervisor.flags import projector as projectors
 from supervisor.flags.adapted_slots import SLOTS
 from supervisor.flags.auto import AUTO
 from supervisor.flags.draft_heads import offered_types
@@ -46,9 +47,15 @@ from supervisor.instance.backoff import RestartPolicy
 from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
 from supervisor.memory.inputs import with_free
 from supervisor.memory.replicas import Replicas, decide
+from supervisor.model_stores.projector import Projector, beside
 from supervisor.process.launch import Launch, ProcessTag, clean_environment
 from supervisor.settings.balance import BalanceSettings
-from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
+from supervisor.settings.schema import (
+    FoundModel,
+    ModelSettings,
+    Settings,
+    SupervisorSettings,
+)
 from supervisor.shards.layer_shares import LayerShares
 from supervisor.shards.plan import shard_plans, worker_split
 from supervisor.shards.run import ShardRun
@@ -106,8 +113,11 @@ class LaunchPlanner:
 
     @property
     def instances(self) -> int:
-        """The number of processes if all models are loaded."""
-        return sum(len(self.places(name)) for name in self.entries)
+        """The number of processes if all models are loaded; models that were found count as one."""
+        table = self._settings.models
+        found = [name for name in self.entries if isinstance(table[name], FoundModel)]
+        own = sum(len(self.places(name)) for name in self.entries if name not in found)
+        return own + bool(found)
 
     def places(self, model: str) -> tuple[ReplicaId, ...]:
         """Return the replicas of a model, the one on trial last."""
@@ -253,7 +263,9 @@ class LaunchPlanner:
         under = self.tuned_profiles.profile(entry)
         found = metadata.read(entry.path, cache_dir=cache)
         entry = replace(entry, split=self._split(entry, found))
-        projector = {**under.flags, **entry.flags}.get("mmproj")
+        found_projector = self._projector(entry, under, found)
+        entry = replace(entry, projector=found_projector.path)
+        projector = {**under.flags, **entry.flags}.get(projectors.FLAG, found_projector.path)
         plan = make_plan(
             entry,
             under,
@@ -268,7 +280,13 @@ class LaunchPlanner:
         )
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
-        warnings = (*plan.warnings, *tuned, *lost, *self.workers.assumed(entry.name))
+        warnings = (
+            *plan.warnings,
+            *found_projector.skipped,
+            *tuned,
+            *lost,
+            *self.workers.assumed(entry.name),
+        )
         return replace(plan, warnings=warnings, lost_workers=lost)
 
     def _split(self, entry: ModelEntry, found: Gguf) -> str | None:
@@ -316,6 +334,7 @@ class LaunchPlanner:
             library_dirs=engine.library_dirs,
             model=file_version(entry.path),
             draft=self._draft_version(entry, under, engine),
+            projector=self._projector_version(entry, under),
             flags={**under.flags, **entry.flags},
             args=entry.args,
             batching=entry.batching,
@@ -342,6 +361,27 @@ class LaunchPlanner:
             spec_types=offered_types(engine.flags),
             takes_heads=flags.get("spec-type") == AUTO and "spec-draft-model" not in flags,
         )
+
+    def projector(self, model: str) -> Path | None:
+        """Find the projector with which a model is served; raises as `plan`."""
+        entry = self.entry(model)
+        under = self.tuned_profiles.profile(entry)
+        if set_path := {**under.flags, **entry.flags}.get(projectors.FLAG):
+            return Path(str(set_path))
+        return self._projector(entry, under, self.gguf(model)).path
+
+    def _projector(self, entry: ModelEntry, under: Profile, model: Gguf) -> Projector:
+        flags = {**under.flags, **entry.flags}
+        if not projectors.is_looked_for(model, flags, entry.args):
+            return Projector()
+        return beside(model, self._directories.cache)
+
+    def _projector_version(self, entry: ModelEntry, under: Profile) -> FileVersion | None:
+        with suppress(CorralError):
+            model = metadata.read(entry.path, cache_dir=self._directories.cache)
+            found = self._projector(entry, under, model).path
+            return file_version(found) if found else None
+        return None
 
     @property
     def default_model(self) -> str | None:

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
-from supervisor.gguf import header, tensors
+from supervisor.gguf import file_kind, header, tensors
+from supervisor.gguf.file_kind import Kind
 from supervisor.gguf.header import Header
 from supervisor.gguf.tensors import MatrixBytes
 from supervisor.host import json_cache
 from supervisor.host.files import NotRegular, open_regular, stat_regular
 
 # Raise it when Gguf gets another field, or a field another meaning.
-_CACHE_VERSION: Final = "gguf 6"
+_CACHE_VERSION: Final = "gguf 7"
 # Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -68,6 +69,9 @@ class Gguf:
     is_causal: bool  # a token sees earlier ones only, so the model can generate text
     pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
     fingerprint: str  # hash of the header, the size and samples of the weights
+    kind: Kind = "model"  # what the file holds
+    projection_width: int = 0  # of a projector: width of the model that it makes tokens for
+    holds_encoder: bool = False  # a picture encoder in the same file, which llama.cpp refuses
 
 
 def read(path: Path, *, cache_dir: Path) -> Gguf:
@@ -210,6 +214,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
     head_size = embedding // heads if heads else 0
     kv_heads = tensors.kv_heads(first, architecture, count, heads)
     is_causal = tensors.is_causal(first, architecture)
+    drafts_for = tensors.drafts_for(first, architecture, found)
     return Gguf(
         path=shards[0],
         size_bytes=sum(path.stat().st_size for path in shards),
@@ -234,7 +239,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         recurrent=tensors.is_recurrent(first, architecture),
         state_values=tensors.state_values(first, architecture, kv_heads),
         draft_layers=tensors.loaded_draft_layers(first, architecture, found),
-        drafts_for=tensors.drafts_for(first, architecture, found),
+        drafts_for=drafts_for,
         shards=len(shards),
         tensor_bytes=sum(map(tensors.tensor_bytes, found)),
         embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),
@@ -243,4 +248,7 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         is_causal=is_causal,
         pooling=tensors.pooling(first, architecture, found),
         fingerprint=digest,
+        kind=file_kind.file_kind(first, drafts=drafts_for > 0),
+        projection_width=file_kind.projection_width(first),
+        holds_encoder=file_kind.holds_encoder(first, found),
     )

@@ -79,9 +79,13 @@ class ModelLoaderAdapter:
             fallback=self._fleet.planner.model_settings(model.entry.name).fallback,
             is_catch_all=CATCH_ALL in aliases,
             meta=self._metas.of(model, self._fleet.planner),
-            input_modalities=("text", "image") if "mmproj" in model.entry.flags else ("text",),
+            input_modalities=self._modalities(model),
             load_progress=_load_progress(model) if state == "loading" else None,
         )
+
+    def _modalities(self, model: Model) -> tuple[str, ...]:
+        reads_images = self._metas.reads_images(model, self._fleet.planner)
+        return ("text", "image") if reads_images else ("text",)
 
 
 def _redacted(model: Model, reason: str | None) -> str | None:

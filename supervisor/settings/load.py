@@ -220,6 +220,7 @@ def _resolved(settings: Settings, base: Path) -> Settings:
     }
     update = {
         "engine": joined_engine(settings.engine, base),
+        "models_dir": tuple(base / one for one in settings.models_dirs),
         "proxy": proxy.model_copy(update=in_proxy),
         "models": {name: resolve_model(name, one) for name, one in settings.models.items()},
         "nodes": {

@@ -86,7 +86,7 @@ def check_default_model(settings: Settings, path: Path | None) -> None:
         SettingsInvalid: No model here has the name, and there are no nodes.
     """
     default, models = settings.proxy.default_model, settings.models
-    known = _all_names(models)
+    known = all_names(models)
     if default is None or default in known or settings.nodes:
         return
     near = difflib.get_close_matches(default, known, n=1)
@@ -103,7 +103,7 @@ def check_fallbacks(settings: Settings, path: Path | None) -> None:
     Raises:
         SettingsInvalid: No model here has the name, and there are no nodes.
     """
-    known = _all_names(settings.models)
+    known = all_names(settings.models)
     for name, model in settings.models.items():
         for other in () if settings.nodes else model.fallback:
             if other not in known:
@@ -123,7 +123,7 @@ def check_fallbacks_of_nodes(settings: Settings, path: Path | None) -> None:
     Raises:
         SettingsInvalid: The model is one of this machine, or there are no nodes.
     """
-    known = _all_names(settings.models)
+    known = all_names(settings.models)
     for name in settings.proxy.fallback:
         at = f"{f'{path}: ' if path else ''}proxy.fallback.{brief(name, quoted=False)}"
         if name in known:
@@ -171,7 +171,8 @@ def check_workers(settings: Settings, path: Path | None) -> None:
                 )
 
 
-def _all_names(models: Mapping[str, ModelSettings]) -> set[str]:
+def all_names(models: Mapping[str, ModelSettings]) -> set[str]:
+    """Return every name by which clients may ask for these models."""
     further = (name for one in models for name in _further_names(one, models[one]))
     return {*models, *further} - {CATCH_ALL}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -204,6 +205,12 @@ class ModelSettings(ResidencyPolicy):
         return self
 
 
+class FoundModel(ModelSettings):
+    """A model that no table has: `serve_found` found its file."""
+
+    preload: bool = False
+
+
 class Settings(BaseSettings):
     """Everything that can be set."""
 
@@ -224,6 +231,16 @@ class Settings(BaseSettings):
     models: dict[ModelName, ModelSettings] = Field(
         default_factory=dict, description="the models, by the name clients use"
     )
+    models_dir: tuple[ExpandedPath, ...] | ExpandedPath = Field(
+        (),
+        description="directories with GGUF files, one or several; `corral model list` shows what "
+        "is below them",
+    )
+    serve_found: bool = Field(
+        default=False,
+        description="serve all models of `corral model list` by name, each loaded by its first "
+        "request",
+    )
     nodes: dict[NodeName, NodeSettings] = Field(
         default_factory=dict, description="other machines whose models are served too"
     )
@@ -242,6 +259,10 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return one source: load() merges the others itself, to know their origins."""
         return (init_settings,)
+
+    @property
+    def models_dirs(self) -> tuple[Path, ...]:
+        return self.models_dir if isinstance(self.models_dir, tuple) else (self.models_dir,)
 
     def restart_policy(self, model: str) -> RestartPolicy:
         """Return `[supervisor.restart]` with the keys that a model sets itself."""

@@ -1,17 +1,21 @@
 from pathlib import Path
 
 import pytest
+import tiny_gguf
+from stores_layout import Ollama
 
 from supervisor.commands.targets import choose, name_of
 from supervisor.control.messages import DaemonStatus
 from supervisor.control.running import resolve_running
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 
 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directories:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     return Directories(*(tmp_path / name for name in ("config", "data", "cache", "log", "run")))
 
 
@@ -76,3 +80,48 @@ def test_a_model_of_a_running_daemon_is_found_by_name_or_path(tmp_path: Path) ->
     assert resolve_running([str(tmp_path / "chat.gguf")], status) == ("chat",)
     with pytest.raises(NoSuchModel):
         resolve_running(["other"], status)
+
+
+def test_a_stored_model_is_known_by_its_name(where: Directories, tmp_path: Path) -> None:
+    configure("chat")
+    path = tiny_gguf.make(tmp_path / "stored.gguf")
+    store = Ollama(tmp_path / ".ollama" / "models")
+    store.model("registry.ollama.ai/library/tiny/1b", model=path)
+    store.manifest("registry.ollama.ai/library/gone/1b", [("model", "sha256:" + "0" * 64, 1)])
+    store.model("registry.ollama.ai/someone/tiny/1b", model=path)
+    choice = choose(["tiny:1b", "someone/tiny:1b"], None, where)
+    assert choice.names == ("tiny:1b", "someone--tiny:1b")
+    assert choice.added == ("tiny:1b", "someone/tiny:1b")
+    models = choice.loaded.settings.models
+    assert list(models) == ["chat", "tiny:1b", "someone--tiny:1b"]
+    assert models["someone--tiny:1b"].aliases == ("someone/tiny:1b",)
+    with pytest.raises(ModelInvalid, match="blob sha256-000000000000… is missing"):
+        choose(["gone:1b"], None, where)
+    with pytest.raises(ModelInvalid, match="no stored model is named someone/other"):
+        choose(["someone/other"], None, where)
+
+
+def test_found_models_are_served_if_the_settings_say_so(where: Directories, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    tiny_gguf.make(tmp_path / "models" / "tiny.gguf")
+    own = tiny_gguf.make(tmp_path / "models" / "own.gguf")
+    Path("corral.toml").write_text(
+        f'models_dir = "models"\nserve_found = true\n[models.mine]\npath = "{own}"\n'
+    )
+    loaded = choose([], None, where).loaded
+    assert list(loaded.settings.models) == ["mine", "tiny"]
+    assert not loaded.settings.models["tiny"].preload
+    assert choose(["tiny"], None, where).names == ("tiny",)
+    # Those that were found share the machine as one.
+    assert LaunchPlanner(loaded.settings, where).instances == 2
+
+
+def test_models_dir_is_one_directory_or_several(
+    where: Directories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure("chat")
+    monkeypatch.setenv("CORRAL_MODELS_DIR", "one")
+    assert choose([], None, where).loaded.settings.models_dirs == (tmp_path / "one",)
+    monkeypatch.setenv("CORRAL_MODELS_DIR", '["one", "/two"]')
+    dirs = choose([], None, where).loaded.settings.models_dirs
+    assert dirs == (tmp_path / "one", Path("/two"))

@@ -1,0 +1,75 @@
+"""The models that are stored on this machine, as commands and the daemon know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from supervisor.errors import ModelInvalid
+from supervisor.host import download
+from supervisor.host.paths import Directories
+from supervisor.model_stores.catalogue import Catalogue, search
+from supervisor.model_stores.roots import Root, roots
+from supervisor.model_stores.stored_model import StoredModel
+from supervisor.output import warn
+from supervisor.settings.load import Loaded
+from supervisor.settings.messages import all_names
+from supervisor.settings.schema import FoundModel, Settings
+
+
+class StoredModels:
+    """Models that no table of the settings has; looked for once, when first asked for."""
+
+    def __init__(self, settings: Settings, where: Directories) -> None:
+        self._settings = settings
+        self._where = where
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        own = self._where.models
+        pinned = {pin.path(own): name for name, pin in download.pins().items()}
+        return search(self.places, self._where.cache, all_names(self._settings.models), pinned)
+
+    @property
+    def places(self) -> tuple[Root, ...]:
+        return roots(self._where.models, self._settings.models_dirs)
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.catalogue.models if not model.problem]
+
+    def find(self, word: str) -> StoredModel | None:
+        """Return the stored model of a name; raises ModelInvalid where it cannot be served."""
+        found = self.catalogue.find(word)
+        if found and found.problem:
+            raise ModelInvalid(
+                f"{word} cannot be served: {found.problem}", hint=f"its file is {found.path}"
+            )
+        return found
+
+    def served(self, loaded: Loaded) -> Loaded:
+        """Return the settings with all stored models, if they say so."""
+        settings = loaded.settings
+        if not settings.serve_found:
+            return loaded
+        for note in self.catalogue.notes:
+            warn(note)
+        own = {model.path for model in settings.models.values()}
+        found = {
+            model.id: FoundModel(**table_of(model), restart=settings.supervisor.restart)
+            for model in self.catalogue.models
+            if not model.problem and model.path not in own and model.id not in settings.models
+        }
+        models = {**settings.models, **found}
+        return replace(loaded, settings=settings.model_copy(update={"models": models}))
+
+
+def table_of(model: StoredModel) -> Mapping[str, Any]:
+    """Return `[models.NAME]` for a stored model."""
+    flags = {"mmproj": str(model.projector)} if model.projector else {}
+    if model.adapters:
+        flags["lora"] = ",".join(map(str, model.adapters))
+    aliases = () if model.name == model.id else (model.name,)
+    return {"path": str(model.path), "flags": flags, "aliases": aliases}

@@ -1,0 +1,1 @@
+"""GGUF files where people already have them: found, named, served and removed."""
