@@ -14,7 +14,9 @@
     ├── WorkerUnreachable             1    an RPC worker does not answer
     ├── WorkerMismatch               78    an RPC worker speaks another version of the protocol
     ├── WorkerFailed                  1    an RPC worker that was started here does not listen
-    ├── DownloadFailed                1    a pinned file could not be fetched or verified
+    ├── DownloadFailed                1    a file could not be fetched or verified
+    ├── HubAccessDenied               1    the hub wants a token, or conditions to be accepted
+    ├── DiskFull                      1    a file does not fit on its disk
     ├── AccessDenied                  1    a directory, socket or log cannot be used
     ├── ServiceFailed                 1    systemd refuses, or does not run here
     ├── NotRunning                    3    the daemon is not running
@@ -131,6 +133,14 @@ class WorkerFailed(CorralError):
 
 class DownloadFailed(CorralError):
     code = "download_failed"
+
+
+class HubAccessDenied(CorralError):
+    code = "hub_access_denied"
+
+
+class DiskFull(CorralError):
+    code = "disk_full"
 
 
 class AccessDenied(CorralError):

@@ -30,6 +30,11 @@ import supervisor
 COMMAND: Final = (sys.executable, "-m", "supervisor.cli")
 # Names the server's socket to commands, so that the daemons they start are forks too.
 SOCKET_ENV: Final = "FORK_SERVER"
+# They import huggingface_hub, which reads the environment while it is imported.
+_FRESH: Final = frozenset(
+    {f"supervisor.hub.{name}" for name in ("client", "remote_header", "transfer")}
+    | {f"supervisor.commands.{name}" for name in ("hub_model", "model_choice")}
+)
 _MESSAGE_MAX_BYTES: Final = 128 * 1024
 _DESCRIPTORS_MAX: Final = 8
 _FIRST_FREE_DESCRIPTOR: Final = 100
@@ -142,7 +147,8 @@ def main(path: str) -> None:
     """Serve requests until stdin is closed."""
     for package in (supervisor, proxy):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            if module.name not in _FRESH:
+                importlib.import_module(module.name)
     for name in ("aiohttp", "httpx", "rich.console", "rich.table", "uvloop", "structlog"):
         importlib.import_module(name)
     gc.collect()

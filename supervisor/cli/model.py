@@ -12,11 +12,38 @@ commands = typer.Typer(help="GGUF files.", no_args_is_help=True)
 
 
 @commands.command("get")
-def model_get(name: str, as_json: Json = False) -> None:
-    """Download a pinned model, unless it is there and complete."""
-    from supervisor.commands.model import get as call
+def model_get(
+    name: Annotated[
+        str, typer.Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
+    ],
+    projector: Annotated[bool, typer.Option(help="Take the projector of the model too.")] = True,
+    draft: Annotated[bool, typer.Option(help="Take its draft model or draft heads too.")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would come; fetch nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Download a model, unless it is there and complete.
 
-    finish("model get", lambda: call(name), as_json=as_json)
+    Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
+    """
+    from supervisor.commands.model_get import GetOptions
+    from supervisor.commands.model_get import get as call
+
+    options = GetOptions(projector=projector, draft=draft, dry_run=dry_run)
+    finish("model get", lambda: call(name, options), as_json=as_json)
+
+
+@commands.command("search")
+def model_search(
+    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words of its name.")],
+    limit: Annotated[int, typer.Option(min=1, max=50, help="How many to show.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Search the hub for GGUF models; the most downloaded first."""
+    from supervisor.commands.model_search import search as call
+
+    finish("model search", lambda: call(" ".join(words), limit), as_json=as_json)
 
 
 @commands.command("list")

@@ -162,7 +162,8 @@ def _read(shards: Sequence[Path]) -> Gguf:
             raise _unreadable(path, error) from error
         headers.append(found)
     _check_split(shards, headers[0])
-    return _facts(shards, headers, digest.hexdigest()[:32])
+    size_bytes = sum(path.stat().st_size for path in shards)
+    return of_headers(shards[0], size_bytes, headers, digest.hexdigest()[:32])
 
 
 def _check_size(path: Path, found: Header, size_bytes: int) -> None:
@@ -203,7 +204,15 @@ def _check_split(shards: Sequence[Path], first: Header) -> None:
         )
 
 
-def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gguf:
+def of_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerprint: str) -> Gguf:
+    """Return the metadata of a model with the headers of its shards in order. Pure.
+
+    Args:
+        path: Of the first shard.
+        size_bytes: Of all shards.
+        headers: One for each shard.
+        fingerprint: What distinguishes the file from others.
+    """
     first = headers[0]
     found = tuple(tensor for one in headers for tensor in one.tensors)
     architecture = first.text("general.architecture")
@@ -216,8 +225,8 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
     is_causal = tensors.is_causal(first, architecture)
     drafts_for = tensors.drafts_for(first, architecture, found)
     return Gguf(
-        path=shards[0],
-        size_bytes=sum(path.stat().st_size for path in shards),
+        path=path,
+        size_bytes=size_bytes,
         architecture=architecture,
         name=first.text("general.name"),
         parameters=sum(one.elements for one in found),
@@ -240,14 +249,14 @@ def _facts(shards: Sequence[Path], headers: Sequence[Header], digest: str) -> Gg
         state_values=tensors.state_values(first, architecture, kv_heads),
         draft_layers=tensors.loaded_draft_layers(first, architecture, found),
         drafts_for=drafts_for,
-        shards=len(shards),
+        shards=len(headers),
         tensor_bytes=sum(map(tensors.tensor_bytes, found)),
         embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),
         output_bytes=tensors.bytes_of(tensors.OUTPUT, found),
         matrix_bytes=tensors.matrix_bytes(found, generates=is_causal),
         is_causal=is_causal,
         pooling=tensors.pooling(first, architecture, found),
-        fingerprint=digest,
+        fingerprint=fingerprint,
         kind=file_kind.file_kind(first, drafts=drafts_for > 0),
         projection_width=file_kind.projection_width(first),
         holds_encoder=file_kind.holds_encoder(first, found),

@@ -65,7 +65,7 @@ def find_pin(name: str) -> Pin:
     if name not in known:
         raise NoSuchModel(
             f"no pinned model is named {name!r}",
-            hint=f"available: {', '.join(known)}; serve any other GGUF by its path",
+            hint=f"pinned: {', '.join(known)}; any other comes as OWNER/NAME[:QUANT] from the hub",
         )
     return known[name]
 

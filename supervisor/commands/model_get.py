@@ -1,0 +1,58 @@
+"""`corral model get`: downloads a model by its pinned name, from the hub, or by its URL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.commands import model
+from supervisor.errors import Interrupted
+from supervisor.host.paths import directories
+from supervisor.hub import reference
+from supervisor.hub.file_names import FileKind
+from supervisor.output import CommandResult
+
+
+@dataclass(frozen=True, slots=True)
+class GetOptions:
+    """What to leave out.
+
+    Attributes:
+        projector: Whether the projector of a model comes with it.
+        draft: Whether its draft model, or draft heads, come with it.
+        dry_run: Show what would come; fetch nothing.
+    """
+
+    projector: bool = True
+    draft: bool = True
+    dry_run: bool = False
+
+    @property
+    def left_out(self) -> frozenset[FileKind]:
+        kinds = {FileKind.PROJECTOR: self.projector, FileKind.DRAFT: self.draft}
+        return frozenset(kind for kind, wanted in kinds.items() if not wanted)
+
+
+def get(word: str, options: GetOptions) -> CommandResult:
+    """Fetch a model, with progress on stderr.
+
+    Raises:
+        NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid: It does
+            not come; says what to do.
+        Interrupted: Ctrl-C; what came is kept.
+    """
+    if not reference.is_remote(word):
+        return model.get(word)
+    # They import huggingface_hub, which takes a quarter of a second.
+    from supervisor.commands.hub_model import get_from_hub, get_from_url
+    from supervisor.hub.client import HubClient
+
+    found = reference.parse(word, HubClient().endpoint)
+    try:
+        if isinstance(found, reference.UrlReference):
+            return get_from_url(found, directories(), options)
+        return get_from_hub(found, directories(), options)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped; what came of {found} is kept",
+            hint=f"corral model get {word} continues where it stopped",
+        ) from None

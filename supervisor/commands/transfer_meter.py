@@ -1,0 +1,80 @@
+"""Shows how far downloads are: a bar with rate and remaining time, or lines where there is none."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from supervisor.output import ProgressMeter, printable, size, write
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task, TaskID
+
+
+class TransferMeter:
+    """Progress by file on stderr; names come from strangers."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._lines = ProgressMeter(stream)
+        self._bars = _bars(stream) if stream.isatty() else None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        if self._bars:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def show(self, name: str, stage: str, done_bytes: int, all_bytes: int) -> None:
+        label = f"{name}: {stage}"
+        if self._bars is None:
+            fraction = done_bytes / all_bytes if all_bytes else 1.0
+            self._lines.show(label, fraction, f"{size(done_bytes)} of {size(all_bytes)}")
+            return
+        if label not in self._tasks:
+            # What is there already does not count in the rate.
+            self._tasks[label] = self._bars.add_task(
+                printable(label), total=all_bytes, completed=done_bytes
+            )
+        self._bars.update(self._tasks[label], completed=done_bytes)
+
+    def note(self, text: str) -> None:
+        """Show a sentence above the bars."""
+        if self._bars:
+            self._bars.console.print(printable(text), markup=False, highlight=False)
+        else:
+            write(text, self._stream)
+
+
+def _bars(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        """Such as `1.2 GiB of 4.6 GiB, 21.3 MiB/s`."""
+
+        def render(self, task: Task) -> Text:
+            rate = f", {size(int(task.speed))}/s" if task.speed else ""
+            return Text(f"{size(int(task.completed))} of {size(int(task.total or 0))}{rate}")
+
+    name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return Progress(
+        TextColumn("{task.description}", markup=False, table_column=name),
+        BarColumn(bar_width=24),
+        Amount(),
+        TimeRemainingColumn(compact=True),
+        console=Console(file=stream),
+        expand=True,
+    )

@@ -1,0 +1,118 @@
+"""What a word names: a repository of the hub, a file in one, or another URL. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from supervisor.errors import NoSuchModel
+
+# Source: huggingface_hub, utils/_validators.py, REPO_ID_REGEX.
+_REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_HOSTS: Final = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+# /OWNER/NAME/resolve/REVISION/PATH downloads a file, blob shows it, tree lists a directory.
+_PAGES: Final = frozenset({"resolve", "blob", "raw"})
+# Branches, tags and commits, and `refs/pr/1`.
+_REVISION: Final = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)
+_MAIN: Final = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A repository, and what to take of it."""
+
+    repo: str  # OWNER/NAME
+    revision: str = _MAIN
+    quantisation: str = ""  # in capitals; empty: choose one
+    file: str = ""  # a path in the repository; empty: choose one
+
+    def __str__(self) -> str:
+        wanted = self.file or self.quantisation
+        return f"{self.repo}:{wanted}" if wanted else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class UrlReference:
+    """A file anywhere else."""
+
+    url: str
+    name: str  # the last part of its path, which is safe as a file name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def is_remote(word: str) -> bool:
+    """Whether a word names a model elsewhere: pinned names have no slash."""
+    return "/" in word
+
+
+def parse(word: str, endpoint: str = "") -> HubReference | UrlReference:
+    """Read `OWNER/NAME[:QUANT]`, `hf.co/OWNER/NAME[:QUANT]` or a URL.
+
+    Args:
+        word: What the user typed.
+        endpoint: The hub in use; its URLs name its repositories, as those of huggingface.co do.
+
+    Raises:
+        NoSuchModel: It is none of these.
+    """
+    hosts = _HOSTS | ({urlsplit(endpoint).netloc} - {""})
+    if "://" not in word:
+        host, _, rest = word.partition("/")
+        return _repository(rest if host in hosts else word, word)
+    parts = urlsplit(word)
+    if parts.netloc in hosts:
+        return _page([unquote(one) for one in parts.path.strip("/").split("/")], word)
+    return _elsewhere(word)
+
+
+def _repository(text: str, word: str) -> HubReference:
+    repo, _, wanted = text.partition(":")
+    if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
+        raise _unreadable(word)
+    if wanted.lower().endswith(".gguf"):
+        return HubReference(repo, file=wanted)
+    return HubReference(repo, quantisation=wanted.upper())
+
+
+def _page(parts: Sequence[str], word: str) -> HubReference:
+    repo = _repository("/".join(parts[:2]), word)
+    if len(parts) <= 2:
+        return repo
+    if len(parts) < 5 or parts[2] not in _PAGES or not _REVISION.fullmatch(parts[3]):
+        raise _unreadable(word)
+    return HubReference(repo.repo, revision=parts[3], file="/".join(parts[4:]))
+
+
+def _elsewhere(word: str) -> UrlReference:
+    parts = urlsplit(word)
+    name = unquote(parts.path).rpartition("/")[2]
+    is_safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+    if not is_safe:
+        raise NoSuchModel(
+            f"{word} is not an https URL", hint="anyone on the way could change the file; use https"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,199}\.gguf", name, re.ASCII | re.IGNORECASE):
+        raise NoSuchModel(
+            f"{word} does not end with the name of a GGUF file",
+            hint="give the URL of a .gguf file, or a repository as OWNER/NAME",
+        )
+    return UrlReference(word, name)
+
+
+def _unreadable(word: str) -> NoSuchModel:
+    return NoSuchModel(
+        f"{word!r} names no repository",
+        hint="write OWNER/NAME, OWNER/NAME:QUANT such as :Q4_K_M, or the URL of a .gguf file",
+    )
+
+
+def matching(names: Collection[str], wanted: str) -> tuple[str, ...]:
+    """Quantisations that a word means: itself, or else with unsloth's prefix `UD-`."""
+    exact = tuple(one for one in names if one == wanted)
+    return exact or tuple(one for one in names if one == f"UD-{wanted}")
