@@ -6,9 +6,24 @@ from typing import Annotated, Literal
 
 import typer
 
-from supervisor.cli.options import Config, Json, finish
+from supervisor.cli.options import Config, Json, Models, finish
 
 commands = typer.Typer()
+
+
+@commands.command()
+def init(
+    models: Models = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a settings file; a backup is kept.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Write a commented corral.toml for this machine and the models that are stored here."""
+    from supervisor.commands.init import init as call
+
+    finish("init", lambda: call(models or [], config, is_forced=force), as_json=as_json)
 
 
 @commands.command("import")
