@@ -101,11 +101,13 @@ class Daemon:
             adaptive = group.create_task(persist("adaptive", parts.adaptive.serve))
             recorder = group.create_task(persist("request record", parts.recorder.serve))
             trials = group.create_task(persist("trials", parts.trials.serve))
+            canaries = group.create_task(persist("canaries", parts.canaries.serve))
             jobs = group.create_task(persist("jobs", parts.server.serve))
             layers = group.create_task(persist("balance", parts.layer_mover.serve))
             workers = group.create_task(persist("workers", parts.workers.serve))
             notifier = group.create_task(persist("service notifier", self._notifier.serve))
             yield
+            canaries.cancel()
             jobs.cancel()
             layers.cancel()
             adaptive.cancel()

@@ -22,6 +22,10 @@ from supervisor.adaptive.thread_decider import ThreadDecider
 from supervisor.adaptive.values import AdaptedValues
 from supervisor.admission.controller import AdmissionController
 from supervisor.admission.memory_usage import MemoryUsage
+from supervisor.canary.canaries import Canaries, CanaryParts
+from supervisor.canary.history import CanaryHistory
+from supervisor.canary.overlay import CanaryTrials
+from supervisor.canary.record import CanaryRecord
 from supervisor.desktop.api_key import DesktopKey
 from supervisor.engines.discover import Engine
 from supervisor.events import EventStream
@@ -80,6 +84,7 @@ class DaemonParts:
         self.router = Router(proxy, router_events, self.metrics.emit)
         self.stats = StatsReader()
         self._adapted = AdaptedValues()
+        self._canary_trials = CanaryTrials()
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
         self.fleet = Fleet(
@@ -103,6 +108,8 @@ class DaemonParts:
         )
         self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
         events.add_sink(self.trials.observe)
+        self.canaries = self._make_canaries()
+        events.add_sink(self.canaries.observe)
         events.add_sink(self.notifier.observe)
         self.nodes = self._make_nodes()
         router_events.connect(self.fleet, self.admission, self.nodes)
@@ -121,7 +128,7 @@ class DaemonParts:
 
     def _planner(self, loaded: Loaded) -> LaunchPlanner:
         return LaunchPlanner(
-            loaded.settings,
+            self._canary_trials.laid_on(loaded.settings),
             self.directories,
             self._adapted.of,
             known_workers=self.known_workers,
@@ -163,6 +170,20 @@ class DaemonParts:
             prepare_nodes=self._prepare_nodes,
             emit=self.events.emit,
             replacer=replacer,
+        )
+
+    def _make_canaries(self) -> Canaries:
+        emit = self.events.emit
+        self.canary_history = CanaryHistory(CanaryRecord(self.directories.canaries), emit)
+        return Canaries(
+            CanaryParts(
+                self.fleet,
+                self.reload,
+                self.trials,
+                self._canary_trials,
+                self.canary_history,
+                emit,
+            )
         )
 
     def _make_nodes(self) -> Nodes:

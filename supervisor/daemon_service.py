@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from proxy.models import PrefillResult
 from supervisor import __version__
 from supervisor.admission.model_state import UnloadTime, Waiting
+from supervisor.canary.canary import CanaryRequest
 from supervisor.control.balance_status import balance_status, moved_layers
+from supervisor.control.canary_status import canary_status, ended_canary_status
 from supervisor.control.messages import (
     BalanceStatus,
+    CanariesStatus,
     DaemonStatus,
     InstanceStatus,
     JoinedHost,
@@ -105,14 +108,32 @@ class DaemonService:
         }
 
     def trials(self) -> list[TrialStatus]:
-        trials = self._parts.trials
-        found = ((model, trials.of(name)) for name, model in self._fleet.models.items())
-        statuses = (
-            trial_status(model, trial, trials.age_s(trial), self._memory_bytes)
-            for model, trial in found
-            if trial
-        )
-        return [status for status in statuses if status]
+        canaries = {one.request.model for one in self._parts.canaries.running}
+        names = [name for name in self._fleet.models if name not in canaries]
+        return [found for name in names if (found := self._trial(name))]
+
+    def _trial(self, name: str) -> TrialStatus | None:
+        trials, model = self._parts.trials, self._fleet.models.get(name)
+        if model is None or (trial := trials.of(name)) is None:
+            return None
+        return trial_status(model, trial, trials.age_s(trial), self._memory_bytes)
+
+    def canaries(self) -> CanariesStatus:
+        canaries, models = self._parts.canaries, self._fleet.models
+        running = [
+            canary_status(one, canaries.left_s(one), models.get(name), self._trial(name))
+            for one in canaries.running
+            for name in [one.request.model]
+        ]
+        ended = self._parts.canary_history.ended
+        return {"running": running, "ended": list(map(ended_canary_status, ended))}
+
+    def start_canary(self, request: CanaryRequest) -> asyncio.Task[CorralError | None]:
+        return self._fleet.spawn(self._parts.canaries.start(request))
+
+    def end_canary(self, model: str, *, is_promoted: bool) -> asyncio.Task[CorralError | None]:
+        canaries = self._parts.canaries
+        return self._fleet.spawn((canaries.promote if is_promoted else canaries.withdraw)(model))
 
     def balances(self) -> list[BalanceStatus]:
         now_s = asyncio.get_running_loop().time()

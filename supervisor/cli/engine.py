@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from supervisor.cli.options import Config, Json, finish
+from supervisor.output import CommandResult
 
 Build = Annotated[str, typer.Argument(metavar="BUILD", help="Such as b10434 or b10434-vulkan.")]
+
+# As the daemon allows.
+_LIMIT_MAX_S: Final = 31 * 86_400
+
+
+def _share(text: str) -> float:
+    """Read a share such as `10%` or `0.1`; raises ValueError."""
+    number = text.strip()
+    return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+
+
+def _seconds(text: str) -> float:
+    """Read a time such as `10m`, `90s` or `2h`; raises ValueError."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    unit = units.get(text[-1:])
+    return float(text[:-1]) * unit if unit else float(text)
+
 
 commands = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
 
@@ -63,3 +81,57 @@ def engine_remove(name: Build, config: Config = None, as_json: Json = False) -> 
     from supervisor.commands.engine_use import remove as call
 
     finish("engine remove", lambda: call(name, config), as_json=as_json)
+
+
+@commands.command("canary")
+def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
+    build: Annotated[
+        str | None, typer.Argument(help="An installed build, or the path of a llama-server.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A loaded model; the only one by default.")
+    ] = None,
+    share: Annotated[
+        float,
+        typer.Option(
+            parser=_share, metavar="SHARE", help="Of new conversations, such as 10% or 0.1."
+        ),
+    ] = "10%",  # type: ignore[assignment]
+    limit_s: Annotated[
+        float | None,
+        typer.Option("--for", parser=_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."),
+    ] = None,
+    margin: Annotated[
+        float,
+        typer.Option(parser=_share, metavar="SHARE", help="How much slower it may be."),
+    ] = "20%",  # type: ignore[assignment]
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Make it the model's own engine.")
+    ] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="End it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Try another build on a share of a model's conversations; without words, show how it does.
+
+    One replica of the model runs it. A crash, more errors, or less speed than the margin allows
+    withdraw it; at the end of --for it is promoted where the figures exclude all that: every
+    replica moves to it, and corral.toml keeps it. No answer is cut.
+    """
+    from supervisor.commands import canary as command
+
+    if sum((build is not None, promote, withdraw)) > 1:
+        raise typer.BadParameter("give a build, --promote or --withdraw, not two of them")
+    if not 0 < share < 1:
+        raise typer.BadParameter("--share is above 0% and below 100%")
+    if limit_s is not None and not 0 < limit_s <= _LIMIT_MAX_S:
+        raise typer.BadParameter("--for is above 0s and at most 31d")
+    if not 0 <= margin <= 1:
+        raise typer.BadParameter("--margin is from 0% to 100%")
+    options = command.CanaryOptions(share, limit_s, margin)
+
+    def call() -> CommandResult:
+        if promote or withdraw:
+            return command.end(model, is_promoted=promote)
+        return command.start(build, model, options) if build else command.show()
+
+    finish("engine canary", call, as_json=as_json)

@@ -116,7 +116,8 @@ def reductions(model: ModelStatus) -> Iterator[str]:
 def _trial(model: ModelStatus) -> Iterator[str]:
     if found := model["trial"]:
         share = f"{100 * found['share']:g} % of new conversations"
-        yield f"\n{found['instance']}: {found['profile']} on trial, {share} (corral trial)"
+        command = "corral engine canary" if found["is_canary"] else "corral trial"
+        yield f"\n{found['instance']}: {found['profile']} on trial, {share} ({command})"
 
 
 def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:

@@ -148,6 +148,12 @@ def _finished(found: TrialStatus, changed: ChangedFile, *, is_applied: bool) -> 
 
 
 def render(found: TrialStatus) -> str:
+    sides = (found["base"]["profile"], found["trial"]["profile"])
+    return "\n".join([_title(found), "", *figure_lines(found, *sides)])
+
+
+def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
+    """Return the table of both sides, under these names, and what belongs to it."""
     base, trial = found["base"], found["trial"]
     rate, first = found["tokens_per_second"], found["first_token_s"]
     rows = [
@@ -159,13 +165,12 @@ def render(found: TrialStatus) -> str:
             for name in ("conversations", "requests", "errors", "crashes")
         ),
     ]
-    head = ("", base["profile"].upper(), trial["profile"].upper(), "DIFFERENCE")
-    lines = [_title(found), "", table(head, rows), *_problem(found)]
+    lines = [table(("", own.upper(), tried.upper(), "DIFFERENCE"), rows), *_problem(found)]
     if found["differences"]:
         lines += ["", f"{', '.join(trial['instances'])} runs with", *_flags(found["differences"])]
     if found["notes"]:
         lines += ["", *found["notes"]]
-    return "\n".join(lines)
+    return lines
 
 
 def _title(found: TrialStatus) -> str:

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
-from supervisor.control.messages import BalanceStatus, DaemonStatus, StreamMessage, TrialStatus
+from supervisor.control.messages import (
+    BalanceStatus,
+    CanariesStatus,
+    DaemonStatus,
+    StreamMessage,
+    TrialStatus,
+)
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
 
@@ -41,6 +47,18 @@ class Client:
     def trials(self) -> list[TrialStatus]:
         with _response(self._socket, "GET", "/v1/trials") as response:
             return cast("list[TrialStatus]", json.load(response)["trials"])
+
+    def canaries(self) -> CanariesStatus:
+        with _response(self._socket, "GET", "/v1/canaries") as response:
+            return cast("CanariesStatus", json.load(response))
+
+    def start_canary(self, model: str, body: Mapping[str, Any]) -> Iterator[StreamMessage]:
+        return self._messages("POST", f"/v1/models/{quote(model)}/canary", body)
+
+    def end_canary(self, model: str, *, is_promoted: bool) -> Iterator[StreamMessage]:
+        """Promote or withdraw a canary."""
+        verb = "promote" if is_promoted else "withdraw"
+        return self._messages("POST", f"/v1/models/{quote(model)}/canary/{verb}", {})
 
     def balances(self) -> list[BalanceStatus]:
         with _response(self._socket, "GET", "/v1/balance") as response:

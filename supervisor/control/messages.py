@@ -155,9 +155,13 @@ class WorkerStatus(TypedDict):
 
 
 class TrialNote(TypedDict):
-    """A trial in a model's status; `instance` runs `profile` for this share of conversations."""
+    """A trial in a model's status; `instance` runs `profile` for this share of conversations.
+
+    `is_canary`: it tries an engine and is not in the settings.
+    """
 
     profile: str
+    is_canary: bool
     share: float
     instance: str
 
@@ -212,6 +216,39 @@ class TrialStatus(TypedDict):
     first_token_s: TrialComparison
     differences: list[FlagDifference]
     notes: list[str]
+
+
+class CanaryStatus(TypedDict):
+    """A canary that runs; `trial` are its figures, None while the daemon has none.
+
+    `decides_in_s`: None where a command decides; `obstacle`: why it was not promoted by itself.
+    """
+
+    model: str
+    engine: str
+    own_engine: str | None
+    share: float
+    margin: float
+    decides_in_s: float | None
+    obstacle: str | None
+    trial: TrialStatus | None
+
+
+class EndedCanaryStatus(TypedDict):
+    """A canary that was promoted or withdrawn; `at` is ISO 8601 in UTC."""
+
+    model: str
+    engine: str
+    outcome: Literal["promoted", "withdrawn"]
+    reason: str
+    at: str
+
+
+class CanariesStatus(TypedDict):
+    """`ended`: the latest 16, the latest last."""
+
+    running: list[CanaryStatus]
+    ended: list[EndedCanaryStatus]
 
 
 class BatchQueueStatus(TypedDict):
@@ -351,7 +388,10 @@ class JoinedHost(TypedDict):
 
 
 class StreamMessage(TypedDict):
-    """Exactly one key; the last six end the stream. `waiting`: seconds without another message."""
+    """Exactly one key; the last seven end the stream.
+
+    `waiting`: seconds without another message.
+    """
 
     event: NotRequired[EventLine]
     progress: NotRequired[LoadProgress]
@@ -362,6 +402,7 @@ class StreamMessage(TypedDict):
     slots: NotRequired[list[SavedSlot]]
     warmed: NotRequired[list[WarmedInstance]]
     moved: NotRequired[MovedLayers]
+    canaries: NotRequired[CanariesStatus]
     error: NotRequired[ErrorFields]
 
 

@@ -2,6 +2,7 @@
 
     GET  /v1/status     status of the daemon, its models and instances
     GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
+    GET  /v1/canaries   {"running": [...], "ended": [...]}, the models' canaries
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
@@ -13,12 +14,14 @@
     POST /v1/slots/save {"models": [names]}; until their idle slots are saved
     POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
     POST /v1/models/NAME/balance   {"undo": bool}; until its layers are moved as suggested, or back
+    POST /v1/models/NAME/canary    {"engine", "share", "limit_s", "margin"}; until it serves
+    POST /v1/models/NAME/canary/promote|withdraw    until that is done
     POST /v1/hosts      {}; be a desktop host until disconnect: first `host`, then events
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but status, trials and GET balance are streams of supervisor.control.messages.StreamMessage. A
-client that disconnects stops no command.
+All but GET of status, trials, canaries and balance are streams of
+supervisor.control.messages.StreamMessage. A client that disconnects stops no command.
 """
 
 from __future__ import annotations
@@ -35,8 +38,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.models import PrefillResult
+from supervisor.canary.canary import CanaryRequest
+from supervisor.control.canary_request import canary_request
 from supervisor.control.messages import (
     BalanceStatus,
+    CanariesStatus,
     DaemonStatus,
     JoinedHost,
     MovedLayers,
@@ -74,8 +80,16 @@ class Service(Protocol):
     def balance(self, model: str, *, undo: bool) -> asyncio.Future[MovedLayers | CorralError]:
         """Begin to move the layers of a model as suggested, or back."""
 
+    def canaries(self) -> CanariesStatus: ...
+
+    def start_canary(self, request: CanaryRequest) -> asyncio.Future[CorralError | None]:
+        """Begin to start a canary."""
+
+    def end_canary(self, model: str, *, is_promoted: bool) -> asyncio.Future[CorralError | None]:
+        """Begin to promote or to withdraw the canary of a model."""
+
     async def refresh(self) -> None:
-        """Update the figures of `status` and `trials`, in a fraction of a second."""
+        """Update the figures of `status`, `trials` and `canaries`, in a fraction of a second."""
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
         """Begin a command on models; return a test for its end."""
@@ -109,6 +123,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
         [
             web.get("/v1/status", api.status),
             web.get("/v1/trials", api.trials),
+            web.get("/v1/canaries", api.canaries),
             web.get("/v1/balance", api.balances),
             web.get("/v1/events", api.events),
             web.post("/v1/{verb:start|stop|restart|load|unload}", api.command),
@@ -116,6 +131,8 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.post("/v1/slots/save", api.save_slots),
             web.post("/v1/models/{model}/warm", api.warm),
             web.post("/v1/models/{model}/balance", api.balance),
+            web.post("/v1/models/{model}/canary", api.start_canary),
+            web.post("/v1/models/{model}/canary/{verb:promote|withdraw}", api.end_canary),
             web.post("/v1/hosts", api.host),
             web.post(r"/v1/hosts/{host:\d{1,9}}/leave", api.leave),
             web.post("/v1/shutdown", api.shutdown),
@@ -159,6 +176,33 @@ class _Api:
     async def trials(self, _: web.Request) -> web.StreamResponse:
         await self._service.refresh()
         return _json({"trials": self._service.trials()})
+
+    async def canaries(self, _: web.Request) -> web.StreamResponse:
+        await self._service.refresh()
+        return _json(self._service.canaries())
+
+    async def start_canary(self, request: web.Request) -> web.StreamResponse:
+        wanted = canary_request(request.match_info["model"], await request.read())
+        with self._events.listen() as listener:
+            task = self._service.start_canary(wanted)
+            return await self._send_canaries(request, listener, task)
+
+    async def end_canary(self, request: web.Request) -> web.StreamResponse:
+        model, is_promoted = request.match_info["model"], request.match_info["verb"] == "promote"
+        with self._events.listen() as listener:
+            task = self._service.end_canary(model, is_promoted=is_promoted)
+            return await self._send_canaries(request, listener, task)
+
+    async def _send_canaries(
+        self,
+        request: web.Request,
+        listener: Listener,
+        task: asyncio.Future[CorralError | None],
+    ) -> web.StreamResponse:
+        def done(_: None) -> StreamMessage:
+            return {"canaries": self._service.canaries()}
+
+        return await _send(request, _events(listener, task.done), lambda: _last_message(task, done))
 
     async def balances(self, _: web.Request) -> web.StreamResponse:
         return _json({"balances": self._service.balances()})

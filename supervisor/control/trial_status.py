@@ -15,10 +15,11 @@ from supervisor.control.messages import (
     TrialStatus,
 )
 from supervisor.flags.plan import Plan
+from supervisor.flags.trial import CanaryTrial
 from supervisor.fleet.model import Model, Replica
 from supervisor.trial.figures import Side
 from supervisor.trial.trials import Trial, replicas_by_side
-from supervisor.trial.verdict import FigureVerdict, verdict
+from supervisor.trial.verdict import FigureVerdict, verdict, verdict_over_time
 
 # What an instance is told about itself, not by a profile.
 _OF_THE_INSTANCE = frozenset({"--slot-save-path", "--host", "--port"})
@@ -30,7 +31,12 @@ def trial_note(model: Model) -> TrialNote | None:
     for replica in model.replicas:
         if trial := replica.planner.trial_at(replica.place):
             profile = trial.label(model.entry.profile)
-            return {"profile": profile, "share": trial.share, "instance": replica.name}
+            return {
+                "profile": profile,
+                "is_canary": isinstance(trial, CanaryTrial),
+                "share": trial.share,
+                "instance": replica.name,
+            }
     return None
 
 
@@ -39,7 +45,8 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
     sides, note = replicas_by_side(model), trial_note(model)
     if note is None:
         return None
-    found, figures = verdict(trial.figures), trial.figures.sides
+    judge = verdict_over_time if note["is_canary"] else verdict
+    found, figures = judge(trial.figures), trial.figures.sides
     rates, firsts = found.tokens_per_second, found.first_token_s
     base = _side(model.entry.profile, sides["base"], figures["base"], memory)
     tried = _side(note["profile"], sides["trial"], figures["trial"], memory)

@@ -22,7 +22,7 @@ from supervisor.host.paths import shipped
 
 Source = Literal["setting", "installed", "vendor", "package", "path"]
 
-_NAMES: Final = ("llama-server", "llama")
+PROGRAMS: Final = ("llama-server", "llama")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def find(setting: EngineSetting | None, places: SearchPaths | None = None) -> It
     for pin in pins:
         if pin.module and (inside := places.find(pin.module, pin.binary)):
             yield Candidate(inside, "package")
-    for name in _NAMES:
+    for name in PROGRAMS:
         if on_path := shutil.which(name, path=places.path):
             yield Candidate(Path(on_path).absolute(), "path")
 

@@ -52,6 +52,10 @@ class TrialSettings(SettingsTable):
         )
 
 
+class CanaryTrial(TrialSettings):
+    """The trial of a canary: of an engine alone, and not in `corral.toml`."""
+
+
 def with_context_of(plan: Plan, trial: Plan, entry: ModelEntry) -> ModelEntry | None:
     """Return what to plan a trial with for slots as long as the model's; None if they are.
 

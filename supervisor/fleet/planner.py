@@ -34,7 +34,7 @@ from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.flags.profile import Profile
 from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.flags.thread_speeds import ThreadMeasurement
-from supervisor.flags.trial import TrialSettings, with_context_of
+from supervisor.flags.trial import CanaryTrial, TrialSettings, with_context_of
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
 from supervisor.fleet.reductions import Reductions
 from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
@@ -113,11 +113,16 @@ class LaunchPlanner:
 
     @property
     def instances(self) -> int:
-        """The number of processes if all models are loaded; models that were found count as one."""
+        """The number of processes that share the machine if all models are loaded.
+
+        Models that were found count as one. A canary is not counted: it would run with other
+        threads and batches than what it is compared with.
+        """
         table = self._settings.models
         found = [name for name in self.entries if isinstance(table[name], FoundModel)]
-        own = sum(len(self.places(name)) for name in self.entries if name not in found)
-        return own + bool(found)
+        own = [name for name in self.entries if name not in found]
+        canaries = sum(isinstance(self.trial(name), CanaryTrial) for name in own)
+        return sum(len(self.places(name)) for name in own) - canaries + bool(found)
 
     def places(self, model: str) -> tuple[ReplicaId, ...]:
         """Return the replicas of a model, the one on trial last."""
@@ -226,10 +231,13 @@ class LaunchPlanner:
     def plan_trial(self, model: str, trial: TrialSettings) -> Plan:
         """Plan the replica on trial, as `plan` does; its slots are at least as long as the model's.
 
-        It shares the machine as the others do. Its slots do not follow demand.
+        It shares the machine as the others do. Its slots do not follow demand, unless only its
+        engine is on trial: then they are those that the model has now.
         """
         entry, instances = trial.applied(self.entry(model)), max(1, self.instances)
-        adapted = {key: one for key, one in self.adapted(model).items() if key != SLOTS}
+        adapted = self.adapted(model)
+        if trial.profile or trial.flags:
+            adapted = {key: one for key, one in adapted.items() if key != SLOTS}
         plan = self._plan(entry, adapted, instances=instances)
         longer = with_context_of(self.plan(model), plan, entry)
         return self._plan(longer, adapted, instances=instances) if longer else plan

@@ -92,6 +92,10 @@ class Directories:
         return self.data / "trials"
 
     @property
+    def canaries(self) -> Path:
+        return self.data / "canaries"
+
+    @property
     def layer_shares(self) -> Path:
         return self.data / "layers"
 

@@ -44,6 +44,20 @@ class Difference:
         """The replicas that get a new process."""
         return (*self.added, *self.changed)
 
+    def only(self, model: str) -> Difference:
+        """Return what happens to one model where all others stay as they are."""
+
+        def of_model(places: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
+            return tuple(place for place in places if place.model == model)
+
+        return Difference(
+            added=of_model(self.added),
+            removed=of_model(self.removed),
+            changed=of_model(self.changed),
+            kept=tuple(place for place in (*self.kept, *self.changed) if place.model != model)
+            + of_model(self.kept),
+        )
+
     def names(self) -> dict[str, list[str]]:
         return {
             "added": list(map(str, self.added)),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from supervisor.errors import CorralError
@@ -78,18 +78,11 @@ class Reload:
         the file have no caller that could handle it.
         """
         async with self._lock, self._replacer.lock:
-            try:
-                prepared = await asyncio.to_thread(
-                    prepare,
-                    self._fleet.replicas(),
-                    self._read_again,
-                    self._make_planner,
-                    self._prepare_nodes,
-                )
-            except CorralError as error:
+            prepared = await self._prepared(self._read_again, self._prepare_nodes)
+            if isinstance(prepared, CorralError):
                 if not dry_run:
-                    self._emit("settings.rejected", reason=error.message)
-                return error
+                    self._emit("settings.rejected", reason=prepared.message)
+                return prepared
             notes = tuple(
                 reload_notes(self._began_with, self.loaded.settings, prepared.loaded.settings)
             )
@@ -98,6 +91,26 @@ class Reload:
             done = ReloadResult(prepared.difference, notes, await self._perform(prepared))
             self._report(done)
             return done
+
+    async def replan(self, model: str) -> ReloadResult | CorralError:
+        """Apply to one model what is planned otherwise now; the settings are not read again."""
+        async with self._lock, self._replacer.lock:
+            prepared = await self._prepared(lambda: self.loaded, _prepare_no_nodes)
+            if isinstance(prepared, CorralError):
+                return prepared
+            prepared = replace(prepared, difference=prepared.difference.only(model))
+            return ReloadResult(prepared.difference, (), await self._perform(prepared))
+
+    async def _prepared(
+        self, read: Callable[[], Loaded], prepare_nodes: PrepareNodes
+    ) -> ReloadPlan | CorralError:
+        replicas = self._fleet.replicas()
+        try:
+            return await asyncio.to_thread(
+                prepare, replicas, read, self._make_planner, prepare_nodes
+            )
+        except CorralError as error:
+            return error
 
     def _read_again(self) -> Loaded:
         """Without a settings file they stay, and what else changed is taken up, as an engine is."""
@@ -147,6 +160,10 @@ class Reload:
     def _report(self, done: ReloadResult) -> None:
         notes = [*done.notes, *map(str, done.failures)]
         self._emit("settings.reloaded", **done.difference.names(), notes=notes)
+
+
+def _prepare_no_nodes(_: Loaded) -> Callable[[], None]:
+    return lambda: None
 
 
 def _is_to_run(model: Model) -> bool:

@@ -15,12 +15,14 @@ from http import HTTPStatus
 from typing import Any, Final, Literal
 
 from supervisor.trial.equal_load import Value
+from supervisor.trial.over_time import Timed
 
 SideName = Literal["base", "trial"]
 SIDES: Final[tuple[SideName, SideName]] = ("base", "trial")
 
 _CONVERSATIONS_MAX: Final = 1000
 _REQUESTS_MAX: Final = 32
+_TIMED_MAX: Final = 8192
 # The rate of a shorter answer is mostly noise.
 _TOKENS_MIN: Final = 4
 _OTHERS_MAX: Final = 7
@@ -47,10 +49,14 @@ class Side:
 
     Attributes:
         conversations: The latest 1000.
+        timed_rates: The latest values of all conversations, with their time.
+        timed_first_tokens_s: Likewise.
         others: Other requests that its engine had during each request, summed over requests.
     """
 
     conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
+    timed_rates: deque[Timed] = field(default_factory=lambda: deque(maxlen=_TIMED_MAX))
+    timed_first_tokens_s: deque[Timed] = field(default_factory=lambda: deque(maxlen=_TIMED_MAX))
     requests: int = 0
     errors: int = 0
     crashes: int = 0
@@ -88,7 +94,13 @@ class TrialFigures:
         self.sides[side].crashes += 1
 
     def finished(
-        self, name: SideName, fields: Mapping[str, Any], others: int, *, is_fair: bool = True
+        self,
+        name: SideName,
+        fields: Mapping[str, Any],
+        others: int,
+        at_s: float = 0.0,
+        *,
+        is_fair: bool = True,
     ) -> None:
         """Count a request.
 
@@ -96,6 +108,7 @@ class TrialFigures:
             name: The side that answered it.
             fields: Of `request.finished`.
             others: Other requests that its engine had meanwhile.
+            at_s: When it ended; monotonic.
             is_fair: Whether both sides could have answered it.
         """
         side, status = self.sides[name], fields["status"]
@@ -106,7 +119,7 @@ class TrialFigures:
         conversation = self._conversation(name, fields)
         conversation.is_excluded |= not is_fair or bool(fields["diverted"])
         if status == HTTPStatus.OK and not conversation.is_excluded:
-            _add(conversation, fields, min(others, _OTHERS_MAX))
+            _add(side, conversation, fields, min(others, _OTHERS_MAX), at_s)
 
     def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation:
         """Return the conversation of a request; one that the other side has is excluded."""
@@ -117,9 +130,14 @@ class TrialFigures:
         return self.sides[name].latest(key)
 
 
-def _add(conversation: Conversation, fields: Mapping[str, Any], others: int) -> None:
+def _add(
+    side: Side, conversation: Conversation, fields: Mapping[str, Any], others: int, at_s: float
+) -> None:
     if (first_token_ms := fields["first_token_ms"]) is not None:
         conversation.first_tokens_s.append((first_token_ms / 1000, others))
+        side.timed_first_tokens_s.append((at_s, first_token_ms / 1000, others))
     tokens, decode_ms = fields["decoded_tokens"] or 0, fields["decode_ms"] or 0
     if tokens >= _TOKENS_MIN and decode_ms > 0:
-        conversation.rates.append(((tokens - 1) * 1000 / decode_ms, others))
+        rate = (tokens - 1) * 1000 / decode_ms
+        conversation.rates.append((rate, others))
+        side.timed_rates.append((at_s, rate, others))

@@ -92,6 +92,11 @@ class Trials:
             self._resume(trial, key_of(model, (base, tried)))
         return trial
 
+    def begin_again(self, model: str) -> None:
+        """Forget what was observed of a trial so far, by earlier daemons too."""
+        if trial := self.of(model):
+            self._forget(model, trial)
+
     async def serve(self) -> None:
         """Save what is new each minute until cancelled, and then once more."""
         try:
@@ -139,7 +144,7 @@ class Trials:
         if found := self._side(fields["model"], name):
             trial, side = found
             others, is_fair = self._others(name, fields), self._are_ready(fields["model"])
-            trial.figures.finished(side, fields, others, is_fair=is_fair)
+            trial.figures.finished(side, fields, others, self._clock(), is_fair=is_fair)
 
     def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
         """Return how many other requests an instance had during one that ends now."""

@@ -18,6 +18,7 @@ from supervisor.bench.comparison import (
 )
 from supervisor.trial.equal_load import Conversations, Picked, count, under_equal_load
 from supervisor.trial.figures import SIDES, Side, TrialFigures
+from supervisor.trial.over_time import Timed, compare_over_time
 
 # Where the engines of one side have this many more requests at once, the figures tell that too.
 _UNEQUAL_LOAD: Final = 0.5
@@ -52,6 +53,7 @@ class TrialVerdict:
 
 
 def verdict(figures: TrialFigures) -> TrialVerdict:
+    """Compare conversations."""
     base, trial = (figures.sides[name] for name in SIDES)
     first_token_s = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
     notes = (_load_note(base, trial, first_token_s.compared), _excluded_note(figures))
@@ -60,6 +62,32 @@ def verdict(figures: TrialFigures) -> TrialVerdict:
         first_token_s=first_token_s,
         notes=tuple(filter(None, notes)),
     )
+
+
+def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
+    """Compare moments, for a decision that nobody looks at before it is made."""
+    base, trial = (figures.sides[name] for name in SIDES)
+    return TrialVerdict(
+        tokens_per_second=_figure_over_time(base.timed_rates, trial.timed_rates, RATE),
+        first_token_s=_figure_over_time(
+            base.timed_first_tokens_s, trial.timed_first_tokens_s, TIME
+        ),
+        notes=tuple(filter(None, [_excluded_note(figures)])),
+    )
+
+
+def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Words) -> FigureVerdict:
+    comparison = compare_over_time(base, trial, words=words)
+    own, tried = (_median([[value for _, value, _ in side]]) for side in (base, trial))
+    return FigureVerdict(own, tried, comparison, _outcome_over_time(comparison), None, 0)
+
+
+def _outcome_over_time(comparison: Comparison) -> str:
+    if comparison.is_different:
+        return comparison.verdict
+    if math.isinf(comparison.high):
+        return "too few requests under equal load to compare"
+    return f"no difference seen ({comparison.low:.2f}–{comparison.high:.2f} ×)"
 
 
 def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> FigureVerdict:

@@ -1,6 +1,6 @@
 """What `corral status` shows."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from supervisor.commands.status import render
 from supervisor.control.messages import (
@@ -11,6 +11,7 @@ from supervisor.control.messages import (
     InstanceStatus,
     ModelStatus,
     NodeStatus,
+    TrialNote,
     WaitStatus,
     WeightStatus,
 )
@@ -138,7 +139,8 @@ def test_draft_acceptance_is_hidden_where_nothing_was_drafted() -> None:
 
 def test_the_instance_of_a_trial_is_named() -> None:
     found = model(instance(), instance(name="chat.1"))
-    found["trial"] = {"profile": "low-memory", "share": 0.025, "instance": "chat.1"}
+    note = {"profile": "low-memory", "share": 0.025, "instance": "chat.1", "is_canary": False}
+    found["trial"] = cast("TrialNote", note)
     text = render({**STATUS, "models": [found]})
     expected = "chat.1: low-memory on trial, 2.5 % of new conversations (corral trial)"
     assert expected in text.splitlines()

@@ -13,10 +13,12 @@ import pytest
 from fakes.slot_files import manifest
 
 from proxy.models import PrefillResult
+from supervisor.canary.canary import CanaryRequest
 from supervisor.control import server
 from supervisor.control.client import Client
 from supervisor.control.messages import (
     BalanceStatus,
+    CanariesStatus,
     DaemonStatus,
     JoinedHost,
     MovedLayers,
@@ -67,6 +69,7 @@ class Service:
         self.ending = False
         self.is_cut = False
         self.prompt: dict[str, Any] = {}
+        self.canary: CanaryRequest | None = None
         self.reloading: asyncio.Future[ReloadResult | CorralError] | None = None
         self.hosts: DesktopHosts | None = None
 
@@ -96,6 +99,17 @@ class Service:
         if model == "even":
             return self._over("balance", [model], SettingsInvalid("no layer is to be moved"))
         return self._over("undo" if undo else "balance", [model], MOVED)
+
+    def canaries(self) -> CanariesStatus:
+        return {"running": [], "ended": []}
+
+    def start_canary(self, request: CanaryRequest) -> asyncio.Future[CorralError | None]:
+        self.canary = request
+        failed = StartFailed("chat.1 did not start") if request.share == 0.5 else None
+        return self._over("canary", [request.model], failed)
+
+    def end_canary(self, model: str, *, is_promoted: bool) -> asyncio.Future[CorralError | None]:
+        return self._over("promote" if is_promoted else "withdraw", [model], None)
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -385,6 +399,35 @@ def test_a_socket_that_does_not_speak_http_is_a_busy_daemon(path: Path) -> None:
         Client(path).status()
     thread.join()
     listener.close()
+
+
+async def test_a_canary_is_started_promoted_and_withdrawn(service: Service, path: Path) -> None:
+    done: StreamMessage = {"canaries": {"running": [], "ended": []}}
+    body = {"engine": "/opt/new/llama-server", "share": 0.1, "limit_s": 600.0, "margin": 0.2}
+    client = Client(path)
+    assert await asyncio.to_thread(client.canaries) == done["canaries"]
+    assert await lines(lambda: client.start_canary("chat", body)) == [done]
+    engine = Path("/opt/new/llama-server")
+    assert service.canary == CanaryRequest("chat", engine, 0.1, 600.0, 0.2)
+    assert await lines(lambda: client.start_canary("chat", {**body, "engine": "b11000"})) == [done]
+    assert service.canary.engine == "b11000"
+    assert await lines(lambda: client.end_canary("chat", is_promoted=True)) == [done]
+    assert await lines(lambda: client.end_canary("chat", is_promoted=False)) == [done]
+    assert [verb for verb, _ in service.commands[-2:]] == ["promote", "withdraw"]
+    with pytest.raises(StartFailed):
+        await lines(lambda: client.start_canary("chat", {**body, "share": 0.5}))
+
+
+@pytest.mark.parametrize(
+    "change", [{"share": 0}, {"share": "a"}, {"limit_s": 0}, {"margin": 2}, {"engine": ""}]
+)
+async def test_a_canary_that_cannot_be_meant_is_refused(
+    service: Service, path: Path, change: dict[str, object]
+) -> None:
+    body = {"engine": "b11000", "share": 0.1, "limit_s": None, "margin": 0.2, **change}
+    with pytest.raises(SettingsInvalid):
+        await lines(lambda: Client(path).start_canary("chat", body))
+    assert service.commands == []
 
 
 async def test_layers_are_moved_and_told(service: Service, path: Path) -> None:
