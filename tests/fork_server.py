@@ -32,8 +32,9 @@ COMMAND: Final = (sys.executable, "-m", "supervisor.cli")
 SOCKET_ENV: Final = "FORK_SERVER"
 # They import huggingface_hub, which reads the environment while it is imported.
 _FRESH: Final = frozenset(
-    {f"supervisor.hub.{name}" for name in ("client", "remote_header", "transfer")}
-    | {f"supervisor.commands.{name}" for name in ("hub_model", "model_choice")}
+    {f"supervisor.hub.{name}" for name in ("answers", "client", "session")}
+    | {f"supervisor.hub.{name}" for name in ("remote_header", "transfer")}
+    | {f"supervisor.commands.{name}" for name in ("hub_model", "model_choice", "url_model")}
 )
 _MESSAGE_MAX_BYTES: Final = 128 * 1024
 _DESCRIPTORS_MAX: Final = 8

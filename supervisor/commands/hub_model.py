@@ -1,8 +1,7 @@
-"""Downloads a model of the hub, or the file of a URL."""
+"""Downloads a model of the hub into the Hugging Face cache."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,14 @@ from supervisor.commands.model_fit import MachineFit
 from supervisor.commands.model_get import GetOptions
 from supervisor.commands.transfer_meter import TransferMeter
 from supervisor.errors import DownloadFailed
-from supervisor.host.paths import Directories, make_ours
-from supervisor.hub import disk_space, remote_header
+from supervisor.host.paths import Directories
+from supervisor.hub import disk_space
 from supervisor.hub.cache import HubCache
-from supervisor.hub.client import HubClient, cache_root, is_offline
+from supervisor.hub.client import HubClient
 from supervisor.hub.file_names import FileGroup, FileKind
-from supervisor.hub.reference import HubReference, UrlReference
-from supervisor.hub.remote_header import RemotePart
+from supervisor.hub.reference import HubReference
 from supervisor.hub.repository import RemoteFile, Repository
+from supervisor.hub.session import cache_root, is_offline
 from supervisor.hub.transfer import Transfer, fetch
 from supervisor.output import CommandResult, size
 
@@ -163,42 +162,3 @@ def _data(download: _Download, received_bytes: int) -> dict[str, object]:
             for group, file in download.files
         ],
     }
-
-
-def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) -> CommandResult:
-    """Fetch the file of a URL into the directory of models; raises as model_get.get.
-
-    Nothing tells its digest, so its header is read first, and its SHA-256 is shown.
-    """
-    with TransferMeter() as meter:
-        client = HubClient(notify=meter.note)
-        size_bytes, tag = client.describe(wanted.url, wanted.name)
-        target = where.models / wanted.name
-        if target.exists() and target.stat().st_size != size_bytes:
-            raise DownloadFailed(
-                f"{target} is there already, and has another size than the file of the URL",
-                hint="remove or rename it, then run the same command again",
-            )
-        gguf = remote_header.read([RemotePart(wanted.url, wanted.name, size_bytes)], client)
-        fit = MachineFit(where).of(gguf, 0)
-        meter.note(f"{wanted.name}: {gguf.quantisation}, {size(size_bytes)}: {fit.text}")
-        if fit.misfit:
-            meter.note(f"warning: it will not fit: {fit.misfit}")
-        data = {"name": target.stem, "path": str(target), "size_bytes": size_bytes}
-        if options.dry_run:
-            return CommandResult(data)
-        make_ours(where.models)
-        version = hashlib.sha256(f"{wanted.url} {tag}".encode()).hexdigest()[:8]
-        part = target.with_name(f".{target.name}.{version}.part")
-        has_bytes = part.stat().st_size if part.exists() else 0
-        disk_space.check(where.models, 0 if target.exists() else size_bytes - has_bytes)
-        lock = where.models / f".{target.name}.lock"
-        transfer = Transfer(wanted.name, wanted.url, size_bytes, "", part, target, lock, tag)
-        done = fetch(
-            transfer,
-            client,
-            lambda stage, done, whole: meter.show(wanted.name, stage, done, whole),
-        )
-    data |= {"received_bytes": done.received_bytes, "sha256": done.sha256 or None}
-    notes = (f"its SHA-256 is {done.sha256}",) if done.sha256 else ()
-    return CommandResult(data, str(target), notes)

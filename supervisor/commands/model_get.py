@@ -43,7 +43,8 @@ def get(word: str, options: GetOptions) -> CommandResult:
     if not reference.is_remote(word):
         return model.get(word)
     # They import huggingface_hub, which takes a quarter of a second.
-    from supervisor.commands.hub_model import get_from_hub, get_from_url
+    from supervisor.commands.hub_model import get_from_hub
+    from supervisor.commands.url_model import get_from_url
     from supervisor.hub.client import HubClient
 
     found = reference.parse(word, HubClient().endpoint)

@@ -16,7 +16,7 @@ from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.host import download
 from supervisor.host.files import expanded, is_regular
 from supervisor.host.paths import Directories
-from supervisor.hub import file_names
+from supervisor.hub import file_names, reference
 from supervisor.settings.load import Loaded, load
 
 _NAMES_MAX: Final = 20
@@ -105,7 +105,7 @@ def _target(
     if "/" in word:
         raise ModelInvalid(
             f"model file {path} not found, and no stored model is named {word}",
-            hint="corral model list shows the available models",
+            hint=f"{_fetching(word)}corral model list shows the available models",
         )
     names = [*known, *pins, *stored.names]
     more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
@@ -113,6 +113,13 @@ def _target(
         f"no model is named {word!r}, and it is not the path of a GGUF file",
         hint=f"available: {', '.join(names[:_NAMES_MAX])}{more}",
     )
+
+
+def _fetching(word: str) -> str:
+    try:
+        return f"corral model get {reference.parse(word)} fetches it; "
+    except NoSuchModel:
+        return ""
 
 
 def name_of(path: Path) -> str:

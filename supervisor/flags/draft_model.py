@@ -1,8 +1,8 @@
 """Chooses the draft model: the configured one, or one beside the model.
 
-`draft = "auto"` takes draft heads of this model in its directory; without any, the smallest GGUF
-that has its vocabulary and at most a quarter of its size; of two of one size, the first by name. A
-profile whose `spec-type` is `auto` takes draft heads without that setting.
+`draft = "auto"` takes draft heads of this model in its directory, or in `MTP` below; without any,
+the smallest GGUF that has its vocabulary and at most a quarter of its size; of two of one size, the
+first by name. A profile whose `spec-type` is `auto` takes draft heads without that setting.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ AUTO: Final = "auto"
 _SMALLER: Final = 4
 # Files examined, by name; a directory may hold all models of a machine.
 _FILES_MAX: Final = 64
+# Where repositories keep draft heads, such as unsloth's.
+_DRAFT_DIRECTORIES: Final = ("MTP", "mtp")
 
 DraftSetting = Path | Literal["auto"] | None
 
@@ -103,7 +105,9 @@ def _smallest(fitting: Sequence[Gguf]) -> Gguf:
 
 def _beside(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
     """Smaller models and draft heads; unreadable files are noted in `skipped`."""
-    for path in sorted(model.path.parent.glob("*.gguf"))[:_FILES_MAX]:
+    directory = model.path.parent
+    below = (one for name in _DRAFT_DIRECTORIES for one in directory.glob(f"{name}/*.gguf"))
+    for path in sorted([*directory.glob("*.gguf"), *below])[:_FILES_MAX]:
         if metadata.is_later_shard(path):
             continue
         try:

@@ -44,6 +44,7 @@ class FakeHub:
         private: Repositories that are shown with the token only.
         api_refusals: Answers to the next requests of the API, in order; None: as it should be.
         refusals: Answers to the next requests of files, likewise.
+        cdn_refusals: Answers of the CDN to the next requests.
         cuts: After how many bytes each of the next transfers is cut.
         damaged: Paths whose content is not that of their digest.
         in_git: Paths that are in git itself, not in LFS.
@@ -57,6 +58,7 @@ class FakeHub:
     private: set[str] = field(default_factory=set)
     api_refusals: list[Refusal | None] = field(default_factory=list)
     refusals: list[Refusal | None] = field(default_factory=list)
+    cdn_refusals: list[Refusal | None] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
     in_git: set[str] = field(default_factory=set)
@@ -143,6 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def refused(self, refusals: list[Refusal | None]) -> bool:
+        refusal = refusals.pop(0) if refusals else None
+        if refusal is None:
+            return False
+        self.reply(refusal.status, refusal.headers)
+        return True
+
     def missing(self, code: str) -> None:
         self.reply(404, {"x-error-code": code})
 
@@ -158,15 +167,8 @@ class _Hub(_Handler):
         else:
             self.missing("RepoNotFound")
 
-    def _refused(self, refusals: list[Refusal | None]) -> bool:
-        refusal = refusals.pop(0) if refusals else None
-        if refusal is None:
-            return False
-        self.reply(refusal.status, refusal.headers)
-        return True
-
     def _search(self) -> None:
-        if self._refused(self.hub.api_refusals):
+        if self.refused(self.hub.api_refusals):
             return
         asked = parse_qs(urlsplit(self.path).query)
         words = asked["search"][0].lower().split()
@@ -178,7 +180,7 @@ class _Hub(_Handler):
 
     def _model(self, path: str) -> None:
         repo = path.partition("/revision/")[0]
-        if self._refused(self.hub.api_refusals):
+        if self.refused(self.hub.api_refusals):
             return
         if repo not in self.hub.repositories or not self._is_shown(repo):
             # Source: huggingface.co, which does not tell strangers what exists.
@@ -188,7 +190,7 @@ class _Hub(_Handler):
         self._json(self.hub.model(repo))
 
     def _resolve(self, repo: str, path: str) -> None:
-        if self._refused(self.hub.refusals):
+        if self.refused(self.hub.refusals):
             return
         if not self._is_shown(repo) or path not in self.hub.repositories.get(repo, {}):
             self.missing("EntryNotFound")
@@ -208,6 +210,8 @@ class _Hub(_Handler):
 
 class _Cdn(_Handler):
     def answer(self, path: str) -> None:
+        if self.refused(self.hub.cdn_refusals):
+            return
         owner, name, file = unquote(path).removeprefix("/").split("/", 2)
         content = self.hub.repositories[f"{owner}/{name}"][file]
         whole = len(content)

@@ -97,8 +97,12 @@ def test_a_stored_model_is_known_by_its_name(where: Directories, tmp_path: Path)
     assert models["someone--tiny:1b"].aliases == ("someone/tiny:1b",)
     with pytest.raises(ModelInvalid, match="blob sha256-000000000000… is missing"):
         choose(["gone:1b"], None, where)
-    with pytest.raises(ModelInvalid, match="no stored model is named someone/other"):
-        choose(["someone/other"], None, where)
+    with pytest.raises(ModelInvalid, match="no stored model is named someone/other") as caught:
+        choose(["someone/other:q8_0"], None, where)
+    assert "corral model get someone/other:Q8_0 fetches it" in (caught.value.hint or "")
+    with pytest.raises(ModelInvalid) as caught:
+        choose(["some/where/else"], None, where)
+    assert "fetches" not in (caught.value.hint or "")
 
 
 def test_found_models_are_served_if_the_settings_say_so(where: Directories, tmp_path: Path) -> None:

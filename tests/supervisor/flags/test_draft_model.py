@@ -146,6 +146,16 @@ def test_draft_heads_beside_the_model_are_taken_before_another_model(
         assert found.reason == "draft heads of this model beside it"
 
 
+def test_draft_heads_may_lie_in_a_directory_of_their_own(
+    alphabet: Gguf, models: Path, cache: Path
+) -> None:
+    (models / "MTP").mkdir()
+    heads = tiny_eagle.make(models / "MTP" / "mtp-eagle.gguf")
+    found = choose(AUTO, alphabet, cache_dir=cache, spec_types=HEADS)
+    assert found.gguf
+    assert found.gguf.path == heads
+
+
 def test_draft_heads_are_left_where_nobody_asks_for_them_or_the_build_has_no_use(
     alphabet: Gguf, models: Path, cache: Path
 ) -> None:

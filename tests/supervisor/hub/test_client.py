@@ -9,6 +9,7 @@ from fakes.hub import COMMIT, CONTENT, FILE, REPO, FakeHub, Refusal
 from huggingface_hub import constants
 
 from supervisor.errors import (
+    AccessDenied,
     CorralError,
     DownloadFailed,
     HubAccessDenied,
@@ -49,6 +50,8 @@ def test_a_busy_hub_is_asked_again(client: HubClient, hub: FakeHub, waits: list[
         (Refusal(403, {"x-error-code": "GatedRepo"}), "t", HubAccessDenied, "accept them at"),
         (Refusal(401), "t", HubAccessDenied, "set HF_TOKEN to a valid one"),
         (Refusal(429, {"retry-after": "900"}), "", DownloadFailed, "in 900 s"),
+        (Refusal(429, {"ratelimit": '"api";r=0;t=255'}), "", DownloadFailed, "in 255 s"),
+        (Refusal(200, {"content-type": "text/html"}), "hf_ü", HubAccessDenied, "set HF_TOKEN"),
     ],
 )
 def test_refusals_say_what_to_do(  # noqa: PLR0917 (fixtures are parameters)
@@ -76,6 +79,15 @@ def test_a_private_repository_needs_the_token(
         client.repository(REPO, "main")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert client.repository(REPO, "main").files
+
+
+def test_a_token_that_cannot_be_read_is_named(
+    client: HubClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path))  # a directory
+    with pytest.raises(AccessDenied, match="token"):
+        client.repository(REPO, "main")
+    assert hub.seen == []
 
 
 def test_a_hub_that_is_not_there_is_named(hub: FakeHub, waits: list[float]) -> None:

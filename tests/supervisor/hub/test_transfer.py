@@ -198,10 +198,10 @@ def test_a_directory_that_cannot_be_written_is_named(transfer: Make, client: Hub
 @pytest.mark.parametrize(
     ("refusal", "kind", "word"),
     [
-        (Refusal(401, {"x-error-code": "GatedRepo"}), HubAccessDenied, "gated"),
-        (Refusal(403, {"x-error-code": "GatedRepo"}), HubAccessDenied, "gated"),
+        (Refusal(401, {"x-error-code": "GatedRepo"}), HubAccessDenied, f"{REPO} is gated"),
+        (Refusal(403, {"x-error-code": "GatedRepo"}), HubAccessDenied, f"{REPO} is gated"),
         (Refusal(403, {"x-error-message": "not for you"}), HubAccessDenied, "not for you"),
-        (Refusal(404, {"x-error-code": "EntryNotFound"}), NoSuchModel, FILE),
+        (Refusal(404, {"x-error-code": "EntryNotFound"}), NoSuchModel, f"{REPO} has no {FILE}"),
         (Refusal(400), DownloadFailed, "400"),
     ],
 )
@@ -230,6 +230,16 @@ def test_the_token_goes_to_the_hub_alone(
     assert "resolve" in to_hub[0]
     assert to_hub[1] == "Bearer hf_secret"
     assert to_cdn[1] == ""
+
+
+def test_an_expired_link_to_the_download_server_is_asked_for_again(
+    transfer: Make, client: HubClient, hub: FakeHub, waits: list[float]
+) -> None:
+    hub.cdn_refusals = [Refusal(403), Refusal(404)]
+    one = transfer()
+    fetch(one, client, ignore)
+    assert one.target.read_bytes() == CONTENT
+    assert hub.requests("resolve") == 3
 
 
 def test_two_commands_for_one_file_take_turns(
