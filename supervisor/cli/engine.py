@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -10,6 +10,15 @@ from supervisor.cli.options import Config, Json, finish
 from supervisor.output import CommandResult
 
 Build = Annotated[str, typer.Argument(metavar="BUILD", help="Such as b10434 or b10434-vulkan.")]
+
+Wanted = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUILD",
+        help="A build such as b11434, a version such as v0.5.0, stable (the latest version), or "
+        "newest (the newest build).",
+    ),
+]
 
 # As the daemon allows.
 _LIMIT_MAX_S: Final = 31 * 86_400
@@ -57,6 +66,30 @@ def engine_help(
     from supervisor.commands.engine import show_help as call
 
     finish("engine help", lambda: call(flag, config), as_json=as_json)
+
+
+@commands.command("install")
+def engine_install(
+    wanted: Wanted = "stable",
+    variant: Annotated[
+        Literal["cpu", "vulkan", "cuda", "rocm", "metal"] | None,
+        typer.Option("--variant", help="What it computes on; unset: what suits this machine."),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Install a release of llama.cpp, beside those that are here."""
+    from supervisor.commands.engine_install import install as call
+
+    finish("engine install", lambda: call(wanted, variant, config), as_json=as_json)
+
+
+@commands.command("update")
+def engine_update(wanted: Wanted = "stable", config: Config = None, as_json: Json = False) -> None:
+    """Install the newest release and use it; `rollback` goes back to the one before."""
+    from supervisor.commands.engine_install import update as call
+
+    finish("engine update", lambda: call(wanted, config), as_json=as_json)
 
 
 @commands.command("use")

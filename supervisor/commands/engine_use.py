@@ -33,7 +33,7 @@ def use(name: str, config: Path | None) -> CommandResult:
     discover.load(build.name, cache_dir=where.cache, places=search.here(where.engines))
     with changing(where.engines):
         use_build(build.name, where.engines)
-    return _now_in_use(build.name, settings, where)
+    return now_in_use(build.name, settings, where)
 
 
 def rollback(config: Path | None) -> CommandResult:
@@ -46,7 +46,7 @@ def rollback(config: Path | None) -> CommandResult:
     settings = load(config, config_dir=where.config).settings
     with changing(where.engines):
         current = roll_back(where.engines).current
-    return _now_in_use(current, settings, where)
+    return now_in_use(current, settings, where)
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
@@ -104,7 +104,7 @@ def _status(where: Directories) -> DaemonStatus | None:
     return None
 
 
-def _now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
+def now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
     """Show what models without a setting run from now on."""
     engine: Engine | None = None
     with suppress(CorralError):

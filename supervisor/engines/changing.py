@@ -16,7 +16,7 @@ from supervisor.errors import AccessDenied, EngineMissing, EnginesBusy
 from supervisor.host.paths import make_ours
 
 _LOCK: Final = ".lock"
-_REMOVED: Final = ".removed"
+REMOVED: Final = ".removed"
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def remove_build(build: InstalledBuild, engines_dir: Path) -> None:
 
     It loses its name first, so that half of it is never taken for a build.
     """
-    aside = engines_dir / f"{_REMOVED}-{build.name}"
+    aside = engines_dir / f"{REMOVED}-{build.name}"
     shutil.rmtree(aside, ignore_errors=True)
     (engines_dir / build.name).rename(aside)
     shutil.rmtree(aside)

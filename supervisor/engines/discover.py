@@ -28,7 +28,7 @@ from supervisor.host.files import NotRegular, stat_regular
 # A busy machine with many devices takes seconds to list them; none takes this long.
 _LIMIT_S: Final = 20.0
 _MIB: Final = 1024**2
-_INSTALL: Final = 'pip install "llama-corral[engine]", or set engine to the path of a llama-server'
+_INSTALL: Final = "corral engine install fetches one; or set engine to the path of a llama-server"
 # `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
 _BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
 _BUILD_TRUSTED: Final = 1000

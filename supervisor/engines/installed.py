@@ -30,7 +30,7 @@ _DESCRIPTION: Final = "engine.json"
 _DESCRIPTION_MAX_BYTES: Final = 1 << 16
 _FILES: Final = "files"
 _WRITABLE_BY_OTHERS: Final = 0o022
-_INSTALL: Final = "corral engine list shows the engines here"
+_INSTALL: Final = "corral engine install fetches one, corral engine list shows those here"
 
 
 @dataclass(frozen=True, slots=True)

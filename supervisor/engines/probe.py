@@ -29,6 +29,15 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
 _WRONG_MACHINE: Final = "it may be built for another machine, or its download is incomplete"
 _SERVE: Final = "serve"
+# What the dynamic linker says. Source: glibc, elf/dl-version.c, elf/rtld.c.
+_TOO_OLD: Final = re.compile(r"version `(GLIBC|GLIBCXX|CXXABI)_([0-9.]{1,20})' not found")
+_LIBRARY: Final = re.compile(r"loading shared libraries: (lib[a-z0-9.+_-]{1,60}): cannot open")
+_PACKAGES: Final = {
+    "libgomp.so.1": "libgomp1",
+    "libssl.so.3": "libssl3",
+    "libcurl.so.4": "libcurl4",
+    "libvulkan.so.1": "libvulkan1",
+}
 _LISTS_SERVE: Final = re.compile(r"^ {1,8}serve .*server", re.MULTILINE)
 _KNOWS_NO_HELP: Final = "unknown command '--help'"
 
@@ -156,8 +165,7 @@ def _did_not_start(path: str, error: OSError) -> EngineBroken:
 
 def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
     first_line = next((line.strip() for line in output.splitlines() if line.strip()), "no output")
-    if "shared librar" in output:
-        hint = "install this library, or add its directory to LD_LIBRARY_PATH"
+    if hint := _library_hint(output):
         return EngineBroken(f"{argv[0]} does not run: {first_line}", hint=hint)
     if returncode == -signal.SIGILL:
         return EngineBroken(
@@ -166,3 +174,18 @@ def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:
         )
     how = f"died of signal {-returncode}" if returncode < 0 else f"exited with {returncode}"
     return EngineBroken(f"{' '.join(argv)} {how}: {first_line}", hint=_WRONG_MACHINE)
+
+
+def _library_hint(output: str) -> str | None:
+    """What to do about a library that is missing or too old; None if none is."""
+    if found := _TOO_OLD.search(output):
+        return (
+            f"this system is older than the program, which needs {found[1]} {found[2]}: take an "
+            "older build, or compile it here"
+        )
+    if "shared librar" not in output:
+        return None
+    found = _LIBRARY.search(output)
+    package = _PACKAGES.get(found[1]) if found else None
+    where = f" (on Debian and Ubuntu the package {package})" if package else ""
+    return f"install this library{where}, or add its directory to LD_LIBRARY_PATH"

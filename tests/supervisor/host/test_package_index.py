@@ -92,9 +92,6 @@ def test_a_wheel_is_downloaded_with_progress(index: Index, tmp_path: Path) -> No
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_a_broken_download_is_resumed(index: Index, tmp_path: Path, *, has_ranges: bool) -> None:
     index.cut_at, index.has_ranges = 700_000, has_ranges
-    with pytest.raises(DownloadFailed, match="broke") as caught:
-        fetch(tmp_path)
-    assert "continues" in (caught.value.hint or "")
     fetch(tmp_path)
     assert index.ranges == [None, "bytes=700000-"]
     assert (tmp_path / NAME).read_bytes() == CONTENT
