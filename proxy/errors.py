@@ -24,8 +24,10 @@
     ├── NotServed                    501  an endpoint of Ollama's API that is not served here
     ├── UpstreamFailed               502  an instance failed while it answered
     │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
+    │   │   └── TrialCrashed         502  what is on trial there; one retry before the first byte
     │   ├── UpstreamShutDown         502  we stopped it; one retry is safe before the first byte
     │   └── UpstreamConnectFailed    502  it sent no byte of a response; one retry is safe
+    │       ├── TrialFailed          502  it is on trial and answered with an error of its own
     │       ├── UpstreamSilent       502  it does not answer /health either; others are tried
     │       ├── UpstreamUnconnected  502  it accepts no connection; nothing was sent
     │       ├── UpstreamLoading      503  its model is not loaded yet
@@ -263,6 +265,15 @@ class UpstreamCrashed(UpstreamFailed):
     extra_headers = MappingProxyType({"X-Should-Retry": "false"})
 
 
+class TrialCrashed(UpstreamCrashed):
+    def __init__(self, instance: str) -> None:
+        super().__init__(
+            f"{instance}, which is on trial, crashed while computing this request; see its log "
+            "(`corral logs`)"
+        )
+        self.instance = instance
+
+
 class UpstreamShutDown(UpstreamFailed):
     def __init__(self, instance: str) -> None:
         super().__init__(f"{instance} was stopped before the response was complete")
@@ -280,6 +291,10 @@ class UpstreamSilent(UpstreamConnectFailed):
 
 
 class UpstreamUnconnected(UpstreamConnectFailed):
+    pass
+
+
+class TrialFailed(UpstreamConnectFailed):
     pass
 
 

@@ -2,7 +2,8 @@
 
 An instance that refuses the connection, still loads its model, breaks off or is stopped before
 anything of its response was sent, is replaced once: by another, or by itself where there is none.
-Never where its engine crashed: the request may have been the cause. What breaks later breaks the
+Never where its engine crashed, as the request may have been the cause, unless it is on trial: then
+that is suspected first, as where it answers with an error of its own. What breaks later breaks the
 response. A client that leaves closes the upstream connection at once.
 
 An instance that sends no first byte and does not answer `/health` is left for another as soon as
@@ -18,6 +19,7 @@ from typing import Final
 
 from proxy.access_log import Emit
 from proxy.errors import (
+    TrialCrashed,
     UpstreamConnectFailed,
     UpstreamFailed,
     UpstreamShutDown,
@@ -86,7 +88,7 @@ class Forward:
     ) -> None:
         try:
             await self._request(request, plan, client_response)
-        except (UpstreamConnectFailed, UpstreamShutDown) as error:
+        except (UpstreamConnectFailed, UpstreamShutDown, TrialCrashed) as error:
             if client_response.is_committed:
                 raise
             await self._request(request, plan, client_response, avoid=(error.instance,))

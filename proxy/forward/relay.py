@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from proxy.endpoints import EndpointKind
 from proxy.errors import (
+    TrialFailed,
     UpstreamConnectFailed,
     UpstreamFailed,
     UpstreamLoading,
@@ -52,6 +53,8 @@ _ENDS: Final = {
     EndpointKind.MESSAGES: b"message_stop",
 }
 _END_BYTES: Final = 64
+# An engine on trial may have them where others have none.
+_OWN_ERRORS: Final = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE})
 _UNLEARNED: Final = frozenset(
     {
         EndpointKind.EMBED_OR_RERANK,
@@ -245,8 +248,10 @@ class ResponseRelay:
             raise UpstreamUnavailable(self._name, "is temporarily unavailable; retry")
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
-        self._router.finish(self._lease)
         status, body = reclassified(status, body)
+        if status in _OWN_ERRORS and self._lease.upstream.is_on_trial:
+            raise TrialFailed(self._name, f"is on trial and answered {status}")
+        self._router.finish(self._lease)
         client_body = client_error_body(self._request.kind, self._request.path, status, body)
         headers["Content-Length"], headers["Content-Type"] = str(len(client_body)), JSON
         await self._client_response.refuse(status, headers, client_body)

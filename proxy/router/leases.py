@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from proxy.errors import (
     CrashesEngine,
     NotLoaded,
+    TrialCrashed,
     UpstreamConnectFailed,
     UpstreamCrashed,
     UpstreamFailed,
@@ -28,6 +29,7 @@ from proxy.router.slot_release import SlotReleaser
 from proxy.router.slot_selection import select_slots
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
 
 
 class Leases:
@@ -91,10 +93,7 @@ class Leases:
                     yield lease
                 except UpstreamFailed as error:
                     if await lease.wait_crash(error):
-                        raise UpstreamCrashed(
-                            f"{lease.upstream.name} crashed while computing this request, which is "
-                            "not retried; see its log (`corral logs`)"
-                        ) from error
+                        raise _crashed(lease.upstream) from error
                     if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
                         raise UpstreamFailed(
                             f"{lease.upstream.name} ended while it computed this request: "
@@ -188,6 +187,15 @@ class Leases:
             if one in instance.leases:
                 self._slot_releaser.release_when_idle(one, queue.release)
         self._instances.discard_if_unused(instance)
+
+
+def _crashed(upstream: Upstream) -> UpstreamCrashed:
+    if upstream.is_on_trial:
+        return TrialCrashed(upstream.name)
+    return UpstreamCrashed(
+        f"{upstream.name} crashed while computing this request, which is not retried; see its log "
+        "(`corral logs`)"
+    )
 
 
 def _calm(instance: Instance) -> tuple[bool, bool, float, float]:

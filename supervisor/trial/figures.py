@@ -93,6 +93,11 @@ class TrialFigures:
     def crashed(self, side: SideName) -> None:
         self.sides[side].crashes += 1
 
+    def failed(self, side: SideName) -> None:
+        """Count a request that the other side answered, as this one failed it."""
+        self.sides[side].requests += 1
+        self.sides[side].errors += 1
+
     def finished(
         self,
         name: SideName,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,6 +21,7 @@ _READY: Final = State.READY.value
 # What is newer is lost when the daemon is killed.
 _SAVE_EVERY_S: Final = 60.0
 _RECENT_MAX: Final = 32
+_FAILED_MAX: Final = 256
 
 Clock = Callable[[], float]
 Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
@@ -34,6 +35,7 @@ class Trial:
         sides: What the engines of both sides were started with; others begin new figures.
         key: Of its figures on disk; None until both sides are known.
         saved_requests: That it had when it was saved.
+        failed: Sides that failed requests which have not finished yet, by the request's name.
     """
 
     began_at_s: float
@@ -41,6 +43,7 @@ class Trial:
     figures: TrialFigures = field(default_factory=TrialFigures)
     key: str | None = None
     saved_requests: int = 0
+    failed: OrderedDict[str, SideName] = field(default_factory=OrderedDict)
 
     @property
     def requests(self) -> int:
@@ -71,6 +74,8 @@ class Trials:
         match event.name:
             case "request.finished":
                 self._finished(event.fields)
+            case "upstream.failed":
+                self._failed(event.fields)
             case "instance.exited" if event.fields["fault"]:
                 self._crashed(event.fields)
             case "instance.state_changed" if event.fields["after"] == _READY:
@@ -143,6 +148,9 @@ class Trials:
         name = fields["instance"]
         if found := self._side(fields["model"], name):
             trial, side = found
+            failed = trial.failed.pop(str(fields["request"]), None)
+            if failed and failed != side:
+                trial.figures.failed(failed)
             others, is_fair = self._others(name, fields), self._are_ready(fields["model"])
             trial.figures.finished(side, fields, others, self._clock(), is_fair=is_fair)
 
@@ -159,6 +167,13 @@ class Trials:
         """Return whether both sides serve: figures of one while it is alone compare to nothing."""
         sides = replicas_by_side(self._fleet.models[model]).values()
         return all(any(map(self._is_ready, replicas)) for replicas in sides)
+
+    def _failed(self, fields: Mapping[str, Any]) -> None:
+        if fields["model"] and (found := self._side(fields["model"], fields["instance"])):
+            trial, side = found
+            trial.failed[str(fields["request"])] = side
+            if len(trial.failed) > _FAILED_MAX:
+                trial.failed.popitem(last=False)
 
     def _crashed(self, fields: Mapping[str, Any]) -> None:
         if found := self._side(fields["model"], fields["instance"]):

@@ -61,6 +61,54 @@ async def test_one_whose_engine_ended_otherwise_is_tried_again(proxy: ProxyHarne
         assert response.status == 200
 
 
+async def on_trial(proxy: ProxyHarness, script: Script) -> Fake:
+    """Start an instance on trial, which gets all conversations, and one that is not, `chat.2`."""
+    fake = await proxy.fake(script, "chat.1", is_admitted=False)
+    proxy.router.admit(replace(fake.upstream(), reports_exit=True, trial_share=1.0))
+    await proxy.fake(say_stream, "chat.2")
+    return fake
+
+
+async def say_stream(call: Call) -> None:
+    await call.begin_stream()
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    await call.chunk(EVENT + end + b"data: [DONE]\n\n")
+    await call.end()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_one_that_crashed_what_is_on_trial_is_tried_elsewhere(
+    proxy: ProxyHarness,
+    is_stream: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    await on_trial(proxy, crashing(proxy, "chat.1"))
+    async with proxy.ask(stream=is_stream) as response:
+        assert response.status == 200
+        assert response.headers["X-Corral-Instance"] == "chat.2"
+        await response.read()
+    (finished,) = proxy.events("request.finished")
+    assert (finished["attempts"], finished["status"]) == (2, 200)
+    assert "on trial, crashed" in proxy.events("upstream.failed")[0]["error"]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_one_that_failed_on_trial_is_tried_elsewhere(
+    proxy: ProxyHarness,
+    is_stream: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    async def speak(call: Call) -> None:
+        body = b'{"error":{"code":500,"message":"no","type":"server_error"}}'
+        fields = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+        await call.head(*fields, status="500 Internal Server Error")
+        await call.send(body)
+
+    fake = await on_trial(proxy, speak)
+    async with proxy.ask(stream=is_stream) as response:
+        assert (response.status, fake.calls.qsize()) == (200, 1)
+        await response.read()
+    assert "on trial and answered 500" in proxy.events("upstream.failed")[0]["error"]
+
+
 async def test_one_that_was_never_sent_is_tried_again(proxy: ProxyHarness) -> None:
     gone = Upstream("chat.1", "chat", 2, "/nowhere/x.sock", "", 0, "inner", reports_exit=True)
     proxy.router.admit(gone)

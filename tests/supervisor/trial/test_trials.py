@@ -22,6 +22,7 @@ from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings
+from supervisor.trial.figures import SIDES
 from supervisor.trial.storage import TrialStore
 from supervisor.trial.trials import Trials
 
@@ -183,6 +184,21 @@ async def test_a_figure_that_is_none_is_refused(tmp_path: Path) -> None:
     content["trial"]["conversations"] = [[["x"], [], False]]
     path.write_text(json.dumps(content))
     assert observed(fleet_of(tmp_path, SHARED), tmp_path).of("chat").requests == 0  # type: ignore[union-attr]  # it has one
+
+
+def test_a_request_that_one_side_failed_and_the_other_answered_is_an_error(tmp_path: Path) -> None:
+    trials = observed(fleet_of(tmp_path, SHARED), tmp_path)
+    fields = {"model": "chat", "request": "req_1", "phase": "request", "error": "it crashed"}
+    failed = Event("upstream.failed", datetime.now(tz=UTC), {**fields, "instance": "chat.1"})
+    trials.observe(failed)
+    trials.observe(finished("chat.0"))
+    trials.observe(failed)
+    trials.observe(finished("chat.1", status=502))
+    trials.observe(finished("chat.0"))
+    trial = trials.of("chat")
+    assert trial
+    sides = trial.figures.sides
+    assert [(sides[name].errors, sides[name].requests) for name in SIDES] == [(0, 2), (2, 2)]
 
 
 def test_the_oldest_files_are_removed(tmp_path: Path) -> None:
