@@ -6,11 +6,17 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from supervisor.cli.options import Config, Json, finish
+from supervisor.cli.options import Config, Json, finish, offer
 from supervisor.output import CommandResult
 
-Build = Annotated[str, typer.Argument(metavar="BUILD", help="Such as b10434 or b10434-vulkan.")]
-
+Build = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUILD",
+        help="Such as b10434 or b10434-vulkan.",
+        autocompletion=offer("engine"),
+    ),
+]
 Wanted = Annotated[
     str,
     typer.Argument(
@@ -119,7 +125,11 @@ def engine_remove(name: Build, config: Config = None, as_json: Json = False) -> 
 @commands.command("canary")
 def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     build: Annotated[
-        str | None, typer.Argument(help="An installed build, or the path of a llama-server.")
+        str | None,
+        typer.Argument(
+            help="An installed build, or the path of a llama-server.",
+            autocompletion=offer("engine"),
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="A loaded model; the only one by default.")

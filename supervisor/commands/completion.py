@@ -1,4 +1,4 @@
-"""What the shell offers for a word: names of models, profiles and keys, and keys of settings."""
+"""What the shell offers for a word: names of models, builds and such, and keys of settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
+from supervisor.engines.installed import installed_builds
 from supervisor.errors import CorralError
 from supervisor.flags import profile
 from supervisor.host import download
@@ -19,7 +20,7 @@ from supervisor.settings.schema import Settings
 
 _FILES_MAX: Final = 1000
 
-Kind = Literal["model", "profile", "key", "setting"]
+Kind = Literal["model", "profile", "engine", "key", "setting"]
 
 
 def offered(kind: Kind, begun: str) -> list[str]:
@@ -61,6 +62,10 @@ def _profiles() -> Iterator[str]:
     yield from profile.names(directories().profiles)
 
 
+def _engines() -> Iterator[str]:
+    yield from (build.name for build in installed_builds(directories().engines))
+
+
 def _keys() -> Iterator[str]:
     from supervisor.commands.key import names
 
@@ -86,5 +91,11 @@ def _named(settings: Settings, table: str) -> Mapping[str, object]:
 
 
 _WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
-    {"model": _models, "profile": _profiles, "key": _keys, "setting": _settings}
+    {
+        "model": _models,
+        "profile": _profiles,
+        "engine": _engines,
+        "key": _keys,
+        "setting": _settings,
+    }
 )

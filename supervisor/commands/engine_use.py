@@ -10,7 +10,6 @@ from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus
 from supervisor.engines import discover, search
 from supervisor.engines.changing import changing, remove_build, roll_back, use_build
-from supervisor.engines.discover import Engine
 from supervisor.engines.in_use import read_in_use
 from supervisor.engines.installed import EngineSetting, InstalledBuild, find_build
 from supervisor.errors import CorralError, EngineInUse
@@ -106,15 +105,16 @@ def _status(where: Directories) -> DaemonStatus | None:
 
 def now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
     """Show what models without a setting run from now on."""
-    engine: Engine | None = None
-    with suppress(CorralError):
+    text, notes = f"in use: {name or 'no installed build'}", [*_notes(settings, where)]
+    path = None
+    try:
         places = search.here(where.engines)
-        engine = discover.load(None, cache_dir=where.cache, places=places)
-    text = f"in use: {name or 'no installed build'}"
-    if engine and name is None:
-        text += f"; {engine.path} is found instead"
-    data = {"name": name, "path": str(engine.path) if engine else None}
-    return CommandResult(data, text, tuple(_notes(settings, where)))
+        path = str(discover.load(None, cache_dir=where.cache, places=places).path)
+    except CorralError as error:
+        notes.append(f"it does not run: {error.message}")
+    if path and name is None:
+        text += f"; {path} is found instead"
+    return CommandResult({"name": name, "path": path}, text, tuple(notes))
 
 
 def _notes(settings: Settings, where: Directories) -> Iterator[str]:

@@ -106,17 +106,6 @@ def find_build(name: str, engines_dir: Path) -> InstalledBuild:
     raise EngineMissing(f"no llama.cpp build {name} is installed", hint=known)
 
 
-def engine_path(setting: EngineSetting, engines_dir: Path) -> Path:
-    """Return the binary that a setting names; it may be missing where the setting is a path.
-
-    Raises:
-        EngineMissing, EngineBroken: As `find_build`, where the setting is a name.
-    """
-    if isinstance(setting, Path):
-        return setting.absolute()
-    return find_build(setting, engines_dir).path(engines_dir)
-
-
 def read_build(directory: Path) -> InstalledBuild | None:
     """Return the build in a directory; None where it has no valid description."""
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from corral_cli import CorralCli
+from installed_engines import install
 
 
 def completed(corral: CorralCli, words: str) -> list[str]:
@@ -34,6 +35,7 @@ def completed(corral: CorralCli, words: str) -> list[str]:
             ],
         ),
         ("corral key remove t", ["tools"]),
+        ("corral engine use b1", ["b11434-cpu"]),
     ],
 )
 def test_words_of_every_kind(corral: CorralCli, words: str, expected: list[str]) -> None:
@@ -42,6 +44,7 @@ def test_words_of_every_kind(corral: CorralCli, words: str, expected: list[str])
         '[models.dull]\npath = "d.gguf"\n'
     )
     corral("key", "add", "tools")
+    install(corral.root / "data" / "engines", "b11434-cpu", Path("/bin/true"))
     assert completed(corral, words) == expected
 
 

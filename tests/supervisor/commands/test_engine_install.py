@@ -13,7 +13,7 @@ from supervisor.commands.engine_install import install, update
 from supervisor.commands.engine_use import rollback, use
 from supervisor.engines.changing import changing
 from supervisor.engines.in_use import read_in_use
-from supervisor.errors import EngineMissing, EnginesBusy
+from supervisor.errors import EngineBroken, EngineMissing, EnginesBusy
 from supervisor.releases.target import Target
 
 
@@ -87,6 +87,25 @@ def test_other_words_are_no_builds(server: ReleaseServer) -> None:
         with pytest.raises(EngineMissing, match="no build of llama.cpp is named"):  # noqa: RUF043
             install(word, None, None)
     assert server.requests == []
+
+
+def test_a_setting_that_wins_is_told(
+    server: ReleaseServer, engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("stable", None, None)
+    monkeypatch.setenv("CORRAL_ENGINE", "/opt/llama-server")
+    assert use("b11100", None).notes == ("the setting engine = /opt/llama-server wins over this",)
+
+
+def test_a_build_that_was_damaged_since_is_told(server: ReleaseServer, engines: Path) -> None:
+    for wanted in ("stable", "newest"):
+        install(wanted, None, None)
+        use("b11100" if wanted == "stable" else "b11200", None)
+    (engines / "b11100-cpu" / "files" / "llama-server").write_text("#!/bin/sh\nexit 1\n")
+    (note,) = rollback(None).notes
+    assert "it does not run" in note
+    with pytest.raises(EngineBroken):
+        use("b11100", None)
 
 
 def test_one_command_changes_builds_at_a_time(server: ReleaseServer, engines: Path) -> None:

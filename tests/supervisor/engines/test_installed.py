@@ -7,7 +7,6 @@ import pytest
 from installed_engines import install
 
 from supervisor.engines.installed import (
-    engine_path,
     find_build,
     installed_builds,
     is_build_name,
@@ -48,8 +47,8 @@ def test_a_build_is_found_by_its_name(engines: Path, program: Path) -> None:
     names = [one.name for one in installed_builds(engines)]
     assert names == ["b10434-cpu", "b10434-vulkan", "b9000-cpu"]
     assert find_build("b9000", engines).name == "b9000-cpu"
-    assert engine_path("b10434-cpu", engines) == engines / "b10434-cpu/files/llama-server"
-    assert engine_path(Path("/opt/llama-server"), engines) == Path("/opt/llama-server")
+    found = find_build("b10434-cpu", engines)
+    assert found.path(engines) == engines / "b10434-cpu" / "files" / "llama-server"
 
 
 def test_a_name_without_a_variant_must_be_clear(engines: Path, program: Path) -> None:
