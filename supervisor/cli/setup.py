@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from supervisor.cli.options import Config, Json, Models, finish
+from supervisor.cli.options import Config, Json, Models, finish, offer
 
 commands = typer.Typer()
 
@@ -50,3 +50,56 @@ def import_settings(
     from supervisor.commands.import_settings import import_settings as call
 
     finish("import", lambda: call(source, kind, config, is_written=write), as_json=as_json)
+
+
+@commands.command()
+def connect(  # noqa: PLR0913, PLR0917 (a command has its options)
+    client: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CLIENT]",
+            help="A client program; none lists them.",
+            autocompletion=offer("client"),
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="For most requests. Unset: the default model, or one that is loaded.",
+            autocompletion=offer("model"),
+        ),
+    ] = None,
+    small: Annotated[
+        str | None,
+        typer.Option(
+            help="For short requests, such as titles. Unset: the same.",
+            autocompletion=offer("model"),
+        ),
+    ] = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Check with one request, then write; each file has a backup."),
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take back what --write wrote; the rest stays.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="With --write: send a request first.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Show a client's settings for the running daemon, write them, or take them back."""
+    from supervisor.commands import connect as calls
+
+    if client is None:
+        if write or undo:
+            raise typer.BadParameter("--write and --undo need a CLIENT")
+        finish("connect", calls.list_clients, as_json=as_json)
+        return
+    if write and undo:
+        raise typer.BadParameter("choose one of --write and --undo")
+    if undo:
+        finish("connect", lambda: calls.undo(client), as_json=as_json)
+    if write:
+        finish("connect", lambda: calls.write(client, model, small, checks=check), as_json=as_json)
+    finish("connect", lambda: calls.show(client, model, small), as_json=as_json)

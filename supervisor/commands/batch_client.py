@@ -30,7 +30,7 @@ class BatchClient:
 
     def __init__(self) -> None:
         """Find the daemon. Raises NotRunning."""
-        self._http = _connected()
+        self._http = connected()
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +40,7 @@ class BatchClient:
 
     def reconnect(self) -> None:
         """Find the daemon again, which may have another address. Raises NotRunning."""
-        found = _connected()
+        found = connected()
         self._http.close()
         self._http = found
 
@@ -81,7 +81,8 @@ class BatchClient:
             return found
 
 
-def _connected() -> httpx.Client:
+def connected() -> httpx.Client:
+    """Find the daemon. Raises NotRunning."""
     status = Client(directories().control_socket).status()
     cert = status["tls_cert"]
     key = os.environ.get(KEY_VARIABLE)

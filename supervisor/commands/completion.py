@@ -20,7 +20,7 @@ from supervisor.settings.schema import Settings
 
 _FILES_MAX: Final = 1000
 
-Kind = Literal["model", "profile", "engine", "key", "setting"]
+Kind = Literal["model", "profile", "engine", "key", "setting", "client"]
 
 
 def offered(kind: Kind, begun: str) -> list[str]:
@@ -72,6 +72,12 @@ def _keys() -> Iterator[str]:
     yield from names(None)
 
 
+def _clients() -> Iterator[str]:
+    from supervisor.connect.clients import CLIENTS
+
+    yield from (client.name for client in CLIENTS)
+
+
 def _settings() -> Iterator[str]:
     """Yield the keys of settings, once for each name that the file has."""
     from supervisor.settings.reference import ANY, settings_reference
@@ -97,5 +103,6 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
         "engine": _engines,
         "key": _keys,
         "setting": _settings,
+        "client": _clients,
     }
 )

@@ -14,16 +14,22 @@ _VECTORS: Final = ("embedding", "embeddings", "rerank", "reranking")
 _GENERATES: Final = frozenset({None, "none"})
 
 
-def capabilities(found: Gguf, flags: Mapping[str, object], chat_template: str) -> tuple[str, ...]:
-    """Return those of a model with these flags of its own."""
+def makes_vectors(found: Gguf, flags: Mapping[str, object]) -> bool:
+    """Return whether a model with these flags of its own embeds or ranks texts."""
     pooling = flags.get("pooling", found.pooling)
-    makes_vectors = any(flags.get(name) for name in _VECTORS) or pooling not in _GENERATES
-    if makes_vectors or not found.is_causal:
+    is_asked = any(flags.get(name) for name in _VECTORS) or pooling not in _GENERATES
+    return is_asked or not found.is_causal
+
+
+def capabilities(
+    found: Gguf, flags: Mapping[str, object], chat_template: str, *, reads_images: bool
+) -> tuple[str, ...]:
+    if makes_vectors(found, flags):
         return ("embedding",)
     able = {
         "completion": True,
         "tools": "tools" in chat_template,
         "thinking": "enable_thinking" in chat_template or "<think>" in chat_template,
-        "vision": "mmproj" in flags,
+        "vision": reads_images,
     }
     return tuple(name for name, is_able in able.items() if is_able)

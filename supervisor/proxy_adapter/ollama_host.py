@@ -63,12 +63,12 @@ def _details(models: Sequence[str], planner: LaunchPlanner) -> Mapping[str, Mode
     found: dict[str, ModelDetails] = {}
     for model in models:
         try:
-            gguf = planner.gguf(model)
+            gguf, projector = planner.gguf(model), planner.projector(model)
         except CorralError:  # its start reports why
             continue
         flags = planner.entry(model).flags
         template = _template(flags) or gguf.chat_template or ""
-        able = capabilities(gguf, flags, template)
+        able = capabilities(gguf, flags, template, reads_images=projector is not None)
         found[model] = ModelDetails(gguf.architecture, template, able)
     return found
 

@@ -1,0 +1,1 @@
+"""Settings of client programs for the running daemon: what they are, written, and taken back."""
