@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import filelock
 
 from supervisor.engines.in_use import InUse, read_in_use, write_in_use
 from supervisor.engines.installed import InstalledBuild, installed_builds
-from supervisor.errors import AccessDenied, EngineMissing, EnginesBusy
+from supervisor.errors import AccessDenied, CorralError, DiskFull, EngineMissing, EnginesBusy
 from supervisor.host.paths import make_ours
 
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOCK: Final = ".lock"
 REMOVED: Final = ".removed"
 
@@ -25,7 +27,7 @@ def changing(engines_dir: Path) -> Iterator[None]:
 
     Raises:
         EnginesBusy: Another command holds it.
-        AccessDenied: It cannot be written.
+        AccessDenied, DiskFull: It cannot be written.
     """
     make_ours(engines_dir.parent)
     make_ours(engines_dir)
@@ -38,7 +40,19 @@ def changing(engines_dir: Path) -> Iterator[None]:
             hint="run this one again when that is over",
         ) from error
     except OSError as error:
-        raise AccessDenied(f"cannot write in {engines_dir}: {error.strerror or error}") from error
+        raise _unwritable(engines_dir, error) from error
+
+
+def _unwritable(engines_dir: Path, error: OSError) -> CorralError:
+    if error.errno in _NO_SPACE:
+        return DiskFull(
+            f"no space is left in {engines_dir}",
+            hint="free some, then run the same command again; what was downloaded is kept",
+        )
+    return AccessDenied(
+        f"cannot write in {engines_dir}: {error.strerror or error}",
+        hint="make it writable, or set CORRAL_DATA_DIR to another directory",
+    )
 
 
 def use_build(name: str, engines_dir: Path) -> InUse:

@@ -135,12 +135,12 @@ class ReleaseApi:
             ) as response:
                 if not response.is_success:
                     raise self._refusal(response, wanted)
-                content = b""
+                content = bytearray()
                 for chunk in response.iter_bytes():
                     content += chunk
                     if len(content) > limit_bytes:
                         raise self._strange(f"it has more than {limit_bytes} bytes")
-                return content
+                return bytes(content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DownloadFailed(
                 f"{urlsplit(url).netloc} cannot be reached: {error}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tarfile
@@ -192,6 +193,21 @@ def test_a_full_disk(run: Install, engines: Path, monkeypatch: pytest.MonkeyPatc
     error = failing(run, engines)
     assert isinstance(error, DiskFull)
     assert "100 B free" in error.message
+
+
+def test_a_disk_that_fills_up_keeps_the_download(
+    run: Install, engines: Path, server: ReleaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("supervisor.releases.install.write_build", full)
+        error = failing(run, engines, parts=True)
+    assert isinstance(error, DiskFull)
+    assert [path.name for path in (engines / ".downloads").iterdir()] == [NAME]
+    run()
+    assert len(server.ranges) == 1
 
 
 def test_what_a_killed_command_left_is_removed(run: Install, engines: Path) -> None:
