@@ -37,6 +37,7 @@ from supervisor.host.paths import Directories
 from supervisor.process.private_runtime import is_in_use
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
+from supervisor.proxy_adapter.model_files import ModelFilesAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.ollama_host import OllamaHostAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
@@ -201,6 +202,7 @@ class DaemonParts:
         settings = self.settings
         warmer = PromptWarmerAdapter(self.fleet, self.router, self.events.emit)
         storage = JobStorage(self.directories.jobs, settings.jobs)
+        control = ModelControlAdapter(self.fleet, self.admission, self.events)
         return build_app(
             self.router,
             self.nodes,
@@ -209,9 +211,17 @@ class DaemonParts:
             warmer,
             storage,
             EngineReaderAdapter(self.fleet),
-            ModelControlAdapter(self.fleet, self.admission, self.events),
+            control,
             self.desktop_key.key if self.desktop_key else None,
-            OllamaHostAdapter(self.fleet, self.admission),
+            OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
+        )
+
+    def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:
+        return ModelFilesAdapter(
+            settings=lambda: self.settings,
+            unload=lambda model: self.admission.command("unload", [model]),
+            changes=control.changes,
+            reload=lambda: self.triggers.start(dry_run=False),
         )
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:

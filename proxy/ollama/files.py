@@ -58,8 +58,10 @@ class ModelFiles:
         name = required_name(await self._read(request))
         self._check(request)
         names = self._names(request)
-        found = names.resolve(untagged(name, names))
-        if found.model_info.id != untagged(name, names):
+        short = untagged(name, names) or ""
+        found = names.resolve(short)
+        # The id of a model of the hub has no slash.
+        if found.model_info.id not in {short, short.replace("/", "--")}:
             raise BadRequest(f"{name} is another name of {found.model_info.id}; delete that")
         await self._host.delete(found.model_info.id)
         return web.Response()

@@ -9,6 +9,7 @@ from proxy.models import ModelNames
 from proxy.request import named_model
 
 _LATEST: Final = ":latest"
+_HUB: Final = "hf.co/"
 
 
 def tagged(name: str) -> str:
@@ -17,10 +18,14 @@ def tagged(name: str) -> str:
 
 
 def untagged(name: str | None, names: ModelNames) -> str | None:
-    """Return the name that is configured for one that a client gave."""
-    if name and name.endswith(_LATEST) and names.get(name) is None:
-        return name.removesuffix(_LATEST)
-    return name
+    """Return the name that is configured for one that a client gave.
+
+    A client may put the host of the hub before the name of a model that it pulled from there.
+    """
+    if not name or names.get(name):
+        return name
+    short = name.removesuffix(_LATEST).removeprefix(_HUB)
+    return short if names.get(short) or not name.startswith(_HUB) else name
 
 
 def given_name(members: dict[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ def model_get(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would come; fetch nothing.")
     ] = False,
+    as_lines: Annotated[bool, typer.Option("--lines", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:
     """Download a model, unless it is there and complete.
@@ -30,7 +31,7 @@ def model_get(
     from supervisor.commands.model_get import GetOptions
     from supervisor.commands.model_get import get as call
 
-    options = GetOptions(projector=projector, draft=draft, dry_run=dry_run)
+    options = GetOptions(projector, draft, dry_run, as_lines)
     finish("model get", lambda: call(name, options), as_json=as_json)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supervisor.commands import model_choice
+from supervisor.commands import model_choice, transfer_meter
 from supervisor.commands.model_choice import Chosen
 from supervisor.commands.model_fit import MachineFit
 from supervisor.commands.model_get import GetOptions
-from supervisor.commands.transfer_meter import TransferMeter
+from supervisor.commands.transfer_meter import Meter
 from supervisor.errors import DownloadFailed
 from supervisor.host.paths import Directories
 from supervisor.hub import disk_space
@@ -62,7 +62,7 @@ def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) 
     cache = HubCache(cache_root())
     if is_offline():
         return _offline(wanted, cache, options)
-    with TransferMeter() as meter:
+    with transfer_meter.meter(as_lines=options.as_lines) as meter:
         client = HubClient(notify=meter.note)
         repository = client.repository(wanted.repo, wanted.revision)
         here = MachineFit(where)
@@ -106,7 +106,7 @@ def _transfer(download: _Download, file: RemoteFile, client: HubClient) -> Trans
     )
 
 
-def _progress(meter: TransferMeter, file: RemoteFile) -> Any:
+def _progress(meter: Meter, file: RemoteFile) -> Any:
     return lambda stage, done, whole: meter.show(file.path, stage, done, whole)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supervisor.commands import model
-from supervisor.errors import Interrupted
+from supervisor.errors import CorralError, Interrupted
 from supervisor.host.paths import directories
 from supervisor.hub import reference
 from supervisor.hub.file_names import FileKind
-from supervisor.output import CommandResult
+from supervisor.output import CommandResult, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,13 @@ class GetOptions:
         projector: Whether the projector of a model comes with it.
         draft: Whether its draft model, or draft heads, come with it.
         dry_run: Show what would come; fetch nothing.
+        as_lines: Write JSON lines to stdout: the progress, then `result` or `error`.
     """
 
     projector: bool = True
     draft: bool = True
     dry_run: bool = False
+    as_lines: bool = False
 
     @property
     def left_out(self) -> frozenset[FileKind]:
@@ -40,6 +42,21 @@ def get(word: str, options: GetOptions) -> CommandResult:
             not come; says what to do.
         Interrupted: Ctrl-C; what came is kept.
     """
+    if options.as_lines:
+        return _as_lines(word, options)
+    return _get(word, options)
+
+
+def _as_lines(word: str, options: GetOptions) -> CommandResult:
+    try:
+        data = _get(word, options).data
+    except CorralError as error:
+        text = to_json({"error": error.as_json()})
+        return CommandResult(None, text, exit_code=error.exit_code)
+    return CommandResult(data, to_json({"result": data}))
+
+
+def _get(word: str, options: GetOptions) -> CommandResult:
     if not reference.is_remote(word):
         return model.get(word)
     # They import huggingface_hub, which takes a quarter of a second.

@@ -4,12 +4,55 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from supervisor.output import ProgressMeter, printable, size, write
+from supervisor.output import ProgressMeter, printable, size, to_json, write
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task, TaskID
+
+
+class Meter(Protocol):
+    """Shows how far downloads are."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def show(self, name: str, stage: str, done_bytes: int, all_bytes: int, /) -> None: ...
+    def note(self, text: str, /) -> None: ...
+
+
+def meter(*, as_lines: bool) -> Meter:
+    """Return one for people, or one that writes JSON lines to stdout for a program."""
+    return LineMeter() if as_lines else TransferMeter()
+
+
+class LineMeter:
+    """Writes a line for each percent of each stage."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[str, str, int] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def show(self, name: str, stage: str, done_bytes: int, all_bytes: int) -> None:
+        shown = (name, stage, 100 * done_bytes // max(1, all_bytes))
+        if shown != self._shown:
+            self._shown = shown
+            step = {"file": name, "stage": stage, "done_bytes": done_bytes, "all_bytes": all_bytes}
+            write(to_json(step))
+
+    def note(self, text: str) -> None:
+        write(to_json({"note": text}))
 
 
 class TransferMeter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from supervisor.commands import transfer_meter
 from supervisor.commands.model_fit import MachineFit
 from supervisor.commands.model_get import GetOptions
-from supervisor.commands.transfer_meter import TransferMeter
 from supervisor.errors import DownloadFailed
 from supervisor.host.paths import Directories, make_ours
 from supervisor.hub import disk_space, file_names, remote_header
@@ -23,7 +23,7 @@ def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) 
 
     Nothing tells its digest, so its header is read first, and its SHA-256 is shown.
     """
-    with TransferMeter() as meter:
+    with transfer_meter.meter(as_lines=options.as_lines) as meter:
         client = HubClient(notify=meter.note)
         size_bytes, tag = client.describe(wanted.url, wanted.name)
         transfer = _transfer(wanted, where.models, size_bytes, tag)

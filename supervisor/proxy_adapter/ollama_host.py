@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from proxy.errors import NotServed, quoted
 from proxy.ollama.host import ModelDetails, Progress, Residence
 from supervisor.admission.controller import AdmissionController
 from supervisor.errors import CorralError
@@ -18,14 +17,18 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.gguf.capabilities import capabilities
 from supervisor.instance.states import State
 from supervisor.memory.estimate import Estimate
+from supervisor.proxy_adapter.model_files import ModelFilesAdapter
 
 _TEMPLATE_MAX_CHARACTERS: Final = 1024**2
 
 
 class OllamaHostAdapter:
-    def __init__(self, fleet: Fleet, admission: AdmissionController) -> None:
+    def __init__(
+        self, fleet: Fleet, admission: AdmissionController, files: ModelFilesAdapter
+    ) -> None:
         self._fleet = fleet
         self._admission = admission
+        self._files = files
 
     async def details(self, models: Sequence[str]) -> Mapping[str, ModelDetails]:
         """Return those of the models whose files can be read; reads them in a thread."""
@@ -49,10 +52,10 @@ class OllamaHostAdapter:
         self._admission.keep_alive(model, seconds)
 
     def pull(self, name: str) -> AsyncGenerator[Progress, None]:
-        raise NotServed(f"to download {quoted(name)}, use `corral model get` on this machine")
+        return self._files.pull(name)
 
     async def delete(self, model: str) -> None:
-        raise NotServed(f"remove [models.{model}] from corral.toml, and then its file")
+        await self._files.delete(model)
 
 
 def _memory_bytes(estimate: Estimate) -> int:
