@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from proxy.adapter import MEMBER
 from proxy.body.bodies import Share
 from proxy.endpoints import EndpointKind, choices_of
 from proxy.errors import (
@@ -122,7 +123,10 @@ def for_model(
 
     What a variant of the first model changed in it stays.
     """
-    body = written({**request.json, "model": name})
+    members = {**request.json, "model": name}
+    if request.adapter is not None:  # the adapters are those of the first model
+        members.pop(MEMBER)
+    body = written(members)
     content = json_content(body, request.kind, None, names, settings)
     return replace(
         request,
@@ -132,5 +136,6 @@ def for_model(
         prompt=content.prompt,
         slots=choices_of(request.kind, content.members),
         remote_variant=content.remote_variant,
+        adapter=content.adapter,
         keep_alive_s=content.keep_alive_s,
     )

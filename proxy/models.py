@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Final, Literal, Protocol
 
+from proxy.adapter import MARK, Adapter
 from proxy.errors import BadRequest, UnknownModel, known_models
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.variant import SEPARATOR, Variant
@@ -38,6 +39,8 @@ class ModelInfo:
         input_modalities: What it reads, in llama-server's words.
         fallback: Names of the models that may answer in its place, the first first.
         load_progress: While it loads, 0 to 1; else None, and where that is not known.
+        adapters: LoRA adapters that its instances here have loaded, in the order of their ids.
+        only: The adapters with which alone a client may use it; None: without any too.
     """
 
     id: str
@@ -57,6 +60,30 @@ class ModelInfo:
     input_modalities: tuple[str, ...] = ("text",)
     fallback: tuple[str, ...] = ()
     load_progress: float | None = None
+    adapters: tuple[Adapter, ...] = ()
+    only: frozenset[str] | None = None
+
+    def limited(self, models: frozenset[str]) -> ModelInfo | None:
+        """Return it as a client sees it that may use these names; None where it may not."""
+        names = (self.id, *self.aliases)
+        if not models.isdisjoint(names):
+            return self
+        if not self.adapters:
+            return None
+        only = frozenset(
+            one.name
+            for one in self.adapters
+            if not models.isdisjoint(f"{name}{MARK}{one.name}" for name in names)
+        )
+        return replace(self, only=only, is_catch_all=False) if only else None
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        return (self.id, *self.aliases) if self.only is None else ()
+
+    @property
+    def usable_adapters(self) -> tuple[Adapter, ...]:
+        return tuple(one for one in self.adapters if self.only is None or one.name in self.only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +92,13 @@ class ResolvedModel:
 
     Attributes:
         remote_variant: The name of a variant that another machine applies; empty for none.
+        adapter: The name of a LoRA adapter of this machine's; empty for none.
     """
 
     model_info: ModelInfo
     variant: Variant | None = None
     remote_variant: str = ""
+    adapter: str = ""
 
 
 class ModelNames:
@@ -90,19 +119,28 @@ class ModelNames:
         self._by_name: dict[str, ResolvedModel] = {}
         self._visible: dict[frozenset[str], ModelNames] = {}
         for info in self.model_infos:
-            for name in (info.id, *info.aliases):
+            for name in info.own_names:
                 self._by_name.setdefault(name, ResolvedModel(info))
         for info in self.model_infos:
-            for name, (variant, members) in product(
-                (info.id, *info.aliases), info.variants.items()
-            ):
-                if self._by_name[name].model_info is info:
-                    full_name = f"{name}{SEPARATOR}{variant}"
-                    self._by_name.setdefault(full_name, ResolvedModel(info, members))
-            for name, variant in product((info.id, *info.aliases), info.remote_variants):
-                if self._by_name[name].model_info is info:
-                    full_name = f"{name}{SEPARATOR}{variant}"
-                    self._by_name.setdefault(full_name, ResolvedModel(info, None, variant))
+            self._add_further_names(info)
+
+    def _add_further_names(self, info: ModelInfo) -> None:
+        for name in info.own_names:
+            if self._by_name[name].model_info is info:
+                self._add_variants(name, ResolvedModel(info))
+        for name, adapter in product((info.id, *info.aliases), info.usable_adapters):
+            taken = self._by_name.get(name)
+            full_name = f"{name}{MARK}{adapter.name}"
+            if (taken is None or taken.model_info is info) and full_name not in self._by_name:
+                found = self._by_name[full_name] = ResolvedModel(info, adapter=adapter.name)
+                self._add_variants(full_name, found)
+
+    def _add_variants(self, name: str, base: ResolvedModel) -> None:
+        for variant, members in base.model_info.variants.items():
+            self._by_name.setdefault(f"{name}{SEPARATOR}{variant}", replace(base, variant=members))
+        for variant in () if base.adapter else base.model_info.remote_variants:
+            found = replace(base, remote_variant=variant)
+            self._by_name.setdefault(name + variant_end(variant), found)
 
     def resolve(self, name: str | None) -> ResolvedModel:
         """Return what a client means.
@@ -115,7 +153,7 @@ class ModelNames:
         """
         if found := self._by_name.get(name or self.default or ""):
             return found
-        if not name and len(self.model_infos) == 1:
+        if not name and len(self.model_infos) == 1 and self.model_infos[0].only is None:
             return ResolvedModel(self.model_infos[0])
         if self._catch_all:
             return ResolvedModel(self._catch_all)
@@ -139,7 +177,8 @@ class ModelNames:
         if models not in self._visible:
             if len(self._visible) >= _SUBSETS_MAX:
                 self._visible.clear()
-            infos = [info for info in self.model_infos if models & {info.id, *info.aliases}]
+            limited = (info.limited(models) for info in self.model_infos)
+            infos = [info for info in limited if info]
             self._visible[models] = ModelNames(infos, self.default)
         return self._visible[models]
 
@@ -153,13 +192,24 @@ def without_nodes(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
 
 
 def with_variants(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
-    """Return these models and, behind each, its variants as models of their own."""
-    return [entry for info in model_infos for entry in (info, *_variants(info))]
+    """Return these models and, behind each, its adapters and variants as models of their own."""
+    return [
+        entry
+        for info in model_infos
+        for entry in (*((info,) if info.only is None else ()), *_variants(info))
+    ]
+
+
+def variant_end(variant: str) -> str:
+    """Return what is behind a model's name; an adapter of another machine has its mark already."""
+    return variant if variant.startswith(MARK) else SEPARATOR + variant
 
 
 def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
-    for variant in (*model_info.variants, *model_info.remote_variants):
-        end = SEPARATOR + variant
+    ends = [MARK + one.name for one in model_info.usable_adapters]
+    if model_info.only is None:
+        ends += map(variant_end, (*model_info.variants, *model_info.remote_variants))
+    for end in ends:
         yield replace(
             model_info,
             id=model_info.id + end,
@@ -168,6 +218,8 @@ def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
             remote_variants=(),
             variant_of=model_info.id,
             is_catch_all=False,
+            adapters=(),
+            only=None,
         )
 
 

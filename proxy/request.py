@@ -17,6 +17,8 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.adapter import MEMBER as LORA
+from proxy.adapter import with_adapter
 from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Share
 from proxy.body.form import Form, is_form, read_form
@@ -62,6 +64,8 @@ class ProxyRequest:
             queue does not apply.
         keep_alive_s: How long its model is to stay loaded without a request, infinite for ever;
             None: it says nothing.
+        adapter: The name of the LoRA adapter that its `lora` stands for, empty for none; None where
+            the model has none here, or the client wrote `lora`.
     """
 
     request_id: str
@@ -86,6 +90,7 @@ class ProxyRequest:
     remote_variant: str = ""
     is_autoload: bool = True
     keep_alive_s: float | None = None
+    adapter: str | None = None
 
     @property
     def may_load(self) -> bool:
@@ -138,6 +143,7 @@ class Content:
     form: Form | None = None
     keep_alive_s: float | None = None
     remote_variant: str = ""
+    adapter: str | None = None
 
 
 async def read_request(
@@ -192,6 +198,7 @@ def request_of(
         remote_variant=content.remote_variant,
         is_autoload=_is_autoload(request),
         keep_alive_s=content.keep_alive_s,
+        adapter=content.adapter,
     )
 
 
@@ -259,6 +266,11 @@ def json_content(
     stays_s = keep_alive_s(applied) if kind.takes_slot else None
     forwarded = _without_ours(applied)
     check(kind, forwarded, settings.limits)
+    adapter = None
+    if pick.model_info.adapters and kind.takes_slot:
+        if not forwarded.get(LORA):
+            adapter = pick.adapter
+        forwarded = with_adapter(forwarded, pick.model_info.adapters, pick.adapter)
     if kind is EndpointKind.RESPONSES:
         forwarded = engine_members(forwarded)
     model = pick.model_info.id
@@ -269,6 +281,7 @@ def json_content(
         read_prompt(kind, model, forwarded),
         keep_alive_s=stays_s,
         remote_variant=pick.remote_variant,
+        adapter=adapter,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
+from proxy.adapter import with_adapter
 from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
@@ -68,6 +69,8 @@ class WarmEndpoint:
         members = await share.run(len(body), lambda: members_of(body))
         if pick.variant:
             members = pick.variant.applied(members)
+        if adapters := pick.model_info.adapters:
+            members = with_adapter(members, adapters, pick.adapter)
         check(EndpointKind.CHAT, members, share.settings.limits)
         model = pick.model_info.id
         if model in self._prefilling:

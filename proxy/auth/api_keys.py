@@ -120,7 +120,7 @@ def visible(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[Model
     """The models that a key can use; to it, no others exist."""
     if key is None or key.models is None:
         return model_infos
-    return [one for one in model_infos if key.models & {one.id, *one.aliases}]
+    return [found for one in model_infos if (found := one.limited(key.models))]
 
 
 def _given(request: web.BaseRequest) -> str:

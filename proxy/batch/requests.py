@@ -167,6 +167,7 @@ async def _request(
         slots=choices_of(kind, content.members),
         keep_alive_s=content.keep_alive_s,
         remote_variant=content.remote_variant,
+        adapter=content.adapter,
     )
 
 

@@ -13,11 +13,13 @@ that has a slot free. The prompts of an array are requests of their own.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
 from proxy.access_log import Emit
+from proxy.adapter import MARK, MEMBER
 from proxy.errors import (
     TrialCrashed,
     UpstreamConnectFailed,
@@ -34,7 +36,7 @@ from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay
 from proxy.forward.translations import translated
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
-from proxy.models import ModelLoader
+from proxy.models import ModelLoader, variant_end
 from proxy.request import ProxyRequest
 from proxy.responses.stored_turn import StoredTurn
 from proxy.router.lease import Lease
@@ -42,7 +44,6 @@ from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, send
 from proxy.upstream.upstream import Node
-from proxy.variant import SEPARATOR
 
 # An instance is left once in two seconds; with more of them silent than this, it is a failure.
 _MOVES_MAX: Final = 4
@@ -180,10 +181,17 @@ async def _readdressed(
 ) -> UpstreamRequest:
     """Rewrite a request for a node; a large body in a thread."""
     if request.remote_variant:
-        node = replace(node, model=f"{node.model}{SEPARATOR}{request.remote_variant}")
+        node = replace(node, model=node.model + variant_end(request.remote_variant))
+    elif request.adapter:
+        node = replace(node, model=f"{node.model}{MARK}{request.adapter}")
+    # The ids of adapters are those of this machine.
+    omitted = () if request.adapter is None else (MEMBER,)
+    rewritten = functools.partial(
+        for_node, upstream_request, node, request.form, request.priority, omitted
+    )
     if len(upstream_request.body) <= _LARGE_BYTES:
-        return for_node(upstream_request, node, request.form, request.priority)
-    return await asyncio.to_thread(for_node, upstream_request, node, request.form, request.priority)
+        return rewritten()
+    return await asyncio.to_thread(rewritten)
 
 
 def _upstream_request(request: ProxyRequest, body: bytes) -> UpstreamRequest:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import orjson
 from multidict import CIMultiDict
 
+from proxy.adapter import MEMBER
 from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest
 from proxy.forward.apis.messages import MessagesAssembler
@@ -40,12 +41,13 @@ class MessagesWriter(TranslatedWriter):
 
 
 def as_chat(request: ProxyRequest) -> ProxyRequest | None:
-    """Return a request for a message as one of the chat API, if only that knows its format.
+    """Return a request for a message as one of the chat API, if only that knows its members.
 
     Raises:
         BadRequest: It has no messages.
     """
-    if (schema := schema_of(request.json)) is None:
+    schema = schema_of(request.json)
+    if schema is None and not request.json.get(MEMBER):
         return None
     if "messages" not in request.json:
         raise BadRequest("'messages' is required")

@@ -5,6 +5,7 @@ A header field marks it as forwarded, so that no two proxies forward it in a loo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from urllib.parse import parse_qsl, urlencode
 
@@ -23,10 +24,12 @@ def for_node(
     node: Node,
     form: Form | None = None,
     priority: Priority = "interactive",
+    omitted: Collection[str] = (),
 ) -> UpstreamRequest:
     """Rewrite a request, whose body is empty, a JSON object or `form`, for a node.
 
-    The node's own interactive requests go before a batch request from here.
+    The node's own interactive requests go before a batch request from here. Of a JSON object, the
+    members `omitted` are left out.
 
     Raises:
         BadRequest: The body is nested too deeply to be serialised again.
@@ -36,7 +39,9 @@ def for_node(
     if priority == "batch":
         headers[PRIORITY] = priority
     body = (
-        form.with_model(node.model).written() if form else _json(upstream_request.body, node.model)
+        form.with_model(node.model).written()
+        if form
+        else _json(upstream_request.body, node.model, omitted)
     )
     is_said = bool(body) and not form
     return replace(
@@ -47,11 +52,12 @@ def for_node(
     )
 
 
-def _json(body: bytes, model: str) -> bytes:
+def _json(body: bytes, model: str, omitted: Collection[str]) -> bytes:
     if not body:
         return body
+    members = {**orjson.loads(body), "model": model}
     try:
-        return orjson.dumps({**orjson.loads(body), "model": model})
+        return orjson.dumps({name: one for name, one in members.items() if name not in omitted})
     except TypeError as error:
         raise BadRequest(f"the body cannot be forwarded to a node: {error}") from error
 

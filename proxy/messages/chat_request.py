@@ -1,7 +1,7 @@
 """A request of Anthropic's messages API as one of OpenAI's chat API. Pure.
 
-The engine makes the same of a request, but for its format: it leaves out each member that it does
-not know. Used only for requests that have a format.
+The engine makes the same of a request, but for its format and its LoRA adapters: it leaves out each
+member that it does not know. Used only for requests that have one of these.
 
 Source: tools/server/server-chat.cpp of llama.cpp, build 10434, whose choices are repeated here, so
 that the prompt is the same; Anthropic's API reference, "Create a Message", `output_config`.
@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.adapter import MEMBER
+
 PATH: Final = "/v1/chat/completions"
 
-_KEPT: Final = ("model", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
+_KEPT: Final = ("model", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", MEMBER)
 _CHOICES: Final = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _MAX_TOKENS: Final = 4096
 _THINKING_TOKENS: Final = 10_000
@@ -35,13 +37,14 @@ def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def chat_members(members: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+def chat_members(members: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the request; what has another type than Anthropic's is the engine's to refuse."""
-    named = {"name": "output", "strict": True, "schema": schema}
     asked = {name: members[name] for name in _KEPT if name in members}
     asked["messages"] = [*_system(members.get("system")), *_messages(members["messages"])]
     asked["max_tokens"] = members.get("max_tokens", _MAX_TOKENS)
-    asked["response_format"] = {"type": "json_schema", "json_schema": named}
+    if schema is not None:
+        named = {"name": "output", "strict": True, "schema": schema}
+        asked["response_format"] = {"type": "json_schema", "json_schema": named}
     if "stop_sequences" in members:
         asked["stop"] = members["stop_sequences"]
     if members.get("stream") is True:

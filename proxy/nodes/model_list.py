@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.adapter import MARK
 from proxy.models import ModelInfo, ModelNames
 from proxy.variant import SEPARATOR
 
@@ -102,7 +103,6 @@ def _is_loaded(entry: object) -> bool:
 
 
 def _remote_model(entry: Mapping[str, Any], variants: Iterable[str]) -> RemoteModel:
-    start = entry["id"] + SEPARATOR
     meta = entry.get("meta")
     members: Mapping[str, Any] = meta if isinstance(meta, dict) else {}
     slots = _positive(members.get("slots"))
@@ -112,14 +112,21 @@ def _remote_model(entry: Mapping[str, Any], variants: Iterable[str]) -> RemoteMo
         slots=min(slots, _SLOTS_MAX) if slots else None,
         context_length=_positive(entry.get("context_length")) or _positive(members.get("n_ctx")),
         meta=_meta(members),
-        variants=tuple(sorted(one.removeprefix(start) for one in variants)),
+        variants=tuple(sorted(_variant_name(one, entry["id"]) for one in variants)),
     )
 
 
 def _base_of(entry: Mapping[str, Any]) -> str | None:
     """Return the model of which an entry is a variant, by llama-corral's own member."""
     base = entry.get("variant_of")
-    return base if isinstance(base, str) and entry["id"].startswith(base + SEPARATOR) else None
+    if isinstance(base, str) and entry["id"].startswith((base + SEPARATOR, base + MARK)):
+        return base
+    return None
+
+
+def _variant_name(name: str, base: str) -> str:
+    """Return the name of a variant; that of an adapter has its mark before it."""
+    return name.removeprefix(base).removeprefix(SEPARATOR)
 
 
 def _meta(members: Mapping[str, Any]) -> dict[str, int | str]:
@@ -151,7 +158,7 @@ def served_id(remote_model: RemoteModel, local: ModelNames) -> str | None:
     """
     for name in (remote_model.id, *remote_model.aliases):
         if found := local.get(name):
-            return None if found.variant else found.model_info.id
+            return None if found.variant or found.adapter else found.model_info.id
     return remote_model.id
 
 
@@ -185,9 +192,13 @@ def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> Model
         state="loaded",
         reason=None,
         slots=model_info.slots + sum(one.slots for one in up),
-        remote_variants=tuple(one for one in _variants(up) if one not in model_info.variants),
+        remote_variants=tuple(one for one in _variants(up) if one not in _own(model_info)),
         local_only=model_info,
     )
+
+
+def _own(model_info: ModelInfo) -> set[str]:
+    return {*model_info.variants, *(MARK + one.name for one in model_info.adapters)}
 
 
 def _variants(offered: Iterable[OfferedModel]) -> list[str]:

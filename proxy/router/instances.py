@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from proxy.adapter import MARK
 from proxy.router.in_flight import InFlight
 from proxy.router.prefill_admission import InstanceWork
 from proxy.router.weights import EQUAL, Speed, Weight, weights_of
@@ -119,6 +120,8 @@ class Instance:
         """
         node = self.upstream.node
         if request.remote_variant and (node is None or request.remote_variant not in node.variants):
+            return False
+        if node and request.adapter and MARK + request.adapter not in node.variants:
             return False
         return not (request.is_from_proxy and node)
 

@@ -56,6 +56,7 @@ def _models() -> Iterator[str]:
     for name, model in load(config_dir=where.config).settings.models.items():
         yield name
         yield from (f"{name}:{variant}" for variant in model.variants)
+        yield from (f"{name}+{adapter}" for adapter in model.loras)
 
 
 def _profiles() -> Iterator[str]:

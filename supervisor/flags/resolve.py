@@ -30,6 +30,7 @@ from supervisor.flags.batching import BatchingSettings
 from supervisor.flags.draft_heads import SIMPLE, draft_type
 from supervisor.flags.draft_model import Draft, DraftSetting
 from supervisor.flags.embedding_settings import embedding_batches, embedding_slots, explicit_purpose
+from supervisor.flags.loras import Lora, lora_settings
 from supervisor.flags.profile import Profile
 from supervisor.flags.projector import FLAG as MMPROJ
 from supervisor.flags.render import canonical
@@ -69,6 +70,7 @@ class ModelEntry:
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     engine: EngineSetting | None = None  # its own; None: the one of all models
     projector: Path | None = None  # found beside it; None where its settings decide
+    loras: tuple[Lora, ...] = ()  # that requests choose by name
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
     split: str | None = None  # the `--tensor-split` to which its layers were moved
     # What replaces all of the above after its engine ran out of memory.
@@ -112,7 +114,7 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
         own["spec-draft-model"] = Setting(path, origin, draft.reason)
     if entry.projector:
         own[MMPROJ] = Setting(str(entry.projector), CORRAL, "the projector beside the model")
-    settings = {**ours, **named, **own}
+    settings = {**ours, **named, **own, **lora_settings(entry.loras)}
     if "spec-draft-model" in settings:
         reason = "a draft model alone does not enable drafting"
         kind = draft_type(draft.gguf) if draft.gguf else SIMPLE

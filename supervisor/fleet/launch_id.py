@@ -43,3 +43,4 @@ class LaunchFingerprint:
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     workers: tuple[str, ...] = ()
     projector: FileVersion | None = None  # found beside the model
+    adapters: tuple[FileVersion, ...] = ()

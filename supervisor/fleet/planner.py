@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from proxy.adapter import Adapter, with_adapter
 from supervisor.calibration.store import MeasurementStore
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.engines import discover as engines
@@ -23,13 +24,14 @@ from supervisor.engines import search
 from supervisor.engines.discover import Engine
 from supervisor.engines.installed import EngineSetting
 from supervisor.errors import CorralError, NoSuchModel
-from supervisor.flags import draft_model
+from supervisor.flags import draft_model, loras
 from supervisor.flags import projector as projectors
 from supervisor.flags.adapted_slots import SLOTS
 from supervisor.flags.auto import AUTO
 from supervisor.flags.draft_heads import offered_types
 from supervisor.flags.draft_model import Draft
 from supervisor.flags.file_paths import check_files
+from supervisor.flags.loras import Lora
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.flags.profile import Profile
 from supervisor.flags.setting import Settings as FlagSettings
@@ -274,6 +276,7 @@ class LaunchPlanner:
         found_projector = self._projector(entry, under, found)
         entry = replace(entry, projector=found_projector.path)
         projector = {**under.flags, **entry.flags}.get(projectors.FLAG, found_projector.path)
+        adapters = self._adapters(entry, found)
         plan = make_plan(
             entry,
             under,
@@ -282,7 +285,7 @@ class LaunchPlanner:
             here,
             instances=instances,
             draft=self._draft(entry, under, engine, found),
-            projector_bytes=file_version(Path(str(projector))).size_bytes or 0 if projector else 0,
+            projector_bytes=_size_bytes([projector, *(one.path for one in adapters)]),
             adapted=adapted,
             measured=None if entry.workers else self._measured(found, engine),
         )
@@ -347,6 +350,7 @@ class LaunchPlanner:
             args=entry.args,
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
+            adapters=tuple(file_version(one.path) for one in entry.loras),
         )
 
     def _draft_version(
@@ -390,6 +394,13 @@ class LaunchPlanner:
             found = self._projector(entry, under, model).path
             return file_version(found) if found else None
         return None
+
+    def _adapters(self, entry: ModelEntry, model: Gguf) -> list[Gguf]:
+        """Read the adapters of a model; raises SettingsInvalid or ModelInvalid."""
+        found = [metadata.read(one.path, cache_dir=self._directories.cache) for one in entry.loras]
+        for one, gguf in zip(entry.loras, found, strict=True):
+            loras.check(one.name, gguf, model)
+        return found
 
     @property
     def default_model(self) -> str | None:
@@ -447,7 +458,12 @@ class LaunchPlanner:
     def _prompts(self, model: str) -> tuple[WarmPrompt, ...]:
         table = self._settings.models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
-        return (*map(prompts.read, table.warm_prompts), *learned)
+        found = (*map(prompts.read, table.warm_prompts), *learned)
+        return tuple(replace(one, body=self._without_adapters(model, one.body)) for one in found)
+
+    def _without_adapters(self, model: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        adapters = adapters_of(self.entry(model).loras)
+        return with_adapter(body, adapters, "") if adapters else body
 
     def learns_prompts(self, model: str) -> bool:
         table = self._settings.models.get(model)
@@ -460,6 +476,15 @@ class LaunchPlanner:
     def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
         socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None
         return Endpoint(socket=socket, host=_LOOPBACK, port=0)
+
+
+def adapters_of(found: Sequence[Lora]) -> tuple[Adapter, ...]:
+    """Return the adapters of a model as the proxy knows them."""
+    return tuple(Adapter(one.name, one.scale) for one in found)
+
+
+def _size_bytes(paths: Iterable[object]) -> int:
+    return sum(file_version(Path(str(path))).size_bytes or 0 for path in paths if path)
 
 
 def file_version(path: Path) -> FileVersion:
@@ -488,4 +513,5 @@ def _entry(name: str, model: ModelSettings) -> ModelEntry:
         engine=model.engine,
         aliases=model.aliases,
         batching=model.batching,
+        loras=loras.loras_of(model.loras),
     )

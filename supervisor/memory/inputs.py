@@ -58,7 +58,7 @@ class MemoryInputs:
     engine: Engine
     cpu_flags: frozenset[str] = frozenset()  # the CPU's features as Linux names them
     draft: Gguf | None = None  # the draft model, or None
-    projector_bytes: int = 0  # size of the projector's file; 0 without one
+    projector_bytes: int = 0  # sizes of the files of its projector and adapters
 
     @property
     def cache(self) -> Cache:

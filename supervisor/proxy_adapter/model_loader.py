@@ -12,6 +12,7 @@ from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
+from supervisor.fleet.planner import adapters_of
 from supervisor.proxy_adapter.model_metas import ModelMetas
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.settings.types import CATCH_ALL
@@ -80,6 +81,7 @@ class ModelLoaderAdapter:
             is_catch_all=CATCH_ALL in aliases,
             meta=self._metas.of(model, self._fleet.planner),
             input_modalities=self._modalities(model),
+            adapters=adapters_of(model.entry.loras),
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 

@@ -150,6 +150,8 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
         if name in before.models and before.models[name].variants != model.variants:
             yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
+        if name in before.models and before.models[name].loras != model.loras:
+            yield f"{name}: its adapters are now {', '.join(model.loras) or 'none'}"
         if name in before.models and before.models[name].fallback != model.fallback:
             yield f"{name}: its fallback is now {', '.join(model.fallback) or 'none'}"
         yield from _trial_notes(name, before.models.get(name), model)

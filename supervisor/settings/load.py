@@ -16,6 +16,7 @@ from proxy.config.toml_text import DEPTH_MAX, is_deeper
 from proxy.config.types import SettingsTable
 from supervisor.engines.engine_setting import joined_engine
 from supervisor.errors import SettingsInvalid
+from supervisor.flags import loras
 from supervisor.flags.file_paths import absolute
 from supervisor.flags.trial import TrialSettings
 from supervisor.host.files import NotRegular, expanded, stat_regular
@@ -209,6 +210,7 @@ def _resolved(settings: Settings, base: Path) -> Settings:
             "trial": model.trial and _resolved_trial(model.trial, base),
             "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
+            "loras": loras.resolved(model.loras, base),
             "restart": settings.restart_policy(name),
         }
         return model.model_copy(update=update)

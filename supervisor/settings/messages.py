@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Final, get_args, get_origin
+from typing import Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from proxy.adapter import MARK
 from supervisor.errors import SettingsInvalid
+from supervisor.flags.loras import LoraSettings
 from supervisor.host.toml_file import QUOTED_MAX, brief
 from supervisor.settings.renamed import new_name
 from supervisor.settings.schema import ModelSettings, Settings
@@ -35,7 +37,7 @@ def explain(error: ValidationError, path: Path | None) -> str:
 
 def _key(detail: ErrorDetails) -> tuple[str, ...]:
     """Return the parts of a key, without those with which pydantic names the types of a union."""
-    parts = [str(part) for part in detail["loc"]]
+    parts = [str(part) for part in detail["loc"] if part != LoraSettings.__name__]
     while parts and _TYPE.fullmatch(parts[-1]):
         parts.pop()
     return tuple(parts) or ("settings",)
@@ -180,7 +182,10 @@ def all_names(models: Mapping[str, ModelSettings]) -> set[str]:
 def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
     yield from model.aliases
     for base in (name, *model.aliases):
-        yield from (f"{base}:{variant}" for variant in model.variants)
+        adapted = [f"{base}{MARK}{adapter}" for adapter in model.loras]
+        yield from adapted
+        for one in (base, *adapted):
+            yield from (f"{one}:{variant}" for variant in model.variants)
 
 
 def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
@@ -214,9 +219,13 @@ def _known_keys(table: list[str]) -> list[str]:
         if get_origin(found) is dict:
             next(parts)  # the name of a model or a node
             found = get_args(found)[1]
-        elif get_origin(found) is UnionType:
-            found = get_args(found)[0]  # a table that may be missing
+        if get_origin(found) in {UnionType, Union}:  # a table that may be missing, or be a path
+            found = next(one for one in get_args(found) if _is_table(one))
         assert isinstance(found, type)  # noqa: S101 (for mypy)
         assert issubclass(found, BaseModel)  # noqa: S101 (for mypy)
         model = found
     return list(model.model_fields)
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

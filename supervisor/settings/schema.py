@@ -15,6 +15,7 @@ from proxy.settings import ProxySettings
 from proxy.variant import Variant
 from supervisor.engines.engine_setting import EngineField
 from supervisor.flags.batching import BatchingSettings
+from supervisor.flags.loras import LORAS_MAX, LoraSetting, conflict
 from supervisor.flags.setting import Argument, FlagName, FlagSetting
 from supervisor.flags.trial import TrialSettings
 from supervisor.instance.backoff import RestartPolicy
@@ -161,6 +162,12 @@ class ModelSettings(ResidencyPolicy):
         default_factory=dict, description="llama-server's own long names; they win over the profile"
     )
     args: tuple[Argument, ...] = Field((), description="passed to llama-server last, unchecked")
+    loras: dict[VariantName, LoraSetting] = Field(
+        default_factory=dict,
+        max_length=LORAS_MAX,
+        description="LoRA adapters: the GGUF of each, or { path = FILE, scale = NUMBER }; requests "
+        "choose one by the model name MODEL+NAME",
+    )
     warm_prompts: tuple[ExpandedPath, ...] = Field(
         (),
         max_length=16,
@@ -193,6 +200,13 @@ class ModelSettings(ResidencyPolicy):
         "context, then a quantised KV cache, then fewer layers on devices, each once and never "
         "what this table sets; or fail",
     )
+
+    @model_validator(mode="after")
+    def _has_one_source_of_adapters(self) -> Self:
+        flags = {**self.flags, **(self.trial.flags if self.trial else {})}
+        if self.loras and (option := conflict(flags, self.args)):
+            raise ValueError(f"loras and the option {option} both load adapters; keep loras")
+        return self
 
     @model_validator(mode="after")
     def _has_workers_of_its_own(self) -> Self:

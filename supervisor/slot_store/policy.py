@@ -11,6 +11,7 @@ from typing import Final
 
 from proxy.upstream.slots import SlotState
 from supervisor.engines.spec_types import needs_draft_cache, spec_types
+from supervisor.flags.loras import SCALED
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import SlotFileHeader
@@ -158,6 +159,8 @@ def _reason_in_options(plan: Plan) -> str | None:
     chosen = plan.memory_inputs.chosen
     if chosen.get("embedding") or chosen.get("rerank"):
         return "it serves no conversations"
+    if SCALED in chosen and "lora-init-without-apply" in chosen:
+        return "a saved conversation does not tell with which adapter it was computed"
     # With the cache of its draft model empty the engine responds with 500 to a conversation that it
     # finds in cache-ram (build 10434).
     if "spec-draft-model" in chosen or any(map(needs_draft_cache, spec_types(chosen))):

@@ -11,6 +11,7 @@ import pytest
 from fakes.proxy_harness import ProxyHarness, model_info, until
 from fakes.upstream import Call, say_ok
 
+from proxy.adapter import Adapter
 from proxy.variant import Variant
 
 SYSTEM = {"role": "system", "content": "be kind and brief " * 80}
@@ -41,6 +42,16 @@ async def test_a_variant_applies_to_the_prompt(
     async with ask(proxy, "chat:high") as response:
         assert response.status == 200
     assert proxy.reader.asked == [("chat", {**PROMPT, **thinks.defaults})]
+
+
+async def test_a_prompt_is_prefilled_with_the_adapter_of_its_name(proxy: ProxyHarness) -> None:
+    adapters = (Adapter("legal"), Adapter("poet", 0.5))
+    proxy.loader.model_infos = [replace(model_info("chat"), adapters=adapters)]
+    for name in ("chat", "chat+poet"):
+        async with ask(proxy, name) as response:
+            assert response.status == 200
+    scales = [[one["scale"] for one in body["lora"]] for _, body in proxy.reader.asked]
+    assert scales == [[0, 0], [0, 0.5]]
 
 
 async def test_an_unknown_or_remote_only_model_is_not_found(

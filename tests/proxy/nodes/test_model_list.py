@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fakes.proxy_harness import model_info
 
+from proxy.adapter import Adapter
 from proxy.models import ModelNames, with_variants, without_nodes
 from proxy.nodes.model_list import (
     OfferedModel,
@@ -179,3 +180,19 @@ def test_a_nodes_model_has_the_fallback_of_the_settings_by_any_of_its_names() ->
 def test_other_proxies_get_only_local_models() -> None:
     model_infos = merged([CHAT], [offered("chat"), offered("far")], 1)
     assert without_nodes(model_infos) == [CHAT]
+
+
+def test_adapters_of_nodes_are_variants_with_their_mark() -> None:
+    legal = {"id": "far+legal", "variant_of": "far"}
+    (far,) = read_remote_models(page({"id": "far"}, legal, {"id": "far:high", "variant_of": "far"}))
+    assert far.variants == ("+legal", "high")
+    here = replace(CHAT, adapters=(Adapter("legal"),))
+    ours = OfferedModel(RemoteModel("chat", variants=("+legal", "+poet")), 3, "box")
+    named = OfferedModel(RemoteModel("chat+legal"), 3, "other box")
+    model_infos = merged([here], [OfferedModel(far, 3, "box"), ours, named], 1)
+    names = ModelNames(model_infos)
+    assert names.resolve("far+legal").remote_variant == "+legal"
+    assert names.resolve("chat+poet").remote_variant == "+poet"
+    assert names.resolve("chat+legal").adapter == "legal"
+    listed = ["chat", "chat+legal", "chat+poet", "far", "far+legal", "far:high"]
+    assert [one.id for one in with_variants(model_infos)] == listed

@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fakes.node import SETTINGS, FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
 
+from proxy.adapter import Adapter
 from proxy.errors import Unavailable
 from proxy.nodes import monitor
 from proxy.router.weights import Weight
@@ -132,6 +134,26 @@ async def test_a_variant_that_only_a_node_has_is_not_computed_here(place: Place)
     assert fake.calls.empty()
     assert (await near.ask("chat"))[0] == 200
     assert not fake.calls.empty()
+
+
+async def test_an_adapter_is_asked_by_name_of_a_node_that_has_it(place: Place) -> None:
+    node = await place.node(LOADED, {**LOADED, "id": "chat+legal", "variant_of": "chat"})
+    near = await place.near(node)
+    adapters = (Adapter("poet"), Adapter("legal"))
+    near.here.model_infos = [replace(model_info("chat"), adapters=adapters)]
+    near.look_again()
+    for name in ("chat+legal", "chat"):
+        assert (await near.ask(name))[0] == 200
+        sent = json.loads((await node.calls.get()).body)
+        assert (sent["model"], "lora" in sent) == (name, False)
+    fake = await place.local(near)
+    near.here.model_infos = [replace(model_info("chat"), adapters=adapters)]
+    near.look_again()
+    for _ in range(2):
+        assert (await near.ask("chat+poet"))[0] == 200
+        sent = json.loads((await fake.calls.get()).body)
+        assert sent["lora"] == [{"id": 0, "scale": 1.0}, {"id": 1, "scale": 0.0}]
+    assert node.calls.empty()
 
 
 async def test_models_that_a_node_has_not_loaded_are_not_listed(place: Place) -> None:
