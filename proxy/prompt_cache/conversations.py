@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
+from proxy.prompt_cache.latest_conversations import LatestConversations
+from proxy.prompt_cache.runs import Run
+
 # The ends of its last turns, and its own name if it has one.
 _TURNS_MAX: Final = 6
-# Only the latest conversations of a model count for balance: older ones fill no slot, and a new
-# instance must not get all new ones until it owns as many.
-_LATEST_MAX: Final = 128
 
 
 @dataclass(slots=True, eq=False)
@@ -20,30 +20,33 @@ class Conversation:
     """A conversation and its owner.
 
     Attributes:
-        owner: The instance whose cache holds it.
-        run: The number of the process of the owner.
+        run: The process of its owner, whose cache holds it.
         turn_hashes: Which identify its next turn, the oldest first, at hashes_max 6.
         number: Of this process; says nothing of the text.
     """
 
     model: str
-    owner: str
-    run: int
-    turn_hashes: deque[int] = field(default_factory=deque)
+    run: Run
+    turn_hashes: list[int] = field(default_factory=list)
     number: int = field(default_factory=count(1).__next__)
+
+    @property
+    def owner(self) -> str:
+        """The instance."""
+        return self.run.name
 
 
 class Conversations:
     """Conversations of all models, with at hashes_max `hashes_max` hashes.
 
-    `is_alive` returns whether the process that has a conversation still runs.
+    `is_alive` returns whether a process still runs.
     """
 
-    def __init__(self, hashes_max: int, is_alive: Callable[[Conversation], bool]) -> None:
+    def __init__(self, hashes_max: int, is_alive: Callable[[Run], bool]) -> None:
         self._hashes_max = hashes_max
         self._is_alive = is_alive
         self._conversations: OrderedDict[int, Conversation] = OrderedDict()
-        self._latest: dict[str, OrderedDict[Conversation, None]] = {}
+        self._latest: dict[str, LatestConversations] = {}
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -59,22 +62,22 @@ class Conversations:
             (
                 conversation
                 for conversation in found
-                if conversation and self._is_alive(conversation)
+                if conversation and self._is_alive(conversation.run)
             ),
             None,
         )
 
-    def latest(self, model: str) -> Iterator[Conversation]:
-        """Return the latest conversations of a model, the oldest first."""
-        return filter(self._is_alive, self._latest.get(model, ()))
+    def latest(self, model: str) -> LatestConversations:
+        """Return how many of the latest conversations of a model each process owns."""
+        latest = self._latest.get(model)
+        if latest is None:
+            latest = self._latest[model] = LatestConversations()
+        return latest
 
-    def touch(self, conversation: Conversation) -> None:
-        """Count a conversation as the latest of its model."""
-        latest = self._latest.setdefault(conversation.model, OrderedDict())
-        latest[conversation] = None
-        latest.move_to_end(conversation)
-        if len(latest) > _LATEST_MAX:
-            latest.popitem(last=False)
+    def forget(self, ended: int) -> None:
+        """Count those of a set of processes no longer."""
+        for latest in self._latest.values():
+            latest.forget(ended)
 
     def add_turn(self, conversation: Conversation, turn_hash: int) -> None:
         """Identify a conversation by one more hash, and no longer by its oldest."""
@@ -83,7 +86,7 @@ class Conversations:
             self._conversations[turn_hash] = conversation
         self._conversations.move_to_end(turn_hash)
         if len(conversation.turn_hashes) > _TURNS_MAX:
-            self._remove_turn(conversation, conversation.turn_hashes.popleft())
+            self._remove_turn(conversation, conversation.turn_hashes.pop(0))
         while len(self._conversations) > self._hashes_max:
             self._conversations.popitem(last=False)
 

@@ -4,24 +4,26 @@ Beliefs are hints: noted when a request is given to an instance, weighed by what
 its cache, and forgotten when its process is replaced. A withdrawn instance that is admitted again
 as the same process still has its cache. All of it is bounded: what was used least recently goes
 first, of a prompt its end before its prefix. What other machines say of theirs is believed less.
+
+A question costs the same for one instance as for a thousand: they are bits of a number.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
 from proxy.prompt_cache.conversations import Conversation, Conversations
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.prefix_digest import PrefixDigests
+from proxy.prompt_cache.prefix_tree import PrefixTree
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.prompt_cache.prompt_ends import PromptEnds
 from proxy.prompt_cache.remote_prefixes import RemotePrefixes
+from proxy.prompt_cache.runs import RATIO_STEPS, Run, Runs
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings, average
@@ -31,35 +33,24 @@ from proxy.upstream.upstream import Upstream
 _BLOCKS_PER_HASH: Final = 8
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """One process of an instance.
-
-    Attributes:
-        resumable_prompts: As of `Upstream`.
-        hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
-    """
-
-    identity: tuple[object, ...]
-    number: int
-    slot_map: SlotMap
-    resumable_prompts: int
-    hit_ratio: float = 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class CacheHint:
     """What is believed of the caches for one prompt at one moment.
 
     Attributes:
         owner: The instance that has the conversation, or None.
-        cached_tokens: Tokens of the prompt that each instance holds, by its name.
+        cached: Tokens of the prompt, each number with the set of instances that hold so many, the
+            most first; an instance is in one set at most.
         conversation: None for a new one.
     """
 
     owner: str | None = None
-    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    cached: Sequence[tuple[int, int]] = ()
     conversation: Conversation | None = None
+
+    def cached_tokens(self, instances: int) -> int:
+        """Return the most tokens of the prompt that one of a set of instances holds."""
+        return next((tokens for tokens, holders in self.cached if holders & instances), 0)
 
 
 NO_HINT: Final = CacheHint()
@@ -79,52 +70,50 @@ class PrefixIndex:
         self.digests = PrefixDigests(clock)
         self.remote = RemotePrefixes(prefix_index_max_blocks)
         self._clock = clock
-        self._blocks: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self._prompts = PrefixTree(prefix_index_max_blocks)
+        self._ends = PromptEnds(max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH))
+        self._runs = Runs(self._forget)
         self._conversations = Conversations(
-            max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH), self._is_alive
+            max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH), self._runs.is_latest
         )
-        self._blocks_max = prefix_index_max_blocks
-        self._runs: dict[str, _Run] = {}
-        self._numbers = count(1)
 
     def __len__(self) -> int:
-        return len(self._blocks) + len(self._conversations)
+        return len(self._prompts) + len(self._ends) + len(self._conversations)
 
     def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
         """Note that an instance is admitted; a new process holds what it was filled with."""
-        # A supervisor gives each run a key of its own.
-        identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
-        before = self._runs.get(upstream.name)
-        if before is None or before.identity != identity:
-            number, slot_map = next(self._numbers), SlotMap(upstream.slots)
-            run = _Run(identity, number, slot_map, upstream.resumable_prompts)
-            self._runs[upstream.name] = run
+        if run := self._runs.register(upstream):
             self.digests.forget(upstream.name)
             for one in sorted(filled, key=attrgetter("task")):
                 run.slot_map.add_restored(one, self._restored(upstream, run, one.fingerprint))
+
+    def bit(self, name: str) -> int:
+        """Return an instance as a set of one, until it is registered as another process."""
+        return self._runs[name].bit
 
     def slot_map(self, name: str) -> SlotMap:
         return self._runs[name].slot_map
 
     # Questions.
 
-    def look_up(
-        self, names: Iterable[str], prompt: Prompt | None, session: int | None
-    ) -> CacheHint:
+    def look_up(self, prompt: Prompt | None, session: int | None) -> CacheHint:
         if prompt is None:
             return NO_HINT
         hashes = (*reversed(prompt.turn_hashes), session)
         conversation = self._conversations.find(one for one in hashes if one is not None)
-        tokens = {name: self._cached_tokens(name, prompt) for name in names}
-        hint = CacheHint(conversation.owner if conversation else None, tokens, conversation)
+        levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
+        cached = _cached_tokens(levels, self._runs.by_ratio, prompt.tokens)
+        hint = CacheHint(conversation.owner if conversation else None, cached, conversation)
         return self._with_remote(hint, prompt) if self.remote else hint
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
         """Return how many of the latest conversations of a model each instance owns."""
-        counts: dict[str, int] = {}
-        for conversation in self._conversations.latest(model):
-            counts[conversation.owner] = counts.get(conversation.owner, 0) + 1
-        return counts
+        counts = self._conversations.latest(model).counts
+        return {run.name: count for run, count in counts.items() if self._runs.is_latest(run)}
+
+    def owners(self, model: str) -> Mapping[int, int]:
+        """Return the same as sets of instances, by how many they own: 1 and more."""
+        return self._conversations.latest(model).owners
 
     def fingerprints(
         self, name: str, listed: Sequence[SlotState], now_s: float
@@ -133,7 +122,7 @@ class PrefixIndex:
         if (run := self._runs.get(name)) is None:
             return {}
         held = run.slot_map.idle_conversations(listed, now_s)
-        return {slot: self._fingerprint(name, run, tracked) for slot, tracked in held.items()}
+        return {slot: self._fingerprint(run, tracked) for slot, tracked in held.items()}
 
     # What happens.
 
@@ -145,13 +134,13 @@ class PrefixIndex:
         Returns the conversation: the same object for each of its turns.
         """
         run = self._runs[upstream.name]
-        conversation = hint.conversation or Conversation(upstream.model, upstream.name, run.number)
-        conversation.owner, conversation.run = upstream.name, run.number
+        conversation = hint.conversation or Conversation(upstream.model, run)
+        conversation.run = run
         self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
         if session is not None:
             self._conversations.add_turn(conversation, session)
-        self._conversations.touch(conversation)
-        self._add_prefix(upstream.name, prompt.blocks)
+        self._conversations.latest(upstream.model).touch(conversation)
+        self._add_prefix(run, prompt.blocks)
         return conversation
 
     def record(
@@ -166,95 +155,79 @@ class PrefixIndex:
 
         `reply` is the assistant's message, which identifies the next turn.
         """
-        if timings:
-            if run := self._runs.get(name):
-                # Its cache may have little room. With nothing expected, there is nothing to doubt.
-                found = timings.cached_tokens / expected_cached if expected_cached else 1.0
-                run.hit_ratio = average(run.hit_ratio, min(1.0, found))
-            self._add_prefix(name, prompt.blocks)
+        if timings and (run := self._runs.get(name)):
+            # Its cache may have little room. With nothing expected, there is nothing to doubt.
+            found = timings.cached_tokens / expected_cached if expected_cached else 1.0
+            self._runs.set_hit_ratio(run, average(run.hit_ratio, min(1.0, found)))
+            self._add_prefix(run, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
 
-    def _add_prefix(self, name: str, blocks: Sequence[int]) -> None:
-        """Note that an instance holds a prompt, computed or restored."""
-        if (run := self._runs.get(name)) is None:
-            return
+    def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
+        """Note that a process holds a prompt, computed or restored."""
         if run.resumable_prompts:
-            self._forget_earlier(run, blocks)
-            blocks = blocks[-1:]
-        alone = (run.number,)  # shared: most blocks have one holder
-        # The end first, so that it is also the first to be forgotten.
-        for block in reversed(blocks):
-            holders = self._blocks.get(block, ())
-            if run.number not in holders:
-                self._blocks[block] = self._alive(holders) + alone if holders else alone
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._blocks_max:
-            self._blocks.popitem(last=False)
+            self._ends.add(blocks, run.bit, run.resumable_prompts)
+        else:
+            self._prompts.add(blocks, run.bit)
 
-    def _forget_earlier(self, run: _Run, blocks: Sequence[int]) -> None:
-        """Forget the ends of earlier prompts of a conversation that can no longer be resumed."""
-        ends = [one for one in blocks[:-1] if run.number in self._blocks.get(one, ())]
-        for end in ends[: len(ends) - run.resumable_prompts + 1]:
-            self._blocks[end] = tuple(one for one in self._blocks[end] if one != run.number)
+    def _forget(self, ended: int) -> None:
+        """Forget all of a set of processes that have ended."""
+        self._prompts.remove(ended)
+        self._ends.remove(ended)
+        self._conversations.forget(ended)
 
     def _restored(
-        self, upstream: Upstream, run: _Run, fingerprint: ConversationFingerprint
+        self, upstream: Upstream, run: Run, fingerprint: ConversationFingerprint
     ) -> Conversation | None:
         """Return a conversation that a process begins with; None where it continued elsewhere."""
-        self._add_prefix(upstream.name, fingerprint.blocks)
+        self._add_prefix(run, fingerprint.blocks)
         other = self._conversations.find(fingerprint.turn_hashes)
-        if not fingerprint.turn_hashes or (other and other.run != run.number):
+        if not fingerprint.turn_hashes or (other and other.run is not run):
             return None
-        conversation = Conversation(upstream.model, upstream.name, run.number)
+        conversation = Conversation(upstream.model, run)
         for turn_hash in fingerprint.turn_hashes:
             self._conversations.add_turn(conversation, turn_hash)
-        self._conversations.touch(conversation)
+        self._conversations.latest(upstream.model).touch(conversation)
         return conversation
 
-    def _fingerprint(self, name: str, run: _Run, tracked: TrackedSlot) -> ConversationFingerprint:
+    def _fingerprint(self, run: Run, tracked: TrackedSlot) -> ConversationFingerprint:
         conversation = tracked.conversation
-        if isinstance(conversation, Conversation) and (conversation.owner, conversation.run) == (
-            name,
-            run.number,
-        ):
+        if isinstance(conversation, Conversation) and conversation.run is run:
             return ConversationFingerprint(tuple(conversation.turn_hashes), tracked.blocks)
         return ConversationFingerprint((), tracked.blocks)  # it went on elsewhere
 
     def _with_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
         """Add what other machines say; an owner only where it has a later turn than ours."""
-        remote, known = self.remote.find(prompt, self._clock()), hint.cached_tokens
-        tokens = {
-            name: max(known[name], round(held * self._runs[name].hit_ratio))
-            for name, held in remote.tokens.items()
-            if name in known
-        }
-        is_later = remote.owner in known and not self._conversations.find(
+        remote, more = self.remote.find(prompt, self._clock()), 0
+        cached: dict[int, int] = {}
+        for name, held in remote.tokens.items():
+            if run := self._runs.get(name):
+                tokens = round(held * run.ratio_step / RATIO_STEPS)
+                if tokens > hint.cached_tokens(run.bit):
+                    cached[tokens] = cached.get(tokens, 0) | run.bit
+                    more |= run.bit
+        known = ((tokens, holders & ~more) for tokens, holders in hint.cached)
+        is_later = self._runs.get(remote.owner or "") and not self._conversations.find(
             prompt.turn_hashes[remote.turn :]
         )
-        owner = remote.owner if is_later else hint.owner
-        return replace(hint, owner=owner, cached_tokens={**known, **tokens})
-
-    def _cached_tokens(self, name: str, prompt: Prompt) -> int:
-        if (run := self._runs.get(name)) is None:
-            return 0
-        held = min(self._held(run, prompt) * BLOCK_TOKENS, prompt.tokens)
-        return round(held * run.hit_ratio)
-
-    def _held(self, run: _Run, prompt: Prompt) -> int:
-        blocks, holders, number = prompt.blocks, self._blocks, run.number
-        if run.resumable_prompts:  # only the last block of each prompt is noted
-            lengths = range(len(blocks), 0, -1)
-            return next((at for at in lengths if number in holders.get(blocks[at - 1], ())), 0)
-        # An instance that holds a block holds all before it: search for the first missing one.
-        return bisect_left(
-            range(len(blocks)), 1, key=lambda at: number not in holders.get(blocks[at], ())
+        return replace(
+            hint,
+            owner=remote.owner if is_later else hint.owner,
+            cached=sorted((*known, *cached.items()), reverse=True),
         )
 
-    def _alive(self, holders: tuple[int, ...]) -> tuple[int, ...]:
-        numbers = {run.number for run in self._runs.values()}
-        return tuple(one for one in holders if one in numbers)
 
-    def _is_alive(self, conversation: Conversation) -> bool:
-        run = self._runs.get(conversation.owner)
-        return run is not None and run.number == conversation.run
+def _cached_tokens(
+    levels: Sequence[tuple[int, int]], by_ratio: Mapping[int, int], tokens_max: int
+) -> list[tuple[int, int]]:
+    """Return expected tokens of a prompt with those that hold them; less than one is none."""
+    deeper, found = 0, []
+    for blocks, holders in reversed(levels):
+        held = min(blocks * BLOCK_TOKENS, tokens_max)
+        for step, runs in by_ratio.items():
+            tokens = round(held * step / RATIO_STEPS)
+            if tokens and (some := holders & runs & ~deeper):
+                found.append((tokens, some))
+        deeper |= holders
+    found.sort(reverse=True)
+    return found

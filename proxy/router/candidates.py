@@ -13,6 +13,7 @@ from proxy.prompt_cache.index import CacheHint
 from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.instances import Instance
+from proxy.router.lease_times import LeaseTimes
 from proxy.router.policy import Candidate, Choice, choose
 from proxy.router.weights import Weight
 from proxy.settings import Policy
@@ -25,29 +26,28 @@ class Candidates:
 
     Args:
         instances: Those in service.
-        conversations: How many of the latest conversations each instance owns, by name.
+        owners: Those that own some of the latest conversations, by how many.
         policy: The rule.
         weights: Of the instances, by name.
-        held_s: How long a request holds a slot, on average.
-        decode_s: Of this, from the first to the last token.
+        times: How long requests hold a slot.
+        trial_share: The share of conversations for the instances on trial; 0 where there is none.
     """
 
     def __init__(
         self,
         instances: Sequence[Instance],
-        conversations: Mapping[str, int],
+        owners: Mapping[int, int],
         policy: Policy,
         weights: Mapping[str, Weight],
-        held_s: float,
-        decode_s: float,
+        times: LeaseTimes,
+        trial_share: float,
     ) -> None:
         self._instances = instances
-        self._conversations = conversations
+        self._owners = owners
         self._policy = policy
         self._weights = weights
-        self._held_s = held_s
-        self._decode_s = decode_s
-        self._trial_share = max((one.upstream.trial_share for one in instances), default=0.0)
+        self._times = times
+        self._trial_share = trial_share
         self._bound_for: Counter[str] = Counter()
         self._kept: set[Instance] = set()
 
@@ -63,17 +63,13 @@ class Candidates:
 
         Instances in `avoid` are taken only if there is no other, those in `held` not at all now.
         """
-        instances = [
-            one for one in self._instances if one.may_take(request) and one not in self._kept
-        ]
-        prompt = request.prompt
-        policy = "least-busy" if prompt is None and self._policy == "affinity" else self._policy
+        policy = self._policy_of(request)
         owner = hint.owner if policy == "affinity" else None
-        others = [instance for instance in instances if instance.upstream.name not in avoid]
-        candidates = [self._candidate(one, request, hint, held) for one in others or instances]
-        tokens = prompt.tokens if prompt else 0
         on_trial = self._is_on_trial(request, hint)
-        choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial)
+        instances, share = self._instances_for(request, avoid, hint, held, on_trial=on_trial)
+        candidates = [self._candidate(one, request, hint, held) for one in instances]
+        tokens = request.prompt.tokens if request.prompt else 0
+        choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial, share=share)
         if self._trial_share:
             is_diverted = any(
                 one.name == choice.name and one.is_on_trial != on_trial for one in candidates
@@ -82,11 +78,38 @@ class Candidates:
         if choice.name is None and owner is not None:
             self._bound_for[owner] += 1
         if choice.name is None and request.slots > 1 and not held:
-            self._keep(instances, request, owner)
+            self._keep(request, owner)
         return choice
+
+    def _policy_of(self, request: ProxyRequest) -> Policy:
+        is_without = request.prompt is None and self._policy == "affinity"
+        return "least-busy" if is_without else self._policy
+
+    def _instances_for(
+        self,
+        request: ProxyRequest,
+        avoid: Collection[str],
+        hint: CacheHint,
+        held: Collection[str],
+        *,
+        on_trial: bool,
+    ) -> tuple[list[Instance], float | None]:
+        """Return those that the request could get, and their `share` where that is not all."""
+        del hint, held, on_trial
+        instances = self._admitted(request)
+        return [one for one in instances if one.upstream.name not in avoid] or instances, None
+
+    def _admitted(self, request: ProxyRequest) -> list[Instance]:
+        return [one for one in self._instances if one.may_take(request) and one not in self._kept]
+
+    def get(self, name: str) -> Instance:
+        return next(one for one in self._instances if one.upstream.name == name)
 
     def weight(self, name: str) -> float:
         return self._weights[name].value
+
+    def _owned(self, instance: Instance) -> int:
+        return next((count for count, some in self._owners.items() if some & instance.bit), 0)
 
     def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
         """Return whether a conversation is part of the trial: where it is, or by its beginning."""
@@ -97,14 +120,12 @@ class Candidates:
                 return instance.upstream.is_on_trial
         return is_in_share(self._trial_share, request)
 
-    def _keep(
-        self, instances: Sequence[Instance], request: ProxyRequest, owner: str | None
-    ) -> None:
+    def _keep(self, request: ProxyRequest, owner: str | None) -> None:
         """Keep slots for a request that needs several: those behind it would take each free one.
 
         Of its owner, or of the instance that lacks the fewest.
         """
-        if instances:
+        if instances := self._admitted(request):
             self._kept.add(
                 min(
                     instances,
@@ -127,12 +148,12 @@ class Candidates:
             slots=upstream.slots,
             slots_in_use=len(instance.leases),
             turn=instance.turn,
-            conversations=self._conversations.get(upstream.name, 0),
-            cached_tokens=hint.cached_tokens.get(upstream.name, 0),
+            conversations=self._owned(instance),
+            cached_tokens=hint.cached_tokens(instance.bit),
             backlog_tokens=instance.backlog_tokens,
             prefill_tps=instance.rates.prefill_tps,
-            decode_s=self._decode_s / weight,
-            free_in_s=turns * self._held_s / (upstream.slots * weight),
+            decode_s=self._times.decode_s / weight,
+            free_in_s=turns * self._times.held_s / (upstream.slots * weight),
             is_spare=instance.is_spare,
             needed=needed,
             is_on_trial=upstream.is_on_trial,

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from proxy.errors import ProxyError, UpstreamConnectFailed, UpstreamSilent
-from proxy.router.instances import Instance, Instances
+from proxy.router.instance_registry import Instances
+from proxy.router.instances import Instance
 from proxy.router.lease import Lease
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
@@ -103,14 +104,14 @@ class FirstByteMonitor:
         try:
             while await self._is_gone(instance) and instance.in_service:
                 if not instance.is_silent:
-                    instance.is_silent = True
+                    self._instances.set_silent(instance, is_silent=True)
                     self._changed(instance.upstream.model)
                 self._move(instance)
                 await asyncio.sleep(FIRST_BYTE_S)
         finally:
             self._queried.discard(instance)
             if instance.is_silent:
-                instance.is_silent = False
+                self._instances.set_silent(instance, is_silent=False)
                 self._changed(instance.upstream.model)
 
     async def _is_gone(self, instance: Instance) -> bool:

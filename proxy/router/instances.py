@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.adapter import MARK
 from proxy.router.in_flight import InFlight
 from proxy.router.prefill_admission import InstanceWork
-from proxy.router.weights import EQUAL, Speed, Weight, weights_of
+from proxy.router.weights import EQUAL, Speed, Weight
 from proxy.upstream.rates import Rates
 from proxy.upstream.upstream import Upstream
 
@@ -66,6 +66,8 @@ class Instance:
     Attributes:
         is_silent: It does not respond and gets no request that another can take.
         turn: Its place in the order of use; what has a larger weight comes more often.
+        bit: Its place in sets of instances: a number of one bit, as of `PrefixIndex`.
+        changed: Gets it where its leases, its turn or its rates have changed.
         bytes_received: Of responses to requests that are over.
         chunk_turn: Held for a chunk of a prompt, and for the pause after it.
     """
@@ -75,6 +77,8 @@ class Instance:
     in_service: bool = True
     is_silent: bool = False
     turn: float = 0.0
+    bit: int = 0
+    changed: set[Instance] = field(default_factory=set)
     bytes_received: int = 0
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
@@ -93,6 +97,24 @@ class Instance:
     @property
     def has_free_slot(self) -> bool:
         return len(self.leases) < self.upstream.slots
+
+    def hold(self, leases: Sequence[Lease]) -> None:
+        """Note that slots are in use."""
+        self.leases += leases
+        self.changed.add(self)
+
+    def drop(self, lease: Lease) -> None:
+        """Note that a slot is free."""
+        self.leases.remove(lease)
+        self.changed.add(self)
+
+    def set_turn(self, turn: float) -> None:
+        self.turn = turn
+        self.changed.add(self)
+
+    def set_rates(self, rates: Rates) -> None:
+        self.rates = rates
+        self.changed.add(self)
 
     def can_take(self, request: ProxyRequest) -> bool:
         """Return whether a request may come here, and as many slots are free as it uses."""
@@ -159,51 +181,3 @@ class Instance:
             self.rates.acceptance,
             weight,
         )
-
-
-class Instances:
-    """All instances by name: those in service, and those that still hold something."""
-
-    def __init__(self, *, route_by_speed: bool) -> None:
-        self._route_by_speed = route_by_speed
-        self._instances: dict[str, Instance] = {}
-        self._rates: dict[str, Rates] = {}  # of those that are out of service
-
-    def __iter__(self) -> Iterator[Instance]:
-        return iter(self._instances.values())
-
-    def get(self, name: str) -> Instance | None:
-        return self._instances.get(name)
-
-    def in_service(self, model: str) -> list[Instance]:
-        return [
-            instance
-            for instance in self
-            if instance.in_service and instance.upstream.model == model
-        ]
-
-    def answering(self, model: str) -> list[Instance]:
-        """Return those in service that are not silent; all of them where all are."""
-        admitted = self.in_service(model)
-        return [instance for instance in admitted if not instance.is_silent] or admitted
-
-    def weights(self, model: str) -> Mapping[str, Weight]:
-        """Return the weights of those in service, by name."""
-        instances = self.in_service(model)
-        weights = weights_of([one.speed(is_measured=self._route_by_speed) for one in instances])
-        names = (instance.upstream.name for instance in instances)
-        return dict(zip(names, weights, strict=True))
-
-    def admit(self, upstream: Upstream) -> Instance:
-        """Take an instance into service; facts of an earlier admission are replaced."""
-        rates = self._rates.get(upstream.name, Rates())
-        instance = self._instances.setdefault(upstream.name, Instance(upstream, rates))
-        instance.upstream = upstream
-        instance.in_service = True
-        return instance
-
-    def discard_if_unused(self, instance: Instance) -> None:
-        """Forget an instance that is withdrawn and holds nothing; else do nothing."""
-        if not (instance.in_service or instance.in_flight or instance.leases):
-            self._rates[instance.upstream.name] = instance.rates
-            self._instances.pop(instance.upstream.name, None)

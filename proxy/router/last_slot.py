@@ -8,11 +8,10 @@ those on instances that are not spare, if there are several.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from proxy.request import ProxyRequest
-from proxy.router.instances import Instance
+from proxy.router.model_instances import ModelInstances
 
 _LEFT_S: Final = 30.0
 
@@ -30,9 +29,6 @@ class LastSlot:
         return max(0.0, self._ended_at_s + _LEFT_S - now_s)
 
 
-def with_last_slot(instances: Sequence[Instance], request: ProxyRequest) -> list[Instance]:
-    """Return the instances that have the last slot, if a request would take it."""
-    own = [one for one in instances if not one.is_spare]
-    slots = sum(one.upstream.slots for one in own)
-    is_last = sum(one.free for one in own) <= min(request.slots, slots - 1)
-    return own if is_last else []
+def is_last_slot(of_model: ModelInstances, request: ProxyRequest) -> bool:
+    """Return whether a request would take the last slot of those that are not spare."""
+    return of_model.own_free <= min(request.slots, of_model.own_slots - 1)

@@ -158,7 +158,7 @@ class Leases:
         await ensure_serving(queue, request, loader)
         instances = [
             instance
-            for instance in self._instances.answering(request.model)
+            for instance in self._instances.of(request.model).answering
             if instance.may_take(request)
         ]
         fresh = [instance for instance in instances if instance.upstream.name not in avoid]

@@ -16,7 +16,8 @@ from typing import Final
 from proxy.errors import QueueFull
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.request import ProxyRequest
-from proxy.router.instances import Instance, Instances
+from proxy.router.instance_registry import Instances
+from proxy.router.instances import Instance
 from proxy.router.lease import Lease
 from proxy.router.lease_times import retry_after_s
 from proxy.router.queued_request import QueuedRequest
@@ -116,7 +117,7 @@ class ModelQueue:
 
     @property
     def _expected_wait_s(self) -> float:
-        slots = sum(instance.upstream.slots for instance in self._instances.in_service(self.model))
+        slots = self._instances.of(self.model).slots
         return self._assignment.times.wait_s(len(self._queue), slots)
 
     # Instances.
@@ -135,12 +136,12 @@ class ModelQueue:
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
                 for one in lease.slots:
-                    instance.leases.remove(one)
+                    instance.drop(one)
                 queued.lease = None
                 queued.wake.clear()
                 self._queue.join(queued)
             elif lease.is_ending:
-                instance.leases.remove(lease)
+                instance.drop(lease)
         self._instances.discard_if_unused(instance)
         self.assign_slots()
         for queued in self._queue.order(self._clock()):
@@ -151,7 +152,7 @@ class ModelQueue:
         """Free a slot and grant it to the next request; nothing where it is free already."""
         self._granted.pop(lease, None)
         if lease in lease.instance.leases:
-            lease.instance.leases.remove(lease)
+            lease.instance.drop(lease)
             if lease.slot:
                 self._prefix_index.slot_map(lease.upstream.name).release(lease, self._clock())
             self._instances.discard_if_unused(lease.instance)
@@ -168,8 +169,8 @@ class ModelQueue:
         return sum(1 for _ in self._client_leases())
 
     def _client_leases(self) -> Iterator[Lease]:
-        for instance in self._instances:
-            if not instance.upstream.node and instance.upstream.model == self.model:
+        for instance in self._instances.local:
+            if instance.upstream.model == self.model:
                 for lease in instance.leases:
                     if not lease.request.is_background:
                         yield lease
@@ -179,7 +180,7 @@ class ModelQueue:
         self._assignment.times.note(now_s - lease.began_at_s, timings)
         if timings:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2
-            instance.rates = instance.rates.after(timings, sequences, now_s)
+            instance.set_rates(instance.rates.after(timings, sequences, now_s))
 
     # Granting slots.
 

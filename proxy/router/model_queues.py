@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from proxy.prompt_cache.index import PrefixIndex
-from proxy.router.instances import Instances
+from proxy.router.instance_registry import Instances
 from proxy.router.model_queue import ModelQueue
 from proxy.router.request_queue import QueueStats
 from proxy.router.response_progress import Clock

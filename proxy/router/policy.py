@@ -35,7 +35,7 @@ from proxy.settings import Policy
 _SHARE: Final = 1.25
 _SOONER: Final = 1.25
 # Fewer tokens than this are computed as quickly as found.
-_WORTH_TOKENS: Final = 64
+WORTH_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Candidate:
 
     @property
     def has_useful_cache(self) -> bool:
-        return self.cached_tokens >= _WORTH_TOKENS
+        return self.cached_tokens >= WORTH_TOKENS
 
     def prefilled_in_s(self, tokens: int) -> float:
         """Return when a prompt of so many tokens would be computed, with a slot free now."""
@@ -110,7 +110,7 @@ class Choice:
     is_diverted: bool = False
 
 
-def choose(
+def choose(  # noqa: PLR0913 (what is known of one request)
     policy: Policy,
     candidates: Sequence[Candidate],
     tokens: int,
@@ -118,16 +118,19 @@ def choose(
     waited_s: float,
     *,
     on_trial: bool = False,
+    share: float | None = None,
 ) -> Choice:
     """Choose the instance for one request.
 
     Args:
         policy: The rule.
-        candidates: The instances that may take it.
+        candidates: The instances that may take it; at least those of them that it could get.
         tokens: Length of the prompt.
         owner: The instance that has its conversation, or None; only `affinity` uses it.
         waited_s: How long the request has waited already.
         on_trial: Whether its conversation is part of the trial, where there is one.
+        share: Latest conversations of those that are spare, and on trial, as the instances that
+            come first are, by their weights; None where `candidates` has all of them.
     """
     free = [one for one in candidates if one.is_free]
     if not free:
@@ -138,12 +141,13 @@ def choose(
         return Choice(min(first, key=lambda one: one.turn).name)
     if policy == "least-busy":
         return Choice(min(first, key=lambda one: (one.load, one.turn)).name)
-    peers = [one for one in candidates if _are_peers(one, first[0])]
+    if share is None:
+        share = share_of([one for one in candidates if _are_peers(one, first[0])])
     owning = next((one for one in candidates if one.name == owner and one.has_useful_cache), None)
     if owning is None:
-        return Choice(_for_new_conversation(first, peers, tokens).name)
+        return Choice(_for_new_conversation(first, share, tokens).name)
     if owning.is_free:
-        return Choice(_stay_or_move(owning, first, peers, tokens).name)
+        return Choice(_stay_or_move(owning, first, share, tokens).name)
     return _move_or_wait(owning, free, tokens, waited_s)
 
 
@@ -151,19 +155,26 @@ def _are_peers(one: Candidate, other: Candidate) -> bool:
     return one.is_spare == other.is_spare and one.is_on_trial == other.is_on_trial
 
 
-def _below_share(free: Sequence[Candidate], everyone: Sequence[Candidate]) -> list[Candidate]:
-    share = sum(one.conversations for one in everyone) / sum(one.weight for one in everyone)
-    return [one for one in free if one.conversations < _SHARE * share * one.weight + 1]
+def share_of(everyone: Sequence[Candidate]) -> float:
+    """Return how many of the latest conversations an instance of weight 1 would own."""
+    return sum(one.conversations for one in everyone) / sum(one.weight for one in everyone)
 
 
-def _for_new_conversation(
-    free: Sequence[Candidate], everyone: Sequence[Candidate], tokens: int
-) -> Candidate:
-    allowed = _below_share(free, everyone) or free
+def conversations_max(share: float, weight: float) -> float:
+    """Return how many an instance may own, less than, to get another one."""
+    return _SHARE * share * weight + 1
+
+
+def _below_share(free: Sequence[Candidate], share: float) -> list[Candidate]:
+    return [one for one in free if one.conversations < conversations_max(share, one.weight)]
+
+
+def _for_new_conversation(free: Sequence[Candidate], share: float, tokens: int) -> Candidate:
+    allowed = _below_share(free, share) or free
     best = min(
         allowed,
         key=lambda one: (
-            -(one.cached_tokens // _WORTH_TOKENS),
+            -(one.cached_tokens // WORTH_TOKENS),
             (one.conversations + 1) / one.weight,
             one.load,
             one.turn,
@@ -176,9 +187,9 @@ def _for_new_conversation(
 
 
 def _stay_or_move(
-    owner: Candidate, free: Sequence[Candidate], everyone: Sequence[Candidate], tokens: int
+    owner: Candidate, free: Sequence[Candidate], share: float, tokens: int
 ) -> Candidate:
-    faster = [one for one in _below_share(free, everyone) if one.weight > owner.weight]
+    faster = [one for one in _below_share(free, share) if one.weight > owner.weight]
     best = min(faster, key=lambda one: one.answered_in_s(tokens), default=owner)
     return best if _worth_s(owner, best, tokens) < 0 else owner
 

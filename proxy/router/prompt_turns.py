@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from proxy.prompt_cache.index import CacheHint, PrefixIndex
-from proxy.router.instances import Instance, Instances
+from proxy.router.instance_registry import Instances
+from proxy.router.instances import Instance
 from proxy.router.prefill_admission import prefill_wait_s, shortest_first
 from proxy.router.queued_request import QueuedRequest
 
@@ -33,7 +34,7 @@ class PromptTurns:
         found: dict[str, float] = {}
         for one in instances:
             if prompt:
-                new_tokens = prompt.tokens - hint.cached_tokens[one.upstream.name]
+                new_tokens = prompt.tokens - hint.cached_tokens(one.bit)
                 waited_s = now_s - queued.joined_at_s
                 if wait_s := prefill_wait_s(one.work, new_tokens, waited_s, queued.timeout_s):
                     found[one.upstream.name] = wait_s
@@ -41,16 +42,15 @@ class PromptTurns:
 
     def new_tokens(self, queued: QueuedRequest) -> int:
         """Return how many tokens of a prompt will be computed; 0 where nothing depends on it."""
-        prompt, names = queued.request.prompt, [one.upstream.name for one in self._in_service()]
-        if prompt is None or not names:
+        prompt, instances = queued.request.prompt, self._in_service()
+        if prompt is None or not instances:
             return 0
-        hint = self._prefix_index.look_up(names, prompt, queued.session)
-        return prompt.tokens - max(hint.cached_tokens.values())
+        hint = self._prefix_index.look_up(prompt, queued.session)
+        return prompt.tokens - hint.cached_tokens(sum(one.bit for one in instances))
 
     def is_beside_free_slot(self) -> bool:
         """Return whether requests may wait although a slot is free."""
         return any(one.has_free_slot for one in self._in_service())
 
-    def _in_service(self) -> list[Instance]:
-        in_service = self._instances.in_service(self._model)
-        return [one for one in in_service if one.upstream.prefer_pure_decode]
+    def _in_service(self) -> Sequence[Instance]:
+        return self._instances.of(self._model).pure

@@ -23,7 +23,8 @@ from proxy.request import ProxyRequest
 from proxy.router.background_lease import IsPreempted, background_lease
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
-from proxy.router.instances import Activity, Instances, InstanceStats
+from proxy.router.instance_registry import Instances
+from proxy.router.instances import Activity, InstanceStats
 from proxy.router.lease import Completion, Lease
 from proxy.router.leases import Leases
 from proxy.router.listener import NO_LISTENER, RouterListener
@@ -61,7 +62,7 @@ class Router:
         self._listener = listener
         self._emit = emit
         self._clock = clock
-        self._instances = Instances(route_by_speed=settings.route_by_speed)
+        self._instances = Instances(clock, route_by_speed=settings.route_by_speed)
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._queues = ModelQueues(
@@ -87,13 +88,13 @@ class Router:
     def admit(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
         """Route requests to an instance; `filled` are its slots as its process began with them."""
         self._prefix_index.register(upstream, filled)
-        self._instances.admit(upstream)
+        self._instances.admit(upstream, self._prefix_index.bit(upstream.name))
         self._queues.of(upstream.model).admitted()
 
     def withdraw(self, name: str) -> None:
         """Route no more requests to an instance; those that it holds continue."""
         if instance := self._instances.get(name):
-            instance.in_service = False
+            self._instances.withdraw(instance)
             self._queues.of(instance.upstream.model).withdrawn(instance)
 
     def serves(self, model: str) -> bool:
@@ -196,7 +197,7 @@ class Router:
         """All that are in service or hold something."""
         models = {instance.upstream.model for instance in self._instances}
         counts = {one: self._prefix_index.conversations_per_instance(one) for one in models}
-        weights = {one: self._instances.weights(one) for one in models}
+        weights = {one: self._instances.of(one).weights for one in models}
         return tuple(
             instance.stats(
                 counts[instance.upstream.model].get(instance.upstream.name, 0),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from proxy.prompt_cache.index import CacheHint, PrefixIndex
 from proxy.router.candidates import Candidates
-from proxy.router.instances import Instance, Instances
-from proxy.router.last_slot import LastSlot, with_last_slot
+from proxy.router.instance_registry import Instances
+from proxy.router.instances import Instance
+from proxy.router.last_slot import LastSlot, is_last_slot
 from proxy.router.lease import Lease
 from proxy.router.lease_times import LeaseTimes
+from proxy.router.many_candidates import ManyCandidates
+from proxy.router.model_instances import ModelInstances
 from proxy.router.prompt_turns import PromptTurns
 from proxy.router.queued_request import QueuedRequest
 from proxy.router.request_queue import RequestQueue
@@ -53,30 +56,30 @@ class SlotAssignment:
 
     def assign(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
         """Lease a free slot to the first request that takes one; return that request."""
-        instances, now_s = self._instances.answering(self._queue.model), self._clock()
+        of_model, now_s = self._instances.of(self._queue.model), self._clock()
+        instances = of_model.answering
         self.recheck_in_s = math.inf
-        if not [one for one in instances if one.has_free_slot]:
+        if not of_model.has_free_slot:
             return None
-        names = [one.upstream.name for one in instances]
         candidates: Candidates | None = None
         for queued in entries:
-            left = self._left(queued, instances, now_s) if queued.priority == "batch" else _NONE
+            left = self._left(queued, of_model, now_s) if queued.priority == "batch" else _NONE
             if left is None:
                 continue
             # At each decision: what the caches hold changes while a request waits.
-            hint = self._prefix_index.look_up(names, queued.request.prompt, queued.session)
-            held = self._held(queued, instances, left, hint, now_s)
+            hint = self._prefix_index.look_up(queued.request.prompt, queued.session)
+            held = self._held(queued, of_model, left, hint, now_s)
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
                 if not held:  # most models have one instance
                     self._lease(queued, instances[0], hint, now_s)
                     return queued
                 self._recheck_after(None, held)
                 continue
-            candidates = candidates or self._candidates(instances)
+            candidates = candidates or self._candidates(of_model)
             waited_s = now_s - queued.joined_at_s
             choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
             if choice.name is not None:
-                chosen = next(one for one in instances if one.upstream.name == choice.name)
+                chosen = candidates.get(choice.name)
                 self._lease(queued, chosen, hint, now_s).is_diverted = choice.is_diverted
                 self._count_turn(chosen, candidates.weight(choice.name))
                 return queued
@@ -84,7 +87,7 @@ class SlotAssignment:
         return None
 
     def _left(
-        self, queued: QueuedRequest, instances: Sequence[Instance], now_s: float
+        self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
     ) -> Mapping[str, float] | None:
         """Return the instances that a batch request leaves, and for how long; None: all of them."""
         # One whose turn it is while interactive requests wait takes any slot.
@@ -92,20 +95,22 @@ class SlotAssignment:
         if left_s == 0:
             return _NONE
         self.recheck_in_s = min(self.recheck_in_s, left_s)
-        left = with_last_slot(instances, queued.request)
-        is_free = any(one.has_free_slot for one in instances if one not in left)
-        return {one.upstream.name: left_s for one in left} if is_free else None
+        if not is_last_slot(of_model, queued.request):
+            return _NONE
+        if not of_model.has_free_spare:
+            return None
+        return {one.upstream.name: left_s for one in of_model.own}
 
     def _held(
         self,
         queued: QueuedRequest,
-        instances: Sequence[Instance],
+        of_model: ModelInstances,
         left: Mapping[str, float],
         hint: CacheHint,
         now_s: float,
     ) -> Mapping[str, float]:
         """Return the instances that a request leaves, or where another prompt comes first."""
-        pure = [one for one in instances if one.upstream.prefer_pure_decode]
+        pure = of_model.pure and [one for one in of_model.pure if one in of_model.answering]
         if not pure or self._queue.is_full(queued.priority):
             return left
         return {**left, **self.turns.waits(pure, queued, hint, now_s)}
@@ -114,26 +119,25 @@ class SlotAssignment:
         moves_in_s = math.inf if moves_in_s is None else moves_in_s
         self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
 
-    def _candidates(self, instances: Sequence[Instance]) -> Candidates:
+    def _candidates(self, of_model: ModelInstances) -> Candidates:
+        owners, policy = self._prefix_index.owners(self._queue.model), self._queue.settings.policy
+        trial_share = of_model.trial_share
+        if sets := of_model.sets:
+            return ManyCandidates(sets, owners, policy, self.times, trial_share)
         return Candidates(
-            instances,
-            self._prefix_index.conversations_per_instance(self._queue.model),
-            self._queue.settings.policy,
-            self._instances.weights(self._queue.model),
-            self.times.held_s,
-            self.times.decode_s,
+            of_model.answering, owners, policy, of_model.weights, self.times, trial_share
         )
 
     def _lease(
         self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
     ) -> Lease:
-        request, prompt, name = queued.request, queued.request.prompt, instance.upstream.name
+        request, prompt = queued.request, queued.request.prompt
         on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
         lease = Lease(request, instance, self._clock, on_first_token=on_first_token)
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
         if prompt:
-            lease.expected_cached = hint.cached_tokens[name]
+            lease.expected_cached = hint.cached_tokens(instance.bit)
             conversation = self._prefix_index.assign(
                 instance.upstream, prompt, queued.session, hint
             )
@@ -143,7 +147,7 @@ class SlotAssignment:
                 Lease(request, instance, self._clock, first=lease)
                 for _ in range(instance.needed(request) - 1)
             )
-        instance.leases += lease.slots
+        instance.hold(lease.slots)
         lease.sequences = len(instance.leases)
         queued.lease = lease
         return lease
@@ -151,4 +155,4 @@ class SlotAssignment:
     def _count_turn(self, instance: Instance, weight: float) -> None:
         # One that was busy or new has missed turns, and does not get them all now.
         self._turn = max(self._turn, instance.turn)
-        instance.turn = self._turn + 1 / weight
+        instance.set_turn(self._turn + 1 / weight)

@@ -44,31 +44,31 @@ def index(*names: str) -> PrefixIndex:
 def test_a_conversation_of_another_machine_has_its_owner_there() -> None:
     prefix_index = index("a", "b")
     prefix_index.remote.add("b", said(FIRST), 0.0)
-    hint = prefix_index.look_up(["a", "b"], NEXT, None)
+    hint = prefix_index.look_up(NEXT, None)
     assert (hint.owner, hint.conversation) == ("b", None)
-    assert hint.cached_tokens["a"] == 0
-    assert hint.cached_tokens["b"] == pytest.approx(FIRST.tokens, abs=1)
+    assert hint.cached_tokens(prefix_index.bit("a")) == 0
+    assert hint.cached_tokens(prefix_index.bit("b")) == pytest.approx(FIRST.tokens, abs=1)
     # It is ours from now on.
     prefix_index.assign(upstream("b"), NEXT, None, hint)
     prefix_index.remote.forget("b")
-    assert prefix_index.look_up(["a", "b"], NEXT, None).owner == "b"
+    assert prefix_index.look_up(NEXT, None).owner == "b"
 
 
 def test_a_shared_prefix_attracts_and_owns_nothing() -> None:
     prefix_index = index("a", "b")
     prefix_index.remote.add("b", said(FIRST), 0.0)
-    hint = prefix_index.look_up(["a", "b"], OTHER, None)
+    hint = prefix_index.look_up(OTHER, None)
     assert hint.owner is None
-    assert hint.cached_tokens["b"] == OTHER.tokens_until(0) > 300
+    assert hint.cached_tokens(prefix_index.bit("b")) == OTHER.tokens_until(0) > 300
 
 
 def test_our_own_record_of_the_same_turn_goes_first_and_an_earlier_one_does_not() -> None:
     prefix_index = index("a", "b")
-    prefix_index.assign(upstream("a"), FIRST, None, prefix_index.look_up(["a"], FIRST, None))
+    prefix_index.assign(upstream("a"), FIRST, None, prefix_index.look_up(FIRST, None))
     prefix_index.remote.add("b", said(FIRST), 0.0)
-    assert prefix_index.look_up(["a", "b"], NEXT, None).owner == "a"
+    assert prefix_index.look_up(NEXT, None).owner == "a"
     prefix_index.remote.add("b", [NEXT.turn_hashes[2]], 0.0)
-    hint = prefix_index.look_up(["a", "b"], NEXT, None)
+    hint = prefix_index.look_up(NEXT, None)
     assert hint.owner == "b"
     assert hint.conversation
 
@@ -76,16 +76,16 @@ def test_our_own_record_of_the_same_turn_goes_first_and_an_earlier_one_does_not(
 def test_what_proves_wrong_is_believed_less() -> None:
     prefix_index = index("b")
     prefix_index.remote.add("b", said(FIRST), 0.0)
-    before = prefix_index.look_up(["b"], NEXT, None).cached_tokens["b"]
+    before = prefix_index.look_up(NEXT, None).cached_tokens(prefix_index.bit("b"))
     prefix_index.record("b", OTHER, 100, Timings(0, 10, 1.0, 1, 1.0), None)
-    assert prefix_index.look_up(["b"], NEXT, None).cached_tokens["b"] < before
+    assert prefix_index.look_up(NEXT, None).cached_tokens(prefix_index.bit("b")) < before
 
 
-def test_an_instance_that_is_not_asked_for_is_no_owner() -> None:
-    prefix_index = index("a", "b")
+def test_an_instance_that_was_never_met_is_no_owner() -> None:
+    prefix_index = index("a")
     prefix_index.remote.add("b", said(FIRST), 0.0)
-    hint = prefix_index.look_up(["a"], NEXT, None)
-    assert (hint.owner, hint.cached_tokens) == (None, {"a": 0})
+    hint = prefix_index.look_up(NEXT, None)
+    assert (hint.owner, hint.cached) == (None, [])
 
 
 def test_a_belief_expires() -> None:

@@ -13,6 +13,7 @@ from proxy.prompt_cache.index import CacheHint
 from proxy.router.candidates import Candidates
 from proxy.router.instances import Instance
 from proxy.router.lease import Completion, Lease
+from proxy.router.lease_times import LeaseTimes
 from proxy.router.router import Router
 from proxy.router.weights import Weight
 from proxy.settings import Policy, ProxySettings
@@ -112,8 +113,11 @@ def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | No
     request = ask("tell me of the sea " * 200)
     assert request.prompt
     owner, other = (Instance(upstream(one), Rates()) for one in "ab")
-    owner.leases.append(Lease(request, owner, float))
+    owner.bit, other.bit = 1, 2
+    owner.hold([Lease(request, owner, float)])
     weights = {"a": Weight(weight), "b": Weight(weight)}
-    candidates = Candidates([owner, other], {}, "affinity", weights, held_s=10.0, decode_s=0.0)
-    hint = CacheHint("a", {"a": request.prompt.tokens, "b": 0})
+    times = LeaseTimes()
+    times.held_s = 10.0
+    candidates = Candidates([owner, other], {}, "affinity", weights, times, 0.0)
+    hint = CacheHint("a", [(request.prompt.tokens, owner.bit)])
     assert candidates.choice(request, (), hint, 0.0).name == name

@@ -1,0 +1,117 @@
+"""Which holders have computed which beginnings of prompts: a radix tree. Pure.
+
+A prompt is a sequence of hashes of which each includes all before it (`proxy.prompt_cache.prompt`),
+so a block stands for all of the prompt up to its end. Blocks that only whole prompts pass together
+are one edge. Bounded: the blocks used least recently go first, of a prompt its end before its
+beginning.
+
+Holders are bits of a number, so that a thousand of them are compared at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Edge:
+    """Blocks that follow each other.
+
+    Attributes:
+        holders: Those that hold all of them.
+        has_fork: Whether other edges go on from its end.
+    """
+
+    blocks: array[int]
+    holders: int
+    has_fork: bool = False
+
+
+class PrefixTree:
+    """At most `blocks_max` blocks."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._edges: dict[int, _Edge] = {}  # by their first block
+        # The least recently used first, so each after those that go on from it.
+        self._order: OrderedDict[_Edge, None] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def levels(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Return numbers of blocks from the start, each with those that hold as many, or more."""
+        at, found = 0, []
+        while at < len(blocks) and (edge := self._edges.get(blocks[at])):
+            at += _shared(edge.blocks, blocks, at)
+            found.append((at, edge.holders))
+        return found
+
+    def add(self, blocks: Sequence[int], holder: int) -> None:
+        """Note that a holder has a prompt."""
+        at, path = 0, []
+        while at < len(blocks) and (edge := self._edges.get(blocks[at])):
+            shared = _shared(edge.blocks, blocks, at)
+            if shared < len(edge.blocks):
+                edge = self._split(edge, shared)
+            edge.holders |= holder
+            path.append(edge)
+            at += shared
+        if at < len(blocks):
+            self._go_on(path, array("Q", blocks[at:]), holder)
+        for edge in reversed(path):
+            self._order.move_to_end(edge)
+        while self._size > self._blocks_max:
+            self._forget_oldest(self._size - self._blocks_max)
+
+    def remove(self, holders: int) -> None:
+        """Forget all that these hold."""
+        for edge in tuple(self._order):
+            edge.holders &= ~holders
+            if not edge.holders:  # nor has any that goes on from it
+                self._remove(edge)
+
+    def _split(self, edge: _Edge, length: int) -> _Edge:
+        """Return the first part of an edge; the rest stays as recently used as it was."""
+        first = _Edge(edge.blocks[:length], edge.holders, has_fork=True)
+        del edge.blocks[:length]
+        self._edges[first.blocks[0]], self._edges[edge.blocks[0]] = first, edge
+        self._order[first] = None
+        return first
+
+    def _go_on(self, path: list[_Edge], blocks: array[int], holder: int) -> None:
+        """Note blocks that were not known, behind those that were."""
+        self._size += len(blocks)
+        if path and path[-1].holders == holder and not path[-1].has_fork:
+            path[-1].blocks.extend(blocks)
+            return
+        if path:
+            path[-1].has_fork = True
+        edge = self._edges[blocks[0]] = _Edge(blocks, holder)
+        self._order[edge] = None
+        path.append(edge)
+
+    def _forget_oldest(self, excess: int) -> None:
+        edge = next(iter(self._order))
+        if len(edge.blocks) <= excess:
+            self._remove(edge)
+        else:
+            del edge.blocks[-excess:]
+            self._size -= excess
+
+    def _remove(self, edge: _Edge) -> None:
+        self._size -= len(edge.blocks)
+        del self._edges[edge.blocks[0]], self._order[edge]
+
+
+def _shared(edge: Sequence[int], blocks: Sequence[int], at: int) -> int:
+    """Return how many blocks of an edge a prompt has from a place at which it has the first."""
+    most = min(len(edge), len(blocks) - at)
+    if edge[most - 1] == blocks[at + most - 1]:  # and so all before it
+        return most
+    return bisect_left(range(most), 1, key=lambda place: edge[place] != blocks[at + place])

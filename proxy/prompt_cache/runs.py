@@ -1,0 +1,98 @@
+"""The processes of the instances, and how far what is believed of their caches was true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.prompt_cache.slot_map import SlotMap
+from proxy.upstream.upstream import Upstream
+
+# Hit ratios are compared in so many steps: instances of the same step are counted together.
+RATIO_STEPS: Final = 16
+# So many ended processes are forgotten together: that takes a look at all that is believed.
+_ENDED_MAX: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One process of an instance.
+
+    Attributes:
+        name: Of the instance.
+        identity: What differs from one process to the next.
+        bit: Its place in sets of runs: a number of one bit.
+        resumable_prompts: As of `Upstream`.
+        hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
+    """
+
+    name: str
+    identity: tuple[object, ...]
+    bit: int
+    slot_map: SlotMap
+    resumable_prompts: int
+    hit_ratio: float = 1.0
+
+    @property
+    def ratio_step(self) -> int:
+        return round(self.hit_ratio * RATIO_STEPS)
+
+
+class Runs(dict[str, Run]):
+    """The latest process of each instance, by name.
+
+    `forget` is called with the set of processes that have ended, whose bits others then get.
+
+    Attributes:
+        by_ratio: The sets of processes, by the step of their hit ratio.
+    """
+
+    def __init__(self, forget: Callable[[int], None]) -> None:
+        super().__init__()
+        self.by_ratio: dict[int, int] = {}
+        self._forget = forget
+        self._ended = 0
+        self._used = 0  # bits
+
+    def is_latest(self, run: Run) -> bool:
+        """Return whether its process still runs."""
+        return self.get(run.name) is run
+
+    def register(self, upstream: Upstream) -> Run | None:
+        """Return the process of an instance, if it is a new one."""
+        # A supervisor gives each process a key of its own.
+        identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
+        before = self.get(upstream.name)
+        if before and before.identity == identity:
+            return None
+        if before:
+            self._end(before)
+        slot_map, resumable_prompts = SlotMap(upstream.slots), upstream.resumable_prompts
+        run = Run(upstream.name, identity, self._unused_bit(), slot_map, resumable_prompts)
+        self[upstream.name] = run
+        self._put(run, RATIO_STEPS)
+        return run
+
+    def set_hit_ratio(self, run: Run, hit_ratio: float) -> None:
+        before = run.ratio_step
+        run.hit_ratio = hit_ratio
+        if run.ratio_step != before:
+            self.by_ratio[before] &= ~run.bit
+            self._put(run, run.ratio_step)
+
+    def _put(self, run: Run, step: int) -> None:
+        self.by_ratio[step] = self.by_ratio.get(step, 0) | run.bit
+
+    def _end(self, run: Run) -> None:
+        self.by_ratio[run.ratio_step] &= ~run.bit
+        self._ended |= run.bit
+        if self._ended.bit_count() >= _ENDED_MAX:
+            self._forget(self._ended)
+            self._used &= ~self._ended
+            self._ended = 0
+
+    def _unused_bit(self) -> int:
+        bit = ~self._used & (self._used + 1)
+        self._used |= bit
+        return bit

@@ -1,0 +1,173 @@
+"""Many instances: each choice is the one that a comparison of all of them makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from fakes.requests import ask, upstream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.prompt_cache.index import CacheHint
+from proxy.request import ProxyRequest
+from proxy.router import instance_sets
+from proxy.router.candidates import Candidates
+from proxy.router.instance_sets import InstanceSets
+from proxy.router.instances import Instance
+from proxy.router.lease import Completion, Lease
+from proxy.router.lease_times import LeaseTimes
+from proxy.router.many_candidates import ManyCandidates
+from proxy.router.router import Router
+from proxy.router.weights import Weight
+from proxy.settings import Policy, ProxySettings
+from proxy.upstream.rates import Rates
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Node
+
+PROMPT = ask("tell me of the sea " * 200)
+POLICIES: tuple[Policy, ...] = ("affinity", "least-busy", "round-robin")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One instance."""
+
+    slots: int
+    in_use: int
+    turn: float
+    prefill_tps: float
+    weight: float
+    owned: int
+    cached: int
+    is_node: bool
+    is_spare: bool
+    on_trial: bool
+
+
+drawn = st.builds(
+    Drawn,
+    slots=st.integers(1, 3),
+    in_use=st.sampled_from([0, 1, 3, 3]),
+    turn=st.sampled_from([0.0, 1.0, 2.5]),
+    prefill_tps=st.sampled_from([100.0, 100.0, 900.0]),
+    weight=st.sampled_from([1.0, 1.0, 1.0, 0.25, 2.5]),
+    owned=st.sampled_from([0, 0, 1, 2, 7]),
+    cached=st.sampled_from([0, 63, 64, 100, 127, 800, 800]),
+    is_node=st.booleans(),
+    is_spare=st.booleans(),
+    on_trial=st.sampled_from([False, False, True]),
+)
+asked = st.tuples(
+    st.integers(0, 4),  # the owner
+    st.sampled_from([0.0, 0.5, 100.0]),  # has waited
+    st.sampled_from([(), (), ("0",), ("1", "2")]),  # to be avoided
+    st.sampled_from([(), (), (), ("0", "3")]),  # held
+    st.sampled_from([1, 1, 1, 1, 2]),  # slots
+    st.booleans(),  # from another proxy
+)
+
+
+def instance(number: int, one: Drawn) -> Instance:
+    node = Node("n", "chat", is_spare=one.is_spare) if one.is_node else None
+    trial_share = 0.5 if one.on_trial else 0.0
+    made = Instance(
+        replace(upstream(f"{number}", one.slots), node=node, trial_share=trial_share),
+        Rates(prefill_tps=one.prefill_tps),
+        turn=one.turn,
+        bit=1 << number,
+    )
+    made.hold([Lease(PROMPT, made, float) for _ in range(min(one.in_use, one.slots))])
+    return made
+
+
+def together(facts: list[tuple[int, int]]) -> dict[int, int]:
+    """Return the sets of those with the same number above 0."""
+    found: dict[int, int] = {}
+    for value, bit in facts:
+        if value:
+            found[value] = found.get(value, 0) | bit
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _orders_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are compared one by one; here the orders of many are to be seen."""
+    monkeypatch.setattr(instance_sets, "_FEW", 1)
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(drawn, min_size=1, max_size=7),
+    st.lists(asked, min_size=1, max_size=4),
+    st.sampled_from(POLICIES),
+    st.lists(st.integers(0, 6), max_size=5),
+)
+def test_each_choice_is_that_of_a_comparison(
+    facts: list[Drawn], requests: list[tuple[object, ...]], policy: Policy, ends: list[int]
+) -> None:
+    instances = [instance(number, one) for number, one in enumerate(facts)]
+    owners = together([(one.owned, 1 << at) for at, one in enumerate(facts)])
+    cached = together([(one.cached, 1 << at) for at, one in enumerate(facts)])
+    weights = {f"{at}": Weight(one.weight) for at, one in enumerate(facts)}
+    times = LeaseTimes()
+    times.decode_s = 1.0
+    sets = InstanceSets(instances, weights)
+    for at in ends:  # they change meanwhile
+        if at < len(instances) and (one := instances[at]).leases:
+            one.drop(one.leases[0])
+            one.set_turn(3.0 + at)
+            one.set_rates(Rates(prefill_tps=500.0))
+            sets.update([one])
+    trial_share = max(one.upstream.trial_share for one in instances)
+    plain = Candidates(instances, owners, policy, weights, times, trial_share)
+    many = ManyCandidates(sets, owners, policy, times, trial_share)
+    for owner, waited_s, avoid, held, slots, is_from_proxy in requests:
+        request: ProxyRequest = replace(PROMPT, slots=slots, is_from_proxy=is_from_proxy)  # type: ignore[arg-type]
+        hint = CacheHint(f"{owner}", sorted(cached.items(), reverse=True))
+        rest = (avoid, hint, waited_s, held)
+        assert many.choice(request, *rest) == plain.choice(request, *rest)  # type: ignore[arg-type]
+
+
+def test_of_those_that_would_answer_at_once_the_next_in_turn_gets_a_conversation_that_moves() -> (
+    None
+):
+    free = Drawn(1, 0, 2.0, 900.0, 1.0, 0, 0, is_node=False, is_spare=False, on_trial=False)
+    drawn_ones = [free, replace(free, turn=1.0), replace(free, in_use=1, cached=800)]
+    instances = [instance(number, one) for number, one in enumerate(drawn_ones)]
+    sets = InstanceSets(instances, {f"{at}": Weight() for at in range(3)})
+    many = ManyCandidates(sets, {}, "affinity", LeaseTimes(), 0.0)
+    assert many.choice(PROMPT, (), CacheHint("2", [(800, 4)]), waited_s=100.0).name == "1"
+
+
+async def test_forty_instances_share_and_keep_conversations() -> None:
+    router = Router(ProxySettings())
+    for number in range(40):
+        router.admit(upstream(f"{number}", slots=2))
+    owners: dict[int, str] = {}
+    reply = {"role": "assistant", "content": "It is."}
+    for turn in range(3):
+        for number in range(80):
+            story = f"{number} " + "tell me of the sea " * 20
+            texts = [story, *["It is.", "go on"] * turn]
+            async with router.lease(ask(*texts)) as lease:
+                assert owners.setdefault(number, lease.upstream.name) == lease.upstream.name
+                router.finish(lease, Completion(Timings(0, 90, 100.0, 8, 100.0), reply))
+    assert set(Counter(owners.values()).values()) == {2}
+
+
+async def test_of_many_a_slow_one_gets_less() -> None:
+    now_s = [0.0]
+    router = Router(ProxySettings(policy="least-busy"), clock=lambda: now_s[0])
+    for number in range(20):
+        router.admit(upstream(f"{number}"))
+    names: Counter[str] = Counter()
+    for number in range(200):
+        now_s[0] += 0.1
+        async with router.lease(ask(f"{number}")) as lease:
+            names[lease.upstream.name] += 1
+            decode_ms = 8000.0 if lease.upstream.name == "7" else 1000.0
+            router.finish(lease, Completion(Timings(0, 20, 20.0, 100, decode_ms)))
+    assert names["7"] <= 4
+    assert {names[f"{number}"] for number in range(20) if number != 7} <= {10, 11}
