@@ -34,6 +34,7 @@ class AccessRecord:
 
     Attributes:
         kind: Of the endpoint, once known.
+        priority: Of the request, once known.
         instance: The last one, once known.
         fallback_for: The model that the client named, where another got the request.
         conversation: Its number in this process; None where the prompt identifies none.
@@ -48,6 +49,7 @@ class AccessRecord:
         self.request_id = request_id
         self.model: str | None = None
         self.kind: EndpointKind | None = None
+        self.priority = "interactive"
         self.conversation: int | None = None
         self.is_diverted = False
         self.instance: str | None = None

@@ -5,6 +5,8 @@ GET   /health/live                        that requests are answered
 GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and queues
+GET   /corral/v1/requests                 the client's requests in flight
+POST  /corral/v1/requests/{id}/cancel     end one with an error
 GET   /metrics                            metrics for Prometheus
 GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
 GET   /corral/v1/batch                    how batch requests gathered
@@ -52,6 +54,8 @@ from proxy.model_control.control import ModelControl
 from proxy.model_control.endpoints import ModelControlEndpoints
 from proxy.models import EngineReader, ModelLoader, PromptWarmer
 from proxy.ollama.host import OllamaHost
+from proxy.requests.endpoint import RequestsEndpoint
+from proxy.requests.requests import Requests
 from proxy.responses.store import ResponseStore
 from proxy.responses_endpoint import ResponsesEndpoint
 from proxy.router.in_flight import ServerState
@@ -76,6 +80,7 @@ class App:
     serve: Callable[[], Awaitable[None]]  # what no client waits for; until cancelled
     server_state: ServerState
     connections: Connections[Hashable]
+    requests: Requests
     batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
     tls: RenewedContext | None = None  # None: clients connect without TLS
     handle_ollama: Handler | None = None
@@ -110,13 +115,15 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
     local = LocalEndpoints(router, loader, metrics, batch_queue, has_keys=keys.are_needed)
     bodies = Bodies(settings)
-    requests = OwnRequests(forward, bodies, metrics, server_state)
-    batches = BatchCompletions(requests, batch_queue)
+    own_requests = OwnRequests(forward, bodies, metrics, server_state)
+    requests = Requests(router, server_state)
+    batches = BatchCompletions(own_requests, batch_queue)
     forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies, batches)
     limit = limit_of(settings.max_connections, descriptors_max())
     connections = Connections[Hashable](limit)
     routes = Routes()
     local.add_routes(routes)
+    RequestsEndpoint(requests).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     if warmer:
         WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)
@@ -127,7 +134,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     forwarded.add_routes(routes)
     store = ResponseStore(settings.stored_responses)
     ResponsesEndpoint(forwarded, store).add_routes(routes)
-    tokenize = functools.partial(forwarded.served_by, BatchTokenize(requests).serve)
+    tokenize = functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
 
     def guard(settings: ProxySettings, routes: Routes) -> Handler:
@@ -141,6 +148,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         _serve_nothing,
         server_state,
         connections,
+        requests,
         batch_queue.stats,
         _tls(settings, metrics.emit),
     )
@@ -149,7 +157,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         app = replace(app, handle_ollama=_handle_ollama(settings, routes, add_ollama, guard))
     if job_storage is None:
         return app
-    jobs = Jobs(job_storage, requests, loader, keys, bodies, metrics.emit)
+    jobs = Jobs(job_storage, own_requests, loader, keys, bodies, metrics.emit)
     jobs.add_routes(routes, server_state)
     metrics.add(jobs.collect)
 

@@ -20,6 +20,7 @@
     ├── TooManyRequests              429  the key is over its rate limit
     │   └── QueueFull                429  too many requests wait for the model
     ├── HeaderTooLarge               431  the header has too many fields, or too long ones
+    ├── RequestCancelled             499  an operator cancelled it; client libraries do not retry
     ├── InternalError                500  a fault of the proxy
     ├── NotServed                    501  an endpoint of Ollama's API that is not served here
     ├── UpstreamFailed               502  an instance failed while it answered
@@ -238,6 +239,11 @@ class HeaderTooLarge(ProxyError):
     status = 431
     code = "header_too_large"
     ends_connection = True
+
+
+class RequestCancelled(ProxyError):
+    status = 499
+    code = "request_cancelled"
 
 
 class InternalError(ProxyError):

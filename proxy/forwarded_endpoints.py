@@ -31,6 +31,7 @@ from proxy.prompt_cache.shared_prefixes import SharedPrefixes
 from proxy.request import ProxyRequest, Translation, client_names, client_of, read_request
 from proxy.responses.stored_turn import StoredTurn
 from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.router.open_request import OpenRequest
 from proxy.routes import Routes
 
 _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
@@ -117,8 +118,11 @@ class ForwardedEndpoints:
         self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
     ) -> web.StreamResponse:
         try:
-            body = self._bodies.share(client_of(request))
-            in_flight = InFlightRequest(self._server_state.in_flight)
+            client = client_of(request)
+            body = self._bodies.share(client)
+            in_flight = InFlightRequest(
+                self._server_state.in_flight, OpenRequest(answer.record, client, request.path)
+            )
             with in_flight, self._metrics.counting(answer.record), body as share:
                 await serve(request, answer, share, client_names(self._loader, request))
         except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
@@ -147,6 +151,7 @@ class ForwardedEndpoints:
             request, record.request_id, names, share, translation
         )
         record.model, record.kind = proxy_request.model, proxy_request.kind
+        record.priority = proxy_request.priority
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
         try:

@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from proxy.errors import NotFound
 from proxy.models import PrefillResult
+from proxy.requests.snapshot import RequestStats
 from supervisor import __version__
 from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.canary.canary import CanaryRequest
@@ -34,7 +36,7 @@ from supervisor.control.trial_status import trial_status
 from supervisor.control.worker_status import worker_statuses
 from supervisor.daemon_parts import DaemonParts
 from supervisor.desktop.hosts import DesktopHosts
-from supervisor.errors import CorralError
+from supervisor.errors import CorralError, NoSuchRequest
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.reload.reload import ReloadResult
@@ -106,6 +108,17 @@ class DaemonService:
             "workers": worker_statuses(parts.settings, parts.known_workers, parts.workers),
             "batches": batch_statuses(parts.app.batch_stats()),
         }
+
+    def requests(self) -> list[RequestStats]:
+        return self._parts.app.requests.stats()
+
+    def cancel_request(self, request_id: str) -> None:
+        try:
+            self._parts.app.requests.cancel(request_id)
+        except NotFound as error:
+            raise NoSuchRequest(
+                error.message, hint="corral requests lists those in flight"
+            ) from error
 
     def trials(self) -> list[TrialStatus]:
         canaries = {one.request.model for one in self._parts.canaries.running}

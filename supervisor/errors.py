@@ -21,6 +21,7 @@
     ├── ServiceFailed                 1    systemd refuses, or does not run here
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
+    ├── NoSuchRequest                 4    no request in flight of that id
     ├── ModelKept                     1    another program keeps that model
     ├── ModelInUse                   69    an engine serves the model that is to be removed
     ├── NotConfirmed                  2    nobody can be asked, and --yes was not given
@@ -158,6 +159,11 @@ class NotRunning(CorralError):
 
 class NoSuchModel(CorralError):
     code = "no_such_model"
+    exit_code = 4
+
+
+class NoSuchRequest(CorralError):
+    code = "no_such_request"
     exit_code = 4
 
 

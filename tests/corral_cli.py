@@ -198,6 +198,14 @@ def begin_stream(corral: CorralCli, tokens: int, model: str = "tiny") -> http.cl
     return response
 
 
+def rest_of(stream: http.client.HTTPResponse) -> str:
+    """Read a stream that is broken off, and may be."""
+    try:
+        return stream.read().decode()
+    except http.client.IncompleteRead as error:
+        return error.partial.decode()
+
+
 def until(condition: Callable[[], object], *, within_s: float = PATIENCE_S) -> float:
     """Wait until a condition holds that another process brings about; return how long that took.
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from proxy.errors import ProxyError
+from proxy.router.open_request import OpenRequest
 
 
 class InFlightRequest:
@@ -19,6 +20,9 @@ class InFlightRequest:
 
     Aborted, the block raises the given error. As with `asyncio.timeout`, that differs from the
     task's own cancellation: here, a client that left.
+
+    Attributes:
+        open_request: What operators see of it; None: it is not a client's, or only a part of one.
     """
 
     __slots__ = (
@@ -28,10 +32,12 @@ class InFlightRequest:
         "_requests",
         "_task",
         "cut_by",
+        "open_request",
     )
 
-    def __init__(self, in_flight: InFlight[Any]) -> None:
+    def __init__(self, in_flight: InFlight[Any], open_request: OpenRequest | None = None) -> None:
         self._requests = in_flight
+        self.open_request = open_request
         self.cut_by: ProxyError | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancelled_before = 0

@@ -61,6 +61,7 @@ class LeaseStats:
         prompt_total: An estimate until the instance reports progress.
         decoded: Events of generated text.
         first_token_at_s: Monotonic, as `began_at_s`.
+        id_slot: The engine's number of the slot; None: the engine chose it.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class LeaseStats:
     decoded: int
     began_at_s: float
     first_token_at_s: float | None
+    id_slot: int | None = None
 
 
 class Lease(InFlightRequest):
@@ -224,4 +226,5 @@ class Lease(InFlightRequest):
             decoded=progress.decoded,
             began_at_s=self.began_at_s,
             first_token_at_s=progress.first_token_at_s,
+            id_slot=self.id_slot,
         )

@@ -115,6 +115,11 @@ class ModelQueue:
         )
         return self._queue.stats(self._clock(), 0.0 if has_room else self._expected_wait_s)
 
+    def positions(self) -> dict[str, int]:
+        """Return the place of each waiting request by its id, from 1."""
+        order = enumerate(self._queue.order(self._clock()), 1)
+        return {one.request.request_id: number for number, one in order}
+
     @property
     def _expected_wait_s(self) -> float:
         slots = self._instances.of(self.model).slots

@@ -44,5 +44,13 @@ class ModelQueues:
     def assign_slots(self, model: str) -> None:
         self.of(model).assign_slots()
 
+    def positions(self) -> dict[str, int]:
+        """Return the place of each waiting request in its queue by its id, from 1."""
+        return {
+            request_id: position
+            for queue in self._queues.values()
+            for request_id, position in queue.positions().items()
+        }
+
     def stats(self) -> Mapping[str, QueueStats]:
         return {model: queue.stats() for model, queue in self._queues.items()}

@@ -209,6 +209,10 @@ class Router:
     def queues(self) -> Mapping[str, QueueStats]:
         return self._queues.stats()
 
+    def queue_positions(self) -> Mapping[str, int]:
+        """Return the place of each waiting request in its queue by its id, from 1."""
+        return self._queues.positions()
+
     # A request.
 
     def lease(

@@ -16,6 +16,7 @@ from supervisor.cli import (
     model,
     profile,
     record,
+    requests,
     run,
     service,
     setup,
@@ -55,6 +56,7 @@ app.add_typer(model.commands, name="model")
 app.add_typer(profile.commands, name="profile")
 app.add_typer(config.commands, name="config")
 app.add_typer(service.commands, name="service")
+app.add_typer(requests.commands, name="requests")
 app.add_typer(slots.commands, name="slots")
 app.add_typer(record.commands, name="record")
 app.add_typer(key.commands, name="key")

@@ -20,7 +20,7 @@ from supervisor.settings.schema import Settings
 
 _FILES_MAX: Final = 1000
 
-Kind = Literal["model", "profile", "engine", "key", "setting", "client"]
+Kind = Literal["model", "profile", "engine", "key", "setting", "client", "request"]
 
 
 def offered(kind: Kind, begun: str) -> list[str]:
@@ -79,6 +79,12 @@ def _clients() -> Iterator[str]:
     yield from (client.name for client in CLIENTS)
 
 
+def _requests() -> Iterator[str]:
+    from supervisor.control.client import Client
+
+    yield from (one["id"] for one in Client(directories().control_socket).requests())
+
+
 def _settings() -> Iterator[str]:
     """Yield the keys of settings, once for each name that the file has."""
     from supervisor.settings.reference import ANY, settings_reference
@@ -105,5 +111,6 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
         "key": _keys,
         "setting": _settings,
         "client": _clients,
+        "request": _requests,
     }
 )

@@ -22,6 +22,7 @@ from supervisor.control.messages import (
     StreamMessage,
     TrialStatus,
 )
+from supervisor.control.request_status import RequestStatus
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
 
@@ -47,6 +48,15 @@ class Client:
     def trials(self) -> list[TrialStatus]:
         with _response(self._socket, "GET", "/v1/trials") as response:
             return cast("list[TrialStatus]", json.load(response)["trials"])
+
+    def requests(self) -> list[RequestStatus]:
+        with _response(self._socket, "GET", "/v1/requests") as response:
+            return cast("list[RequestStatus]", json.load(response)["requests"])
+
+    def cancel_request(self, request_id: str) -> None:
+        """End a request with an error; raises NoSuchRequest where none in flight has the id."""
+        with _response(self._socket, "POST", f"/v1/requests/{quote(request_id, safe='')}/cancel"):
+            pass
 
     def canaries(self) -> CanariesStatus:
         with _response(self._socket, "GET", "/v1/canaries") as response:

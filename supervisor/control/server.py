@@ -4,6 +4,8 @@
     GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
     GET  /v1/canaries   {"running": [...], "ended": [...]}, the models' canaries
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
+    GET  /v1/requests   {"requests": [...]}, those in flight, oldest first
+    POST /v1/requests/ID/cancel   end one with an error
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
     POST /v1/stop       {"models": [names]}; until each has stopped
@@ -20,7 +22,7 @@
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but GET of status, trials, canaries and balance are streams of
+All but GET of status, trials, requests, canaries and balance, and cancel, are streams of
 supervisor.control.messages.StreamMessage. A client that disconnects stops no command.
 """
 
@@ -38,6 +40,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.models import PrefillResult
+from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.control.canary_request import canary_request
 from supervisor.control.messages import (
@@ -50,9 +53,10 @@ from supervisor.control.messages import (
     TrialStatus,
     daemon_exited,
 )
+from supervisor.control.request_status import request_status
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
 from supervisor.desktop.hosts import DesktopHosts
-from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, SettingsInvalid
+from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, NoSuchRequest, SettingsInvalid
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 from supervisor.reload.reload import ReloadResult
 from supervisor.slot_store.manifest import Manifest
@@ -74,6 +78,11 @@ class Service(Protocol):
     def status(self) -> DaemonStatus: ...
 
     def trials(self) -> list[TrialStatus]: ...
+
+    def requests(self) -> list[RequestStats]: ...
+
+    def cancel_request(self, request_id: str) -> None:
+        """End a request with an error; raises NoSuchRequest where none in flight has the id."""
 
     def balances(self) -> list[BalanceStatus]: ...
 
@@ -123,6 +132,8 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
         [
             web.get("/v1/status", api.status),
             web.get("/v1/trials", api.trials),
+            web.get("/v1/requests", api.requests),
+            web.post("/v1/requests/{id}/cancel", api.cancel_request),
             web.get("/v1/canaries", api.canaries),
             web.get("/v1/balance", api.balances),
             web.get("/v1/events", api.events),
@@ -155,7 +166,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except CorralError as error:
-        is_unknown = isinstance(error, NoSuchModel)
+        is_unknown = isinstance(error, NoSuchModel | NoSuchRequest)
         status = HTTPStatus.NOT_FOUND if is_unknown else HTTPStatus.CONFLICT
         return _json({"error": error.as_json()}, status)
 
@@ -203,6 +214,13 @@ class _Api:
             return {"canaries": self._service.canaries()}
 
         return await _send(request, _events(listener, task.done), lambda: _last_message(task, done))
+
+    async def requests(self, _: web.Request) -> web.StreamResponse:
+        return _json({"requests": [request_status(one) for one in self._service.requests()]})
+
+    async def cancel_request(self, request: web.Request) -> web.StreamResponse:
+        self._service.cancel_request(request.match_info["id"])
+        return _json({})
 
     async def balances(self, _: web.Request) -> web.StreamResponse:
         return _json({"balances": self._service.balances()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corral_cli import CorralCli, begin_stream, until
+from corral_cli import CorralCli, begin_stream, rest_of, until
 from fakes.rpc_peer import peer
 from running_worker import running_worker
 
@@ -49,14 +48,6 @@ def answer(corral: CorralCli, name: str, prompt: str = "hello") -> str:
 
 def workers(corral: CorralCli) -> dict[str, Any]:
     return {one["name"]: one for one in corral.status()["workers"]}
-
-
-def rest_of(stream: http.client.HTTPResponse) -> str:
-    """Read a stream that is broken off, and may be."""
-    try:
-        return stream.read().decode()
-    except http.client.IncompleteRead as error:
-        return error.partial.decode()
 
 
 def words_of(corral: CorralCli, name: str) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from fakes.slot_files import manifest
 
 from proxy.models import PrefillResult
+from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.control import server
 from supervisor.control.client import Client
@@ -30,6 +31,7 @@ from supervisor.errors import (
     CorralError,
     DaemonBusy,
     NoSuchModel,
+    NoSuchRequest,
     NotRunning,
     SettingsInvalid,
     StartFailed,
@@ -91,6 +93,12 @@ class Service:
 
     def trials(self) -> list[TrialStatus]:
         return []
+
+    def requests(self) -> list[RequestStats]:
+        return []
+
+    def cancel_request(self, request_id: str) -> None:
+        raise NoSuchRequest(f"no request in flight has the id {request_id}")
 
     def balances(self) -> list[BalanceStatus]:
         return []

@@ -1,0 +1,1 @@
+"""Requests of clients in flight: listed, and cancelled by their id."""
