@@ -79,7 +79,10 @@ def _uses(
     for model in status["models"] if status else ():
         for one in model["instances"]:
             if one["pid"] and one["engine"] and Path(one["engine"]).is_relative_to(files):
-                yield f"{one['name']} runs it", "run corral reload, which replaces it"
+                ends = (
+                    "it ends with its last answer" if one["retiring"] else "corral reload ends it"
+                )
+                yield f"{one['name']} runs it", ends
 
 
 def _names(setting: str, build: InstalledBuild, where: Directories) -> bool:

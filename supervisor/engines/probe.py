@@ -28,6 +28,10 @@ from supervisor.host.spawn_options import creation_flags, library_path
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
 _WRONG_MACHINE: Final = "it may be built for another machine, or its download is incomplete"
+# Source: execve(2), ENOENT.
+_NO_LOADER: Final = (
+    "this system has not the loader that it was linked for: it may have musl in place of glibc"
+)
 _SERVE: Final = "serve"
 # What the dynamic linker says. Source: glibc, elf/dl-version.c, elf/rtld.c.
 _TOO_OLD: Final = re.compile(r"version `(GLIBC|GLIBCXX|CXXABI)_([0-9.]{1,20})' not found")
@@ -160,7 +164,9 @@ def _text(
 def _did_not_start(path: str, error: OSError) -> EngineBroken:
     if isinstance(error, PermissionError):
         return EngineBroken(f"{path} is not executable", hint=f"chmod +x {path}")
-    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=_WRONG_MACHINE)
+    is_there = isinstance(error, FileNotFoundError) and Path(path).exists()
+    hint = _NO_LOADER if is_there else _WRONG_MACHINE
+    return EngineBroken(f"{path} cannot be executed: {error.strerror}", hint=hint)
 
 
 def _failed(argv: Sequence[str], returncode: int, output: str) -> EngineBroken:

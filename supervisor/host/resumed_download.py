@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ import httpx
 from supervisor.errors import DownloadFailed
 
 # Broken connections in a row, without a byte between them, before it is given up.
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 4
+_PAUSE_S = 2.0
+_CONNECTIONS_MAX: Final = 100
 PART: Final = ".part"
 _RETRY: Final = "run the same command again"
 
@@ -80,16 +83,21 @@ def download(
 
 
 def _transfer(client: httpx.Client, file: RemoteFile, part: Path, progress: Progress) -> None:
-    """Append what a part lacks; a connection that breaks is made again while bytes come."""
-    failures, done = 0, _size(part)
-    while done != file.size_bytes:
+    """Append what a part lacks; a connection that breaks is made again, at once if bytes came."""
+    failures, most_bytes = 0, _size(part)
+    for _ in range(_CONNECTIONS_MAX):
+        if _size(part) == file.size_bytes:
+            return
         try:
             _receive(client, file, part, progress)
         except httpx.TransportError:
-            failures = 1 if _size(part) > done else failures + 1
+            failures = 1 if _size(part) > most_bytes else failures + 1
             if failures == _ATTEMPTS:
                 raise
-        done = _size(part)
+            if failures > 1:
+                time.sleep(_PAUSE_S)
+        most_bytes = max(most_bytes, _size(part))
+    raise httpx.ReadError(f"the connection broke {_CONNECTIONS_MAX} times")
 
 
 def _receive(client: httpx.Client, file: RemoteFile, part: Path, progress: Progress) -> None:

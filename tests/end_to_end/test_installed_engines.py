@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, begin_stream
+from corral_cli import CorralCli, begin_stream, until
 from installed_engines import install
 
 NEW, OLD = "b11000-vulkan", "b10434-vulkan"
@@ -52,6 +52,7 @@ def test_a_daemon_takes_up_the_build_in_use_without_cutting_an_answer(
     assert f"in use: {OLD}" in corral.ok("engine", "rollback")
     assert f"{NEW} is not removed: slow.0~2 runs it" in corral("engine", "remove", NEW).stderr
     corral.ok("reload")
+    until(lambda: len(corral.instances()) == 2)  # its predecessor has ended
     corral.ok("engine", "remove", NEW)
     assert not (engines / NEW).exists()
     assert "in use: no installed build" in corral.ok("engine", "rollback")

@@ -10,11 +10,17 @@ import pytest
 from fakes.release_server import ReleaseServer
 
 from supervisor.errors import DownloadFailed
+from supervisor.host import resumed_download
 from supervisor.host.resumed_download import RemoteFile, download
 
 CONTENT = bytes(range(256)) * 4096
 NAME = "llama-b1-bin-ubuntu-x64.tar.gz"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumed_download, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def test_a_server_without_ranges_begins_again(server: ReleaseServer, tmp_path: P
 def test_what_breaks_without_progress_is_given_up_and_continued(
     server: ReleaseServer, tmp_path: Path
 ) -> None:
-    server.faults.cuts = [700_000] * 4
+    server.faults.cuts = [700_000] * 5
     with pytest.raises(DownloadFailed, match="broke") as caught:
         fetch(remote(server), tmp_path)
     assert "continues" in str(caught.value.hint)
@@ -65,6 +71,12 @@ def test_what_breaks_without_progress_is_given_up_and_continued(
     server.faults.cuts = []
     fetch(remote(server), tmp_path)
     assert server.ranges[-1] == "bytes=700000-"
+
+
+def test_what_breaks_again_and_again_is_given_up(server: ReleaseServer, tmp_path: Path) -> None:
+    server.faults.cuts = [1000 * number for number in range(1, 200)]
+    with pytest.raises(DownloadFailed, match="broke 100 times"):
+        fetch(remote(server), tmp_path)
 
 
 def test_another_file_is_removed(server: ReleaseServer, tmp_path: Path) -> None:

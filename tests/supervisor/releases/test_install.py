@@ -16,6 +16,7 @@ from fakes.release_server import ReleaseServer, engine_archive, member, tar_of, 
 from supervisor.engines.changing import changing
 from supervisor.engines.installed import find_build, installed_builds
 from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
+from supervisor.host import resumed_download
 from supervisor.releases.api import ReleaseApi, new_client
 from supervisor.releases.install import Installed, install
 from supervisor.releases.target import Target
@@ -27,6 +28,11 @@ CUDA = f"llama-{TAG}-bin-ubuntu-cuda-12.8-x64.tar.gz"
 TARGET = Target("ubuntu", "x64")
 
 Install = Callable[..., Installed]
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumed_download, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -113,7 +119,7 @@ def test_a_mirror_of_the_files(run: Install, server: ReleaseServer) -> None:
 def test_a_connection_that_breaks_is_continued_by_the_next_command(
     run: Install, server: ReleaseServer, engines: Path
 ) -> None:
-    server.faults.cuts = [100] * 4
+    server.faults.cuts = [100] * 5
     assert isinstance(failing(run, engines, parts=True), DownloadFailed)
     server.faults.cuts = []
     run()
