@@ -25,12 +25,14 @@ _ENDS: Final = ("K_M", "K_XL", "K_L", "K_S", "XS", "NL", "_S", "_M", "_XXS", "_0
 # Repacked by their publisher for one kind of processor; llama.cpp reads them no more.
 _REMOVED: Final = re.compile(r"Q4_0_[48]_[48]")
 _LISTED: Final = 40
+_KINDS: Final = (FileKind.MODEL, FileKind.DRAFT)
 
 
 def models(repository: Repository) -> tuple[FileGroup, ...]:
-    """The models whose shards are all there."""
-    found = (one for one in repository.groups if one.first.kind is FileKind.MODEL)
-    return tuple(one for one in found if one.is_complete)
+    """The models whose shards are all there; of a repository of drafts alone, those."""
+    whole = [one for one in repository.groups if one.is_complete]
+    of_kind = ([one for one in whole if one.first.kind is kind] for kind in _KINDS)
+    return tuple(next((found for found in of_kind if found), ()))
 
 
 def named(repository: Repository, wanted: HubReference) -> FileGroup:

@@ -24,7 +24,8 @@ _QUANTISATION: Final = re.compile(
     r"|TQ[12]_0|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
-_DRAFT: Final = re.compile(r"(?:^|[-_.])(?:mtp|eagle3|dflash|dspark|draft)-|-mtp$", re.IGNORECASE)
+# `NAME-DRAFT-0.6B` is a small model of its own.
+_DRAFT: Final = re.compile(r"(?:^|[-_.])(?:mtp|eagle3|dflash|dspark)-|^draft-|-mtp$", re.IGNORECASE)
 _ADAPTER: Final = re.compile(r"(?:^|[-_.])lora(?:[-_.]|$)", re.IGNORECASE)
 _NAME_MAX: Final = 64  # of a model in corral.toml
 

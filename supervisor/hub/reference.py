@@ -19,6 +19,8 @@ _PAGES: Final = frozenset({"resolve", "blob", "raw"})
 # Branches, tags and commits, and `refs/pr/1`.
 _REVISION: Final = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)
 _MAIN: Final = "main"
+# What Ollama calls a model whose quantisation it chooses.
+_LATEST: Final = "LATEST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def _repository(text: str, word: str) -> HubReference:
         raise _unreadable(word)
     if wanted.lower().endswith(".gguf"):
         return HubReference(repo, file=wanted)
-    return HubReference(repo, quantisation=wanted.upper())
+    quantisation = wanted.upper()
+    return HubReference(repo, quantisation="" if quantisation == _LATEST else quantisation)
 
 
 def _page(parts: Sequence[str], word: str) -> HubReference:

@@ -115,7 +115,7 @@ def _progress(line: dict[str, Any]) -> Progress:
 def _reference(name: str) -> HubReference:
     """Read a name of the hub; a server that fetched any URL for its clients would be a proxy."""
     try:
-        wanted = reference.parse(name.removesuffix(":latest"))
+        wanted = reference.parse(name)
     except NoSuchModel:
         wanted = None
     if isinstance(wanted, HubReference):

@@ -74,7 +74,9 @@ class FakeHub:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        with _server(_hub_handler(self)) as self.url, _server(_cdn_handler(self)) as self.cdn_url:
+        with _server(_hub_handler(self)) as self.url, _server(_cdn_handler(self)) as cdn_url:
+            # Another host, not only another port.
+            self.cdn_url = cdn_url.replace("127.0.0.1", "localhost")
             yield self
 
     def requests(self, part: str) -> int:

@@ -45,6 +45,10 @@ def test_other_parts_and_incomplete_models_are_no_choice() -> None:
     assert order({name: float(gib) for name, gib in files.items()}) == ["m-Q6_K.gguf"]
 
 
+def test_a_repository_of_draft_heads_alone_has_those() -> None:
+    assert order({"eagle3-m-Q4_K_M.gguf": 1.0, "imatrix.gguf": 1.0}) == ["eagle3-m-Q4_K_M.gguf"]
+
+
 def test_a_repository_without_models_says_so() -> None:
     with pytest.raises(NoSuchModel, match="no GGUF model"):
         order({"mmproj-F16.gguf": 1})

@@ -44,6 +44,8 @@ def test_the_quantisation_is_read_from_the_name_or_its_directory(
         ("Qwen3.imatrix.gguf", FileKind.IMATRIX),
         ("imatrix_unsloth.gguf", FileKind.IMATRIX),
         ("Qwen3-8B-lora-f16.gguf", FileKind.ADAPTER),
+        ("draft-Q4_0.gguf", FileKind.DRAFT),
+        ("Qwen3-DRAFT-0.6B-Q4_0.gguf", FileKind.MODEL),
         ("overdraft-7b-Q8_0.gguf", FileKind.MODEL),
         ("exploration-7b-Q8_0.gguf", FileKind.MODEL),
     ],

@@ -14,6 +14,7 @@ from supervisor.hub.reference import HubReference, UrlReference
         ("org/m-GGUF:q4_k_m", HubReference("org/m-GGUF", quantisation="Q4_K_M")),
         ("hf.co/org/m:Q8_0", HubReference("org/m", quantisation="Q8_0")),
         ("huggingface.co/org/m", HubReference("org/m")),
+        ("hf.co/org/m:latest", HubReference("org/m")),
         ("https://huggingface.co/org/m", HubReference("org/m")),
         ("org/m:dir/a-Q8_0.gguf", HubReference("org/m", file="dir/a-Q8_0.gguf")),
         (
