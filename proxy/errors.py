@@ -272,12 +272,15 @@ class UpstreamCrashed(UpstreamFailed):
 
 
 class TrialCrashed(UpstreamCrashed):
+    """`sent`: the bytes of its response that the client has, where they are known."""
+
     def __init__(self, instance: str) -> None:
         super().__init__(
             f"{instance}, which is on trial, crashed while computing this request; see its log "
             "(`corral logs`)"
         )
         self.instance = instance
+        self.sent: bytes | None = None
 
 
 class UpstreamShutDown(UpstreamFailed):

@@ -4,7 +4,8 @@ An instance that refuses the connection, still loads its model, breaks off or is
 anything of its response was sent, is replaced once: by another, or by itself where there is none.
 Never where its engine crashed, as the request may have been the cause, unless it is on trial: then
 that is suspected first, as where it answers with an error of its own. What breaks later breaks the
-response. A client that leaves closes the upstream connection at once.
+response, but for a plain chat on trial, which another instance goes on with (`continuation`). A
+client that leaves closes the upstream connection at once.
 
 An instance that sends no first byte and does not answer `/health` is left for another as soon as
 that has a slot free. The prompts of an array are requests of their own.
@@ -30,6 +31,7 @@ from proxy.errors import (
 )
 from proxy.forward.array import PromptArray, array_of
 from proxy.forward.client_response import RequestWriter, ResponseWriter
+from proxy.forward.continuation import ContinuedResponse, SentResponse, continuation
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
@@ -48,6 +50,7 @@ from proxy.upstream.upstream import Node
 # An instance is left once in two seconds; with more of them silent than this, it is a failure.
 _MOVES_MAX: Final = 4
 
+_RetriedError = UpstreamConnectFailed | UpstreamShutDown | TrialCrashed
 _LARGE_BYTES: Final = 1024**2
 
 
@@ -91,8 +94,20 @@ class Forward:
             await self._request(request, plan, client_response)
         except (UpstreamConnectFailed, UpstreamShutDown, TrialCrashed) as error:
             if client_response.is_committed:
-                raise
-            await self._request(request, plan, client_response, avoid=(error.instance,))
+                await self._continue(request, client_response, error)
+            else:
+                await self._request(request, plan, client_response, avoid=(error.instance,))
+
+    async def _continue(
+        self, request: ProxyRequest, client_response: ResponseWriter, error: _RetriedError
+    ) -> None:
+        """Have another instance go on with what was on trial; raises the error if none can."""
+        rest = continuation(request, error.sent) if isinstance(error, TrialCrashed) else None
+        if rest is None:
+            raise error
+        writer = ContinuedResponse(client_response, rest)
+        plan = plan_request(rest.request)
+        await self._request(rest.request, plan, writer, avoid=(error.instance,))
 
     async def _forward_parts(self, array: PromptArray, client_response: RequestWriter) -> None:
         """Answer the prompts of an array, as many at once as slots are leased for them.
@@ -149,11 +164,13 @@ class Forward:
         client_response: ResponseWriter,
         avoid: Collection[str] = (),
     ) -> None:
-        is_leased = False
+        is_leased, kept = False, None
         try:
             async with self._router.lease(request, avoid, self._loader) as lease:
                 is_leased = True
                 client_response.leased(lease)
+                if lease.upstream.is_on_trial:
+                    client_response = kept = SentResponse(client_response)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()
                 if not await self._exchange(plan, lease, client_response):
@@ -161,6 +178,8 @@ class Forward:
         except (UpstreamFailed, UpstreamTimeout) as error:
             if is_leased and not isinstance(error, UpstreamShutDown):
                 client_response.record.emit_upstream_failure(self._emit, error)
+            if kept and isinstance(error, TrialCrashed):
+                error.sent = kept.sent
             raise
 
     async def _exchange(
