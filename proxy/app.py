@@ -113,7 +113,15 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))
     keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
-    local = LocalEndpoints(router, loader, metrics, batch_queue, has_keys=keys.are_needed)
+    loads_for_others = settings.load_for_others == "idle"
+    local = LocalEndpoints(
+        router,
+        loader,
+        metrics,
+        batch_queue,
+        has_keys=keys.are_needed,
+        loads_for_others=loads_for_others,
+    )
     bodies = Bodies(settings)
     own_requests = OwnRequests(forward, bodies, metrics, server_state)
     requests = Requests(router, server_state)
@@ -130,7 +138,9 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     if engine:
         EngineEndpoints(loader, engine, server_state, bodies).add_routes(routes)
     if control:
-        ModelControlEndpoints(loader, control, server_state, bodies).add_routes(routes)
+        ModelControlEndpoints(
+            loader, control, server_state, bodies, loads_for_others=loads_for_others
+        ).add_routes(routes)
     forwarded.add_routes(routes)
     store = ResponseStore(settings.stored_responses)
     ResponsesEndpoint(forwarded, store).add_routes(routes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from aiohttp import web
 
@@ -12,6 +12,7 @@ from proxy.auth.api_keys import KEY, LIVE, client_models
 from proxy.batch.batch_queue import BatchQueue
 from proxy.errors import Unavailable
 from proxy.forward.client_response import error_response
+from proxy.headers import HOP
 from proxy.json_response import json_response
 from proxy.metrics import models_endpoint
 from proxy.metrics.prometheus import Metrics
@@ -31,7 +32,9 @@ class LocalEndpoints:
         batch_queue: BatchQueue,
         *,
         has_keys: bool,
+        loads_for_others: bool,
     ) -> None:
+        self._loads_for_others = loads_for_others
         self._batch_queue = batch_queue
         self._has_keys = has_keys
         self._router = router
@@ -65,6 +68,8 @@ class LocalEndpoints:
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         listed = with_variants(self._model_infos(request))
+        if self._loads_for_others and HOP in request.headers:
+            listed = [replace(one, is_loadable=one.state == "unloaded") for one in listed]
         for_codex = "client_version" in request.query  # Codex alone says its version there
         return json_response(models_endpoint.model_list(listed, for_codex=for_codex))
 

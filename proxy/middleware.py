@@ -24,6 +24,7 @@ from proxy.connections import Connections
 from proxy.errors import Draining, ExpectationFailed, InternalError, ProxyError, Unauthorized
 from proxy.forward.client_response import error_response
 from proxy.headers import RESPONSE_HEADERS, SERVER
+from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.in_flight import ServerState
 from proxy.routes import Routes
 from proxy.settings import ProxySettings
@@ -127,7 +128,8 @@ class RequestMiddleware:
                 raise
             return _UNLIMITED
         self._connections.begin(request.protocol)
-        return _UNLIMITED if key is None or is_open else self._rate_limiter.holding(key)
+        is_counted = not is_open and request.path != PREFIXES
+        return self._rate_limiter.holding(key) if key and is_counted else _UNLIMITED
 
 
 def new_request_id() -> str:

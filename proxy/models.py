@@ -38,6 +38,7 @@ class ModelInfo:
         meta: What llama-server's `/v1/models` tells of its file, as far as known.
         input_modalities: What it reads, in llama-server's words.
         fallback: Names of the models that may answer in its place, the first first.
+        is_loadable: Whether it is not loaded, and loaded for another machine that asks.
         load_progress: While it loads, 0 to 1; else None, and where that is not known.
         adapters: LoRA adapters that its instances here have loaded, in the order of their ids.
         only: The adapters with which alone a client may use it; None: without any too.
@@ -59,6 +60,7 @@ class ModelInfo:
     meta: Mapping[str, int | str] = field(default_factory=dict)
     input_modalities: tuple[str, ...] = ("text",)
     fallback: tuple[str, ...] = ()
+    is_loadable: bool = False
     load_progress: float | None = None
     adapters: tuple[Adapter, ...] = ()
     only: frozenset[str] | None = None

@@ -130,6 +130,11 @@ class ProxySettings(SettingsTable):
         description="of models that only nodes have, the models, aliases or variants that answer "
         "their chats, the first that can, while no node serves them",
     )
+    load_for_others: Literal["never", "idle"] = Field(
+        "never",
+        description="whether another llama-corral that has this one as a node may have it load a "
+        "model; idle: where memory is free, or held by models unused for ten minutes",
+    )
     route_by_speed: bool = Field(
         default=True,
         description="whether an engine that decodes more than twice as fast as another one of its "

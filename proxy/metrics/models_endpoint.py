@@ -100,6 +100,7 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
             "value": "unloaded" if has_failed else model_info.state,
             "failed": has_failed,
             "reason": model_info.reason,
+            **({"loadable": True} if model_info.is_loadable else {}),
         },
         # Further ones of llama-server's router mode.
         "architecture": {

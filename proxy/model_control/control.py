@@ -18,6 +18,14 @@ class ModelControl(Protocol):
             UnknownModel: It is no longer configured.
         """
 
+    async def load_for_others(self, model: str, /) -> None:
+        """Begin to load a model that another llama-corral asks for, unless one in use had to go.
+
+        Raises:
+            Unavailable: It was stopped or failed, or there is no memory for it.
+            UnknownModel: It is no longer configured.
+        """
+
     def unload(self, model: str, /) -> None:
         """Begin to unload a model: its requests finish first, and the next one loads it again.
 

@@ -1,7 +1,8 @@
 """`/models/load`, `/models/unload` and `/models/sse`, for clients of llama-server's router mode.
 
 A client may load and unload the models that it may use. Nothing is cut: running requests finish
-before their model is unloaded, and a model that the operator stopped is not loaded.
+before their model is unloaded, and a model that the operator stopped is not loaded. For another
+llama-corral a model is loaded only if the settings say so, and no model in use goes for it.
 
 Source: tools/server/server-models.cpp of llama.cpp, build 10434.
 """
@@ -18,8 +19,8 @@ from aiohttp import web
 from proxy.auth.api_keys import client_models
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
-from proxy.errors import BadRequest, Draining, UnknownModel
-from proxy.headers import EVENT_STREAM, RESPONSE_HEADERS
+from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel
+from proxy.headers import EVENT_STREAM, HOP, RESPONSE_HEADERS
 from proxy.json_response import json_response
 from proxy.model_control.control import ModelControl
 from proxy.model_control.events import Shown, event_text, events_between, shown
@@ -42,8 +43,15 @@ _STREAM_HEADERS: Final = MappingProxyType(
 
 class ModelControlEndpoints:
     def __init__(
-        self, loader: ModelLoader, control: ModelControl, server_state: ServerState, bodies: Bodies
+        self,
+        loader: ModelLoader,
+        control: ModelControl,
+        server_state: ServerState,
+        bodies: Bodies,
+        *,
+        loads_for_others: bool,
     ) -> None:
+        self._loads_for_others = loads_for_others
         self._loader = loader
         self._control = control
         self._server_state = server_state
@@ -59,13 +67,26 @@ class ModelControlEndpoints:
 
         Raises:
             BadRequest: It is loaded or loading, or is a model of another machine.
+            Forbidden: Another llama-corral asks, and this one loads nothing for others.
             ProxyError: As `ModelControl.load` and `read_body` do.
         """
         model_info = await self._named(request)
         if model_info.state in _RUNNING:
             raise BadRequest(f"{model_info.id} is already running")
-        self._control.load(model_info.id)
+        if HOP in request.headers:
+            await self._load_for_others(model_info.id)
+        else:
+            self._control.load(model_info.id)
         return json_response({"success": True})
+
+    async def _load_for_others(self, model: str) -> None:
+        if not self._loads_for_others:
+            raise Forbidden(
+                'this machine loads no model for others; load_for_others = "idle" under [proxy] '
+                "on it allows that"
+            )
+        with InFlightRequest(self._server_state.in_flight):
+            await self._control.load_for_others(model)
 
     async def unload(self, request: web.BaseRequest) -> web.Response:
         """Begin to unload a model; raises as `load` does, BadRequest where it is not loaded."""

@@ -1,8 +1,8 @@
 """Reads which prefixes a node holds, so that a turn goes to the machine that has its cache.
 
 Another llama-corral tells them in digests; of a server without that endpoint nothing is believed. A
-node that had something new is asked again after a second, one that had not up to 5 s later, and all
-nodes together at most a hundred times a second.
+node that had something new in the last half minute is asked twice a second, another one every 5 s,
+and all nodes together at most a hundred times a second.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from proxy.settings import ProxySettings
 from proxy.upstream.client import FetchedBody, fetch, get_request
 from proxy.upstream.upstream import Upstream
 
-_PAUSE_MIN_S: Final = 1.0
+_PAUSE_MIN_S: Final = 0.5
 _PAUSE_MAX_S: Final = 5.0
+# So many reads without anything new, and a node is idle.
+_IDLE_READS: Final = 60
 # It has no digests; after a restart it may.
 _PAUSE_WITHOUT_S: Final = 60.0
 _READS_PER_S: Final = 100
@@ -37,7 +39,8 @@ _TIMEOUT_S: Final = 5.0
 
 def pause_s(unchanged: int, nodes: int) -> float:
     """Return the time until the next read, after so many reads without anything new."""
-    return max(min(_PAUSE_MIN_S * 2.0 ** min(unchanged, 16), _PAUSE_MAX_S), nodes / _READS_PER_S)
+    wait_s = _PAUSE_MIN_S if unchanged < _IDLE_READS else _PAUSE_MAX_S
+    return max(wait_s, nodes / _READS_PER_S)
 
 
 class PrefixReader:

@@ -68,6 +68,7 @@ FORGETFUL: Final = Setup("front restarted, not told", is_restarted=True, shares=
 TWO: Final = Setup("two fronts", fronts=2)
 APART: Final = Setup("two fronts, not told", fronts=2, shares=False)
 SETUPS: Final = (ONE, WHOLE, FRONT, RESTARTED, FORGETFUL, TWO, APART)
+NAMES: Final = tuple(setup.name for setup in SETUPS)
 
 
 @dataclass
@@ -100,12 +101,15 @@ class Running:
 def main() -> int:
     """Run the setups, print their table, and return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("setups", nargs="*", choices=[[], *NAMES], default=[], help="default: all")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each setup")
     parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        results = _interleaved(_model(Path(directory), is_tiny=options.tiny), options.seeds)
+        setups = [one for one in SETUPS if one == ONE or one.name in (options.setups or NAMES)]
+        model = _model(Path(directory), is_tiny=options.tiny)
+        results = _interleaved(setups, model, options.seeds)
     _show(results)
     found = _result(results)
     found.write(options.json)
@@ -123,11 +127,11 @@ def _model(directory: Path, *, is_tiny: bool) -> Path:
 Results = Mapping[Setup, Sequence[WorkloadResult]]
 
 
-def _interleaved(model: Path, seeds: int) -> Results:
+def _interleaved(setups: Sequence[Setup], model: Path, seeds: int) -> Results:
     """Run every setup once per seed, in turns of the order."""
-    results: dict[Setup, list[WorkloadResult]] = {setup: [] for setup in SETUPS}
+    results: dict[Setup, list[WorkloadResult]] = {setup: [] for setup in setups}
     for number in range(seeds):
-        for setup in SETUPS if number % 2 == 0 else reversed(SETUPS):
+        for setup in setups if number % 2 == 0 else reversed(setups):
             results[setup].append(_run(setup, model, FIRST_SEED + number))
             tokens = results[setup][-1].prefilled
             print(f"seed {FIRST_SEED + number}, {setup.name}: {tokens}", file=sys.stderr)
@@ -204,7 +208,7 @@ def _show(results: Results) -> None:
         tokens = [run.prefilled for run in runs]
         mean = f"{statistics.mean(tokens):.0f} ({min(tokens)} to {max(tokens)})"
         cached = statistics.mean(run.cached_share for run in runs)
-        ratios = [_spread(_ratios(results, setup, base)) for base in (ONE, WHOLE)]
+        ratios = [_spread(results, setup, base) for base in (ONE, WHOLE)]
         failed = sum(len(run.failures) for run in runs)
         print(
             f"{setup.name:28} {mean:>22} {cached:7.3f} {ratios[0]:>20} {ratios[1]:>20} {failed:7}"
@@ -213,7 +217,11 @@ def _show(results: Results) -> None:
 
 def _result(results: Results) -> Result:
     values = {setup.name: [run.prefilled for run in runs] for setup, runs in results.items()}
-    ratios = {one: statistics.mean(_ratios(results, one, ONE)) for one in (FRONT, RESTARTED, TWO)}
+    ratios = {
+        one: statistics.mean(_ratios(results, one, ONE))
+        for one in (FRONT, RESTARTED, TWO)
+        if one in results
+    }
     return Result(
         [Figure("W1 over machines: prompt tokens computed", "tokens", values, base=ONE.name)],
         {
@@ -229,7 +237,10 @@ def _ratios(results: Results, one: Setup, other: Setup) -> list[float]:
     return [run.prefilled / base.prefilled for run, base in pairs]
 
 
-def _spread(ratios: Sequence[float]) -> str:
+def _spread(results: Results, one: Setup, base: Setup) -> str:
+    ratios = _ratios(results, one, base) if base in results else []
+    if not ratios:
+        return ""
     return f"{statistics.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 

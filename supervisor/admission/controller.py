@@ -22,6 +22,8 @@ from supervisor.fleet.availability import Phase, phase_of, snapshots_of
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model
 
+# How long another machine waits for the decision, and for the unloading of unused models before it.
+_ANSWER_S: Final = 10.0
 # About what a disk reads; estimates the load time of a model that was never loaded.
 _BYTES_PER_SECOND: Final = 1e9
 
@@ -56,6 +58,7 @@ class AdmissionController:
         self._keep_alive_s: dict[str, float] = {}
         self._requested_at_s: dict[str, list[float]] = {}
         self._commanded_at_s: dict[str, float] = {}
+        self._for_others: dict[str, asyncio.Future[str | None]] = {}
         self._paused: frozenset[str] = frozenset()
         self._load_began_at_s: dict[str, float] = {}
         self._last_load_s: dict[str, float] = {}
@@ -88,6 +91,22 @@ class AdmissionController:
         finally:
             requests.remove(requested_at_s)
             self.wake()
+
+    async def load_for_others(self, model: str) -> str | None:
+        """Begin to load a model that another machine wants, unless something in use had to go.
+
+        Returns why it is not loaded, or None.
+        """
+        answer = self._for_others.setdefault(model, asyncio.get_running_loop().create_future())
+        self.wake()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            return "other models wait for memory"
+        finally:
+            if self._for_others.get(model) is answer:
+                del self._for_others[model]
 
     def keep_alive(self, model: str, seconds: float) -> None:
         """Note how long a request wants a model to stay, until it is unloaded or one says else."""
@@ -154,7 +173,11 @@ class AdmissionController:
         }
 
     def _waited_for(self) -> list[Model]:
-        names = {*self._commanded_at_s, *(name for name, at in self._requested_at_s.items() if at)}
+        names = {
+            *self._commanded_at_s,
+            *self._for_others,
+            *(name for name, at in self._requested_at_s.items() if at),
+        }
         models = [self._fleet.models[name] for name in names if name in self._fleet.models]
         down = {Phase.DOWN, Phase.FAILED}
         return [model for model in models if phase_of(model, snapshots_of(model)) in down]
@@ -205,6 +228,7 @@ class AdmissionController:
             residency=model.residency,
             required=required,
             is_commanded=name in self._commanded_at_s,
+            is_for_others=name in self._for_others,
             is_paused=name in self._paused,
             waiting=demand.waiting if phase is Phase.LOADED else len(requested_at_s),
             oldest_wait_s=now_s
@@ -229,12 +253,25 @@ class AdmissionController:
         for name in actions.load:
             self._load(self._fleet.models[name])
         for name, reason in actions.refuse.items():
+            if not self._is_wanted_here(name):
+                self._answer(name, reason)
+                continue
             self._commanded_at_s.pop(name, None)
             self._fleet.models[name].refusal = reason
             self._emit("model.load_refused", model=name, reason=reason)
 
+    def _is_wanted_here(self, name: str) -> bool:
+        return name in self._commanded_at_s or bool(self._requested_at_s.get(name))
+
+    def _answer(self, name: str, reason: str | None) -> None:
+        """Tell another machine, if one waits for it, whether a model is loaded."""
+        answer = self._for_others.pop(name, None)
+        if answer and not answer.done():
+            answer.set_result(reason)
+
     def _load(self, model: Model) -> None:
         self._commanded_at_s.pop(model.entry.name, None)
+        self._answer(model.entry.name, None)
         model.refusal = None
         self._load_began_at_s.setdefault(model.entry.name, self._clock())
         for replica in model.replicas:

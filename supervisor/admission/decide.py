@@ -3,7 +3,8 @@
 A requested model is loaded at once where memory is free, else once others are unloaded. Models are
 served in order, those of commands first, then those whose requests have waited longest. None
 overtakes one that waits for memory, so that a model which needs much is not postponed for ever by
-small ones, and requests for one model are served together while it is loaded.
+small ones, and requests for one model are served together while it is loaded. A model that only
+another machine wants comes last, never waits, and takes the place of none that was used lately.
 
 `_make_room` has the rules of unloading, and `evict.py` chooses among the models that may go.
 """
@@ -25,6 +26,8 @@ from supervisor.settings.schema import EvictionSettings
 # How long a program takes from a response to its next request.
 _THINKING_S: Final = 0.25
 _PRESENT: Final = frozenset({Phase.LOADING, Phase.LOADED})
+# A model that was not used for so long may go for one that another machine wants.
+_UNUSED_S: Final = 600.0
 # How often to look whether a device has its memory back.
 _RETURN_S: Final = 0.25
 _NOTHING: Final[Bytes] = MappingProxyType({})
@@ -73,7 +76,11 @@ def decide(
     load: list[str] = []
     room, returns_s = Actions(), math.inf
     for wanted in queue(models):
-        found = _make_room(wanted, models, capacity, _Free(free, returning), rules)
+        left = _Free(free, returning)
+        if wanted.is_only_for_others:
+            found = _make_room_for_others(wanted, models, left, rules)
+        else:
+            found = _make_room(wanted, models, capacity, left, rules)
         if found is not None:
             room = found
             # No event tells when memory is back.
@@ -100,11 +107,12 @@ def queue(models: Iterable[ModelState]) -> list[ModelState]:
 def _is_requested(model: ModelState) -> bool:
     if model.phase is Phase.FAILED:
         return model.is_commanded
-    return model.phase is Phase.DOWN and (model.is_commanded or model.waiting > 0)
+    is_wanted = model.is_commanded or model.is_for_others or model.waiting > 0
+    return model.phase is Phase.DOWN and is_wanted
 
 
-def _priority(wanted: ModelState) -> tuple[bool, float]:
-    return not wanted.is_commanded, -wanted.oldest_wait_s
+def _priority(wanted: ModelState) -> tuple[bool, bool, float]:
+    return wanted.is_only_for_others, not wanted.is_commanded, -wanted.oldest_wait_s
 
 
 def _make_room(
@@ -143,6 +151,19 @@ def _make_room(
     if residency_s < math.inf or any(model.phase is Phase.LOADING for model in models):
         return Actions(look_again_s=residency_s)
     return Actions(refuse={wanted.name: _refusal(models)})
+
+
+def _make_room_for_others(
+    wanted: ModelState, models: Sequence[ModelState], free: _Free, rules: EvictionSettings
+) -> Actions | None:
+    if fits(wanted.required, free.now):
+        return None
+    loaded = [one for one in models if one.phase is Phase.LOADED and _is_evictable(one, rules)]
+    unused = [one for one in loaded if not one.is_busy and one.idle_s >= _UNUSED_S]
+    victims = _choose_victims(wanted, unused, _free_soon(free, models))
+    if victims is None:
+        return Actions(refuse={wanted.name: "there is no memory for it beside what is in use"})
+    return Actions(unload=_for(wanted, victims))
 
 
 def _free_soon(free: _Free, models: Iterable[ModelState]) -> Bytes:

@@ -47,6 +47,7 @@ class ModelState:
     Attributes:
         required: Bytes of each memory that it takes, or would take when loaded.
         is_commanded: Whether a command requests it.
+        is_for_others: Whether another machine wants it loaded here.
         waiting: Requests that wait for it; `oldest_wait_s` includes the wait of a command.
         working: Requests that it is answering.
         idle_s: Seconds since the last of them ended; 0 while there are any.
@@ -60,6 +61,7 @@ class ModelState:
     residency: ResidencyPolicy = ResidencyPolicy()  # noqa: RUF009 (frozen)
     required: Bytes = field(default_factory=dict)
     is_commanded: bool = False
+    is_for_others: bool = False
     is_paused: bool = False
     waiting: int = 0
     oldest_wait_s: float = 0.0
@@ -74,6 +76,10 @@ class ModelState:
     @property
     def is_busy(self) -> bool:
         return bool(self.waiting or self.working)
+
+    @property
+    def is_only_for_others(self) -> bool:
+        return self.is_for_others and not (self.is_commanded or self.waiting)
 
     @property
     def idle_limit(self) -> IdleLimit:

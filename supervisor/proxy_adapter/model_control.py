@@ -11,8 +11,11 @@ from proxy.errors import Unavailable, UnknownModel
 from supervisor.admission.controller import AdmissionController
 from supervisor.errors import NoSuchModel
 from supervisor.events import LOAD_PROGRESS, Event, EventStream
+from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
+from supervisor.proxy_adapter.redact import without_directories
 
+_RETRY_AFTER_S: Final = 60
 # After these, the state of a model or its load progress may be another.
 _CHANGES: Final = frozenset(
     {
@@ -44,6 +47,23 @@ class ModelControlAdapter:
                 f"{model} is stopped; `corral start {model}` on this machine ends that"
             )
         self._command("load", model)
+
+    async def load_for_others(self, model: str) -> None:
+        """Begin to load a model for another machine.
+
+        Raises:
+            Unavailable: It was stopped or failed, or something in use had to go for it.
+            UnknownModel: It is no longer configured.
+        """
+        found = self._fleet.models.get(model)
+        if found is None or not found.is_configured:
+            raise UnknownModel(model, list(self._fleet.models))
+        state, reason = availability(found)
+        if state == "unloaded":
+            reason = await self._admission.load_for_others(model)
+        if reason:
+            shown = without_directories(reason)
+            raise Unavailable(f"{model} is not loaded here: {shown}", _RETRY_AFTER_S)
 
     def unload(self, model: str) -> None:
         """Begin to unload a model; raises UnknownModel."""

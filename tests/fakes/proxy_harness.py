@@ -122,6 +122,11 @@ class FakeControl:
             raise self.failure
         self.commands.append(("load", model))
 
+    async def load_for_others(self, model: str, /) -> None:
+        if self.failure:
+            raise self.failure
+        self.commands.append(("load for others", model))
+
     def unload(self, model: str, /) -> None:
         self.commands.append(("unload", model))
 

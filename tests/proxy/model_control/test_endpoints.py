@@ -48,6 +48,29 @@ async def test_a_model_that_the_operator_stopped_stays_stopped(proxy: ProxyHarne
         assert response.status == 503
 
 
+async def test_another_llama_corral_needs_consent(proxy: ProxyHarness) -> None:
+    proxy.loader.model_infos = [model_info("chat", "unloaded"), model_info("small")]
+    hop = {"X-Corral-Hop": "1"}
+    async with proxy.http.post("/models/load", json={"model": "chat"}, headers=hop) as response:
+        assert response.status == 403
+        assert "load_for_others" in await response.text()
+    async with proxy.http.get("/v1/models", headers=hop) as response:
+        assert "loadable" not in await response.text()
+    assert not proxy.control.commands
+    await proxy.open(load_for_others="idle")
+    async with proxy.http.get("/v1/models", headers=hop) as response:
+        listed = {entry["id"]: entry["status"] for entry in (await response.json())["data"]}
+    assert [listed[name].get("loadable") for name in ("chat", "small")] == [True, None]
+    async with proxy.http.get("/v1/models") as response:
+        assert "loadable" not in await response.text()
+    async with proxy.http.post("/models/load", json={"model": "chat"}, headers=hop) as response:
+        assert response.status == 200
+    assert proxy.control.commands == [("load for others", "chat")]
+    proxy.control.failure = Unavailable("chat is not loaded here: there is no memory", 60)
+    async with proxy.http.post("/models/load", json={"model": "chat"}, headers=hop) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "60")
+
+
 async def test_a_model_of_another_machine_is_not_ours_to_load(proxy: ProxyHarness) -> None:
     here = model_info("chat", "unloaded")
     proxy.loader.model_infos = [

@@ -251,3 +251,38 @@ def test_actions_never_cut_a_request_or_exceed_the_capacity(models: list[ModelSt
     fitting = [by_name[name].required["host"] for name in found.load]
     taken = sum(model.required["host"] for model in present)
     assert taken + sum(size for size in fitting if size <= ROOM["host"]) <= max(10, taken)
+
+
+def wanted_elsewhere(name: str, **others: Any) -> ModelState:
+    return replace(ModelState(name, Phase.DOWN, required={"host": 4}, is_for_others=True), **others)
+
+
+def test_a_model_that_another_machine_wants_is_loaded_where_there_is_room() -> None:
+    assert moves(loaded("a"), wanted_elsewhere("b")) == Actions(load=("b",))
+
+
+def test_none_in_use_goes_for_a_model_that_another_machine_wants() -> None:
+    a, b = loaded("a", idle_s=599.0), loaded("b", working=1, idle_s=0.0)
+    found = moves(a, b, wanted_elsewhere("c"))
+    assert found.refuse == {"c": "there is no memory for it beside what is in use"}
+    assert not found.unload
+    assert not found.pause
+    unused = replace(a, idle_s=601.0)
+    assert moves(unused, b, wanted_elsewhere("c")).unload == {"a": "c needs its memory"}
+    pinned = replace(unused, residency=ResidencyPolicy(pinned=True))
+    assert moves(pinned, b, wanted_elsewhere("c")).refuse
+    assert moves(a, b, wanted_elsewhere("c", required={"host": 11})).refuse
+
+
+def test_it_is_loaded_once_an_unused_model_has_gone() -> None:
+    going = loaded("a", phase=Phase.UNLOADING)
+    found = moves(going, loaded("b"), wanted_elsewhere("c"))
+    assert (found.load, found.unload, found.refuse) == ((), {}, {})
+
+
+def test_what_is_wanted_here_comes_first_and_is_treated_as_ever() -> None:
+    found = moves(loaded("a"), wanted_elsewhere("b"), requested("c"))
+    assert found.load == ("c",)
+    assert found.refuse.keys() == {"b"}
+    both = wanted_elsewhere("c", waiting=1)
+    assert moves(loaded("a"), loaded("b"), both).unload
