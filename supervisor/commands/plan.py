@@ -12,6 +12,7 @@ from supervisor.commands.adapted import changed_values
 from supervisor.commands.seen_workers import see_workers
 from supervisor.commands.targets import choose
 from supervisor.engines.discover import free_bytes, list_devices
+from supervisor.flags.draft_heads import offered_types, reason_against_mtp
 from supervisor.flags.plan import Plan
 from supervisor.flags.tuned import Tuned
 from supervisor.fleet.planner import LaunchPlanner
@@ -82,8 +83,17 @@ def plan(word: str, config: Path | None) -> CommandResult:
         restored=planner.slot_persistence.outcome(made),
         most_slots=most_slots(planner, name),
     )
-    notes = [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
+    notes = [*_draft_note(made)]
+    notes += [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
     return CommandResult(_data(found), _render(found), (*made.warnings, *notes))
+
+
+def _draft_note(made: Plan) -> Iterator[str]:
+    """Say that the model could draft for itself, where it does not."""
+    if not made.gguf.draft_layers or made.is_speculative:
+        return
+    if reason_against_mtp(made.gguf, offered_types(made.engine.flags)) is None:
+        yield 'the model has layers that draft for it (MTP): profile = "speculative" uses them'
 
 
 def _device_free(made: Plan) -> Mapping[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from supervisor.errors import ModelInvalid
 from supervisor.host import download
@@ -17,6 +18,8 @@ from supervisor.output import warn
 from supervisor.settings.load import Loaded
 from supervisor.settings.messages import all_names
 from supervisor.settings.schema import FoundModel, Settings
+
+_SERVED_MAX: Final = 256
 
 
 class StoredModels:
@@ -62,6 +65,12 @@ class StoredModels:
             for model in self.catalogue.models
             if not model.problem and model.path not in own and model.id not in settings.models
         }
+        if len(found) > _SERVED_MAX:
+            warn(
+                f"serve_found serves {_SERVED_MAX} of {len(found)} models; "
+                "corral start NAME serves others"
+            )
+            found = dict(islice(found.items(), _SERVED_MAX))
         models = {**settings.models, **found}
         return replace(loaded, settings=settings.model_copy(update={"models": models}))
 

@@ -43,7 +43,7 @@ def opened(candidate: Candidate, cache_dir: Path) -> StoredModel | None:
         candidate.store,
         candidate.path,
         candidate.root,
-        size_bytes=_size_bytes(candidate.path),
+        size_bytes=0 if candidate.problem else _size_bytes(candidate.path),
         projector=candidate.projector,
         adapters=candidate.adapters,
         files=candidate.files,

@@ -114,8 +114,10 @@ def _blob(layer: dict[str, Any], blobs: Path) -> Path:
     path = blobs / f"sha256-{digest[1]}"
     try:
         size_bytes = path.stat().st_size
-    except OSError as error:
+    except FileNotFoundError as error:
         raise _Broken(f"its {_kind(layer)} blob {path.name[:19]}… is missing") from error
+    except OSError as error:
+        raise _Broken(f"its {_kind(layer)} blob cannot be read: {error.strerror}") from error
     if size_bytes != layer.get("size", size_bytes):
         raise _Broken(
             f"its {_kind(layer)} blob has {size_bytes:,} of {layer.get('size')} bytes; "

@@ -46,7 +46,7 @@ class Walk:
         for path in self._names(directory):
             if self._is_spent():
                 return
-            if not path.is_dir():
+            if not os.path.isdir(path):  # noqa: PTH112 (Path.is_dir may raise)
                 yield path
             elif depth < self.limits.depth:
                 yield from self._below(path, depth + 1)

@@ -58,6 +58,9 @@ HEADS = """
 [models.own]
 path = "{own}"
 profile = "speculative"
+[models.plain]
+path = "{own}"
+preload = false
 [models.eagle]
 path = "{eagle}/model.gguf"
 profile = "speculative"
@@ -86,3 +89,5 @@ def test_draft_heads_of_a_model_are_found_and_draft(corral: CorralCli, tmp_path:
     assert accepted["eagle"] > 0.1  # of each draft the first token is right
     assert "the model has layers that draft (MTP)" in corral.ok("plan", "own")
     assert "draft heads of this model beside it" in corral.ok("plan", "eagle")
+    assert 'profile = "speculative" uses them' in corral("plan", "plain").stderr
+    assert "speculative" not in corral("plan", "own").stderr

@@ -68,6 +68,23 @@ def test_ollamas_broken_models_are_listed_with_the_reason(tmp_path: Path, files:
         assert part in (found[name] or "")
 
 
+def test_a_blob_that_may_not_be_read_is_not_taken_for_a_missing_one(
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Ollama(tmp_path / "ollama")
+    store.model("registry.ollama.ai/library/tiny/1b", model=files["model"])
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "blobs":
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    found = look(("ollama", store.root), cache=tmp_path / "cache")
+    assert problems(found) == {"tiny:1b": "its model blob cannot be read: Permission denied"}
+
+
 def test_the_hugging_face_cache_is_read_by_its_newest_revision(
     tmp_path: Path, files: Files
 ) -> None:

@@ -57,6 +57,18 @@ def test_each_limit_is_noted(tree: Path, limits: Limits, seen: list[str], note: 
     assert any(note in one for one in walk.notes)
 
 
+def test_a_link_into_a_closed_directory_is_no_directory(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_dir raises there."""
+
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert "three.gguf" in names(Walk(tree))
+
+
 def test_what_cannot_be_listed_is_noted_and_what_is_missing_is_empty(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
