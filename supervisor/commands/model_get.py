@@ -58,7 +58,7 @@ def _as_lines(word: str, options: GetOptions) -> CommandResult:
 
 def _get(word: str, options: GetOptions) -> CommandResult:
     if not reference.is_remote(word):
-        return model.get(word)
+        return model.get(word, dry_run=options.dry_run)
     # They import huggingface_hub, which takes a quarter of a second.
     from supervisor.commands.hub_model import get_from_hub
     from supervisor.commands.url_model import get_from_url

@@ -1,8 +1,11 @@
-"""Downloads the GGUF file of a URL into the directory of models."""
+"""Downloads GGUF files of URLs into the directory of models."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 from supervisor.commands import transfer_meter
@@ -14,41 +17,56 @@ from supervisor.hub import disk_space, file_names, remote_header
 from supervisor.hub.client import HubClient
 from supervisor.hub.reference import UrlReference
 from supervisor.hub.remote_header import RemotePart
-from supervisor.hub.transfer import Transfer, fetch
+from supervisor.hub.transfer import Fetched, Transfer, fetch
 from supervisor.output import CommandResult, size
 
 
 def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) -> CommandResult:
-    """Fetch a file; raises as model_get.get.
+    """Fetch a file, or all shards of a model; raises as model_get.get.
 
-    Nothing tells its digest, so its header is read first, and its SHA-256 is shown.
+    Nothing tells their digests, so their headers are read first, and each SHA-256 is shown.
     """
     with transfer_meter.meter(as_lines=options.as_lines) as meter:
         client = HubClient(notify=meter.note)
-        size_bytes, tag = client.describe(wanted.url, wanted.name)
-        transfer = _transfer(wanted, where.models, size_bytes, tag)
-        _check_target(transfer)
-        for line in _announcement(wanted, size_bytes, MachineFit(where), client):
+        transfers = [_described(one, where.models, client) for one in wanted.shards]
+        for line in _announcement(transfers, MachineFit(where), client):
             meter.note(line)
-        data: dict[str, object] = {
-            "name": file_names.model_name(wanted.name),
-            "path": str(transfer.target),
-            "size_bytes": size_bytes,
-        }
         if options.dry_run:
-            return CommandResult(data)
+            return CommandResult(_data(transfers, []))
         make_ours(where.models)
-        disk_space.check(where.models, _missing_bytes(transfer))
-        done = fetch(
-            transfer,
-            client,
-            lambda stage, count, whole: meter.show(wanted.name, stage, count, whole),
-        )
-    data |= {"received_bytes": done.received_bytes, "sha256": done.sha256 or None}
-    shown = (f"its SHA-256 is {done.sha256}",) if done.sha256 else ()
+        disk_space.check(where.models, sum(map(_missing_bytes, transfers)))
+        done = [fetch(one, client, partial(meter.show, one.name)) for one in transfers]
+    data, first = _data(transfers, done), transfers[0]
+    shown = [
+        f"the SHA-256 of {one.name} is {fetched.sha256}"
+        for one, fetched in zip(transfers, done, strict=True)
+        if fetched.sha256
+    ]
     return CommandResult(
-        data, str(transfer.target), (*shown, f"corral start {data['name']} serves it")
+        data, str(first.target), (*shown, f"corral start {data['name']} serves it")
     )
+
+
+def _data(transfers: Sequence[Transfer], done: Sequence[Fetched]) -> dict[str, object]:
+    first = transfers[0]
+    return {
+        "name": file_names.model_name(first.name),
+        "path": str(first.target),
+        "size_bytes": sum(one.size_bytes for one in transfers),
+        "received_bytes": sum(one.received_bytes for one in done),
+        "files": [
+            {"path": str(one.target), "size_bytes": one.size_bytes, "sha256": digest}
+            for one, digest in zip_longest(transfers, (one.sha256 or None for one in done))
+        ],
+    }
+
+
+def _described(wanted: UrlReference, models: Path, client: HubClient) -> Transfer:
+    """Ask for the size of a file; raises DownloadFailed where another file has its name."""
+    size_bytes, tag = client.describe(wanted.url, wanted.name)
+    transfer = _transfer(wanted, models, size_bytes, tag)
+    _check_target(transfer)
+    return transfer
 
 
 def _transfer(wanted: UrlReference, models: Path, size_bytes: int, tag: str) -> Transfer:
@@ -76,12 +94,15 @@ def _check_target(transfer: Transfer) -> None:
 
 
 def _announcement(
-    wanted: UrlReference, size_bytes: int, here: MachineFit, client: HubClient
-) -> list[str]:
-    gguf = remote_header.read([RemotePart(wanted.url, wanted.name, size_bytes)], client)
-    fit = here.of(gguf, 0)
-    lines = [f"{wanted.name}: {gguf.quantisation}, {size(size_bytes)}: {fit.text}"]
-    return lines + ([f"warning: it will not fit: {fit.misfit}"] if fit.misfit else [])
+    transfers: Sequence[Transfer], here: MachineFit, client: HubClient
+) -> Iterator[str]:
+    parts = [RemotePart(one.url, one.name, one.size_bytes) for one in transfers]
+    gguf = remote_header.read(parts, client)
+    fit, shards = here.of(gguf, 0), len(transfers)
+    amount = size(gguf.size_bytes) + (f" in {shards} shards" if shards > 1 else "")
+    yield f"{transfers[0].name}: {gguf.quantisation}, {amount}: {fit.text}"
+    if fit.misfit:
+        yield f"warning: it will not fit: {fit.misfit}"
 
 
 def _missing_bytes(transfer: Transfer) -> int:

