@@ -97,18 +97,19 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     control: ModelControl | None = None,
     own_key: Key | None = None,
     ollama: OllamaHost | None = None,
+    process: str = "",
 ) -> App:
     """Build the application.
 
     Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
     without an `engine` none about GPUs and the runtime, without a `control` none that loads and
     unloads models, and without `ollama` none of Ollama's API. `own_key` is valid besides those of
-    the API keys file.
+    the API keys file. `process` is what other proxies know this one by.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
     """
-    server_state = ServerState()
+    server_state = ServerState(process)
     forward = Forward(router, loader, settings, metrics.emit)
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))

@@ -31,8 +31,10 @@
     │       ├── TrialFailed          502  it is on trial and answered with an error of its own
     │       ├── UpstreamSilent       502  it does not answer /health either; others are tried
     │       ├── UpstreamUnconnected  502  it accepts no connection; nothing was sent
+    │       │   └── NodeUnconnected  502  a node does not
     │       ├── UpstreamLoading      503  its model is not loaded yet
-    │       └── UpstreamUnavailable  503  a node unloaded the model or is about to stop
+    │       └── UpstreamUnavailable  503  a node unloaded the model
+    │           └── UpstreamDraining 503  a node is stopping
     ├── Unavailable                  503  no instance can take the request now
     │   ├── ModelLoading             503  one is loading
     │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
@@ -307,6 +309,10 @@ class TrialFailed(UpstreamConnectFailed):
     pass
 
 
+class NodeUnconnected(UpstreamUnconnected):
+    pass
+
+
 class UpstreamLoading(UpstreamConnectFailed):
     status = 503
     code = "model_loading"
@@ -317,6 +323,10 @@ class UpstreamUnavailable(UpstreamConnectFailed):
     status = 503
     code = "unavailable"
     retry_after_s = 1
+
+
+class UpstreamDraining(UpstreamUnavailable):
+    code = "draining"
 
 
 class Unavailable(ProxyError):

@@ -21,6 +21,9 @@ EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json; charset=utf-8"
 # Whatever says it comes from another proxy of this kind, which must not pass it on once more.
 HOP: Final = "X-Corral-Hop"
+# Of a response to such a request: the process that answers. Of any response: that it is stopping.
+PROCESS: Final = "X-Corral-Process"
+DRAINING: Final = "X-Corral-Draining"
 # `batch` queues a request behind all interactive ones.
 PRIORITY: Final = "X-Corral-Priority"
 # Of a response, the model that answered in place of another; of a request, `none`: no other may.

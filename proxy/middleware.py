@@ -23,7 +23,7 @@ from proxy.auth.origin import OriginPolicy, is_preflight, preflight_response
 from proxy.connections import Connections
 from proxy.errors import Draining, ExpectationFailed, InternalError, ProxyError, Unauthorized
 from proxy.forward.client_response import error_response
-from proxy.headers import RESPONSE_HEADERS, SERVER
+from proxy.headers import DRAINING, HOP, PROCESS, RESPONSE_HEADERS, SERVER
 from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.in_flight import ServerState
 from proxy.routes import Routes
@@ -78,6 +78,10 @@ class RequestMiddleware:
             headers.update(self._origins.cors_headers(request))
         if self._connections.is_closing:
             headers["Connection"] = "close"
+        if HOP in request.headers:
+            headers[PROCESS] = self._server_state.process
+        if self._server_state.is_draining:
+            headers[DRAINING] = "1"
         request[RESPONSE_HEADERS] = headers
         rejected_by: ProxyError | None = None
         try:

@@ -115,13 +115,14 @@ class Server:
         await self._app.serve()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop listening, let in-flight requests finish for `timeout_s`, then abort them.
+        """Let in-flight requests finish for `timeout_s`, then abort them.
 
-        New requests on open connections get 503, unless the sockets go on without this process. A
-        second call during the first can only shorten the wait.
+        New requests get 503, which tells other machines to send no more. Sockets that go on without
+        this process are left to the next one instead. A second call during the first can only
+        shorten the wait.
         """
-        self._stop_listening()
         if self._sockets and self._drain_timeout is None:
+            self._stop_listening()
             self._app.connections.begin_closing()
         else:
             self._server_state.is_draining = True

@@ -214,6 +214,7 @@ class DaemonParts:
             control,
             self.desktop_key.key if self.desktop_key else None,
             OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
+            self.nodes.process,
         )
 
     def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:

@@ -72,6 +72,9 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "worker.lost": ("warning", "model reason"),
     "node.up": ("info", "node models"),
     "node.down": ("warning", "node reason"),
+    "node.draining": ("info", "node"),
+    "node.resolved": ("info", "node added removed addresses"),
+    "node.unresolved": ("warning", "node reason"),
     "request.finished": (
         "info",
         (

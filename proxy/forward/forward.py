@@ -8,7 +8,8 @@ response, but for a plain chat on trial, which another instance goes on with (`c
 client that leaves closes the upstream connection at once.
 
 An instance that sends no first byte and does not answer `/health` is left for another as soon as
-that has a slot free. The prompts of an array are requests of their own.
+that has a slot free. A node that takes nothing is left for others until one does. The prompts of an
+array are requests of their own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from typing import Final
 from proxy.access_log import Emit
 from proxy.adapter import MARK, MEMBER
 from proxy.errors import (
+    NodeUnconnected,
     TrialCrashed,
     UpstreamConnectFailed,
     UpstreamFailed,
     UpstreamShutDown,
     UpstreamSilent,
     UpstreamTimeout,
+    UpstreamUnavailable,
 )
 from proxy.forward.array import PromptArray, array_of
 from proxy.forward.client_response import RequestWriter, ResponseWriter
@@ -51,6 +54,8 @@ from proxy.upstream.upstream import Node
 _MOVES_MAX: Final = 4
 
 _RetriedError = UpstreamConnectFailed | UpstreamShutDown | TrialCrashed
+# A node has done nothing for the request.
+_REFUSALS: Final = (NodeUnconnected, UpstreamUnavailable)
 _LARGE_BYTES: Final = 1024**2
 
 
@@ -93,6 +98,8 @@ class Forward:
         try:
             await self._request(request, plan, client_response)
         except (UpstreamConnectFailed, UpstreamShutDown, TrialCrashed) as error:
+            if isinstance(error, _REFUSALS):
+                raise
             if client_response.is_committed:
                 await self._continue(request, client_response, error)
             else:
@@ -147,11 +154,13 @@ class Forward:
         client_response: ResponseWriter,
         avoid: Collection[str] = (),
     ) -> None:
-        """Send to an instance, and to others instead of those that do not respond."""
+        """Send to an instance, and to others instead of those that do not take the request."""
         for _ in range(_MOVES_MAX):
             try:
                 await self._attempt(request, plan, client_response, avoid)
-            except UpstreamSilent as error:
+            except (UpstreamSilent, *_REFUSALS) as error:
+                if error.instance in avoid and isinstance(error, _REFUSALS):
+                    raise  # there is no other
                 avoid = (*avoid, error.instance)
             else:
                 return

@@ -19,6 +19,7 @@ from proxy.endpoints import EndpointKind
 from proxy.errors import (
     TrialFailed,
     UpstreamConnectFailed,
+    UpstreamDraining,
     UpstreamFailed,
     UpstreamLoading,
     UpstreamShutDown,
@@ -28,9 +29,15 @@ from proxy.forward.apis import Assembler, assembler_for
 from proxy.forward.client_response import ResponseWriter
 from proxy.forward.completed import CompletedResponse
 from proxy.forward.prefill_progress import PrefillFilter, is_start, progress_of
-from proxy.forward.upstream_errors import client_error_body, is_loading, parse_error, reclassified
+from proxy.forward.upstream_errors import (
+    client_error_body,
+    is_loading,
+    is_model_missing,
+    parse_error,
+    reclassified,
+)
 from proxy.forward.upstream_request import UpstreamRequestPlan
-from proxy.headers import JSON, for_client, is_event_stream, is_json
+from proxy.headers import DRAINING, JSON, for_client, is_event_stream, is_json
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
@@ -242,10 +249,12 @@ class ResponseRelay:
         await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        if self._lease.upstream.node and DRAINING in self._response.headers:
+            raise UpstreamDraining(self._name, "is stopping; retry")
         if is_loading(status, body):
             raise UpstreamLoading(self._name, "is still loading its model; retry")
-        if status == HTTPStatus.SERVICE_UNAVAILABLE and self._lease.upstream.node:
-            raise UpstreamUnavailable(self._name, "is temporarily unavailable; retry")
+        if self._lease.upstream.node and is_model_missing(status, body):
+            raise UpstreamUnavailable(self._name, "cannot serve its model now; retry")
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
         status, body = reclassified(status, body)

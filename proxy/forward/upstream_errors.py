@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.endpoints import EndpointKind
-from proxy.errors import anthropic_type, openai_type
+from proxy.errors import UnknownModel, anthropic_type, openai_type
 
 _OPENAI: Final = frozenset(
     {
@@ -137,6 +137,12 @@ def parse_error(body: bytes) -> dict[str, Any] | None:
         return None
     error = members.get("error") if isinstance(members, dict) else None
     return error if isinstance(error, dict) else None
+
+
+def is_model_missing(status: int, body: bytes) -> bool:
+    """Return whether a node cannot serve its model: it is unloaded, or not there any more."""
+    code = (parse_error(body) or {}).get("code")
+    return status == 503 or (status == 404 and code == UnknownModel.code)
 
 
 def is_loading(status: int, body: bytes) -> bool:

@@ -2,8 +2,8 @@
 
 It is polled every 5 s, and its models are admitted to the router. After two consecutive failures,
 or one right after a request that it did not begin to answer, they are withdrawn until it answers
-again; meanwhile polls back off up to once a minute. In-flight requests are not cut. State changes
-only in methods without `await`.
+again; meanwhile polls back off up to once a minute. A node that says that it stops gets no more
+requests at once. In-flight requests are not cut. State changes only in methods without `await`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,25 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
-from urllib.parse import urlencode
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from proxy.access_log import Emit
 from proxy.errors import UpstreamFailed, UpstreamTimeout
-from proxy.headers import HOP
 from proxy.models import ModelNames
-from proxy.nodes.model_list import (
-    OfferedModel,
-    RemoteModel,
-    Unreadable,
-    count_slots,
-    read_remote_models,
-    served_id,
-)
-from proxy.nodes.settings import ConfiguredNode
+from proxy.nodes.configured import ConfiguredNode
+from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
+from proxy.nodes.poll import NodeDraining, NodePoller, Polled
+from proxy.nodes.processes import NodeProcesses
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.client import fetch, get_request
 from proxy.upstream.upstream import Upstream
+
+NodeState = Literal["up", "down", "draining", "same"]
 
 _INTERVAL_S: Final = 5.0
 _FIRST_RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
-_TIMEOUT_S: Final = 5.0
-_MAX_BYTES: Final = 4 * 1024**2
 _FAILURES: Final = 2
 
 
@@ -49,32 +42,37 @@ def pause_s(failures: int, chance: float) -> float:
     return wait_s * (0.9 + 0.2 * chance)
 
 
+@dataclass(frozen=True, slots=True)
+class MonitorContext:
+    """What the monitors of all nodes share; `on_change`: a node's models have changed."""
+
+    router: Router
+    local: Callable[[], ModelNames]
+    settings: ProxySettings
+    processes: NodeProcesses
+    emit: Emit
+    on_change: Callable[[], None]
+    chance: Callable[[], float] = random.random
+
+
 class NodeMonitor:
     """Polls one node; `problem` is why it is not up."""
 
-    def __init__(
-        self,
-        node: ConfiguredNode,
-        router: Router,
-        local: Callable[[], ModelNames],
-        settings: ProxySettings,
-        emit: Emit,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, node: ConfiguredNode, context: MonitorContext) -> None:
         self.node = node
-        self.is_up = False
+        self.state: NodeState = "down"
         self.problem = "it was not polled yet"
-        self._router = router
-        self._local = local
-        self._settings = settings
-        self._emit = emit
-        self._chance = chance
-        self._failures = 0
-        self._slots: dict[str, int] = {}
         self.remote_models: tuple[RemoteModel, ...] = ()
+        self._context = context
+        self._poller = NodePoller(node, context.settings)
+        self._failures = 0
         self._admitted: dict[str, Upstream] = {}
         self._suspected = asyncio.Event()
         self._checked = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        return self.state == "up"
 
     async def serve(self) -> None:
         """Poll until cancelled."""
@@ -84,7 +82,7 @@ class NodeMonitor:
             if not self._suspected.is_set():
                 self._checked.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s(self._failures, self._chance())):
+                async with asyncio.timeout(pause_s(self._failures, self._context.chance())):
                     await self._suspected.wait()
 
     def mark_suspect(self) -> None:
@@ -94,10 +92,9 @@ class NodeMonitor:
         self._checked.clear()
         self._suspected.set()
 
-    def stop(self) -> None:
-        """It is no longer configured: withdraw its models and release waiting requests."""
-        self.is_up, self.problem = False, "it is no longer configured"
-        self._withdraw_all()
+    def stop(self, reason: str) -> None:
+        """It is a node no longer: withdraw its models and release waiting requests."""
+        self._out("down", reason)
         self._checked.set()
 
     async def wait_checked(self) -> None:
@@ -107,7 +104,8 @@ class NodeMonitor:
     def offered(self) -> list[OfferedModel]:
         """The models of the last successful poll."""
         name, problem = self.node.name, None if self.is_up else self.problem
-        return [OfferedModel(one, self._slots_of(one), name, problem) for one in self.remote_models]
+        slots = self._poller.slots_of
+        return [OfferedModel(one, slots(one), name, problem) for one in self.remote_models]
 
     def upstreams(self) -> Mapping[str, Upstream]:
         """Its admitted models, by instance name."""
@@ -115,37 +113,13 @@ class NodeMonitor:
 
     async def _poll(self) -> None:
         try:
-            remote_models = await self._read_models()
+            polled = await self._poller.poll()
+        except NodeDraining:
+            self._drains()
         except (UpstreamFailed, UpstreamTimeout, Unreadable) as error:
             self._failed(str(error).removeprefix(f"{self.node.name} "))
         else:
-            self._answered(remote_models)
-
-    async def _read_models(self) -> tuple[RemoteModel, ...]:
-        body = await self._fetch("/v1/models")
-        if body is None:
-            raise Unreadable("it does not list its models at /v1/models")
-        remote_models = read_remote_models(body, self.node.settings.models)
-        await self._read_slots(remote_models)
-        return remote_models
-
-    async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
-        """Count the slots of new models that do not report them."""
-        for remote_model in remote_models:
-            if remote_model.slots is None and remote_model.id not in self._slots:
-                # Without autoload=false, a llama-server in router mode would load the model.
-                query = urlencode({"model": remote_model.id, "autoload": "false"})
-                body = await self._fetch("/slots", query)
-                if body is None:
-                    return  # the endpoint is missing for all models
-                self._slots[remote_model.id] = count_slots(body) or self.node.settings.slots
-
-    async def _fetch(self, path: str, query: str = "") -> bytes | None:
-        """The body; None if the status is not 200."""
-        request = get_request(path, query, **{HOP: "1", "Accept": "application/json"})
-        upstream = self.node.upstream(self.node.name, "", "", 1)
-        response = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
-        return response.body if response.status == 200 else None
+            self._answered(polled)
 
     # No method below awaits.
 
@@ -153,46 +127,65 @@ class NodeMonitor:
         self._failures += 1
         if self.is_up and self._failures < _FAILURES:
             return
-        self._withdraw_all()
-        self._slots.clear()
+        self._poller.forget_slots()
         if self.is_up or self._failures == 1:
-            self._emit("node.down", node=self.node.name, reason=reason)
-        self.is_up, self.problem = False, reason
+            self._context.emit("node.down", node=self.node.name, reason=reason)
+        self._out("down", reason)
 
-    def _answered(self, remote_models: tuple[RemoteModel, ...]) -> None:
+    def _drains(self) -> None:
+        # It is polled as after a first failure, since another process may take its place soon.
+        self._failures = 1
+        if self.state != "draining":
+            self._context.emit("node.draining", node=self.node.name)
+        self._out("draining", "it is stopping")
+
+    def _answered(self, polled: Polled) -> None:
         self._failures = 0
-        self.remote_models = remote_models
+        if reason := self._context.processes.claim(polled.process, self.node.name):
+            self._set_models(())
+            self._out("same", reason)
+            return
+        self._set_models(polled.remote_models)
         if not self.is_up:
-            self.is_up = True
-            models = [remote_model.id for remote_model in remote_models]
-            self._emit("node.up", node=self.node.name, models=models)
+            self.state = "up"
+            models = [remote_model.id for remote_model in polled.remote_models]
+            self._context.emit("node.up", node=self.node.name, models=models)
+        self._admit(polled.remote_models)
+
+    def _admit(self, remote_models: Sequence[RemoteModel]) -> None:
         upstreams = {one.name: one for one in self._upstreams(remote_models)}
         for name in self._admitted.keys() - upstreams.keys():
-            self._router.withdraw(name)
+            self._context.router.withdraw(name)
         for name, upstream in upstreams.items():
             if self._admitted.get(name) != upstream:
-                self._router.admit(upstream)
+                self._context.router.admit(upstream)
         self._admitted = upstreams
 
     def _upstreams(self, remote_models: Sequence[RemoteModel]) -> Iterator[Upstream]:
-        local = self._local()
+        local = self._context.local()
         for remote_model in remote_models:
             if model := served_id(remote_model, local):
-                name = f"{self.node.name}/{remote_model.id}"
-                slots = self._slots_of(remote_model)
                 yield self.node.upstream(
-                    name,
+                    f"{self.node.name}/{remote_model.id}",
                     remote_model.id,
                     model,
-                    slots,
+                    self._poller.slots_of(remote_model),
                     remote_model.aliases,
                     remote_model.variants,
                 )
 
-    def _slots_of(self, remote_model: RemoteModel) -> int:
-        return remote_model.slots or self._slots.get(remote_model.id, self.node.settings.slots)
+    def _set_models(self, remote_models: tuple[RemoteModel, ...]) -> None:
+        if remote_models != self.remote_models:
+            self.remote_models = remote_models
+            self._context.on_change()
+
+    def _out(self, state: NodeState, reason: str) -> None:
+        """Route no more requests to it."""
+        self._withdraw_all()
+        self._context.processes.release(self.node.name)
+        self.state, self.problem = state, reason
 
     def _withdraw_all(self) -> None:
         for name in self._admitted:
-            self._router.withdraw(name)
+            self._context.router.withdraw(name)
         self._admitted = {}

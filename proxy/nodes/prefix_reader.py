@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.headers import HOP
-from proxy.nodes.settings import ConfiguredNode
+from proxy.nodes.configured import ConfiguredNode
 from proxy.prompt_cache.prefix_digest import (
     DIGEST_MAX_BYTES,
     PREFIXES,

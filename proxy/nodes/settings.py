@@ -1,49 +1,33 @@
-"""`[nodes.NAME]`: another machine whose models are served here too."""
+"""`[nodes.NAME]`: another machine, or all machines of a name, whose models are served here too."""
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from proxy.access_log import Emit
-from proxy.auth.secret_file import read_private
 from proxy.config.types import ExpandedPath, SettingsTable, Text
-from proxy.errors import ConfigError
-from proxy.tls.contexts import client_context
-from proxy.tls.renewed import RenewedContext
-from proxy.upstream.upstream import Node, Upstream
-
-_PORTS: Final = {"http": 80, "https": 443}
-_KEY_FILE_MAX_BYTES: Final = 4096
-_KEY: Final = re.compile(rb"[!-~]+")
-_KEY_HINT: Final = "it must contain only the node's API key, on one line"
+from proxy.nodes.url import NodeUrl, normalized, parse_name_server, parse_url
 
 
-def _node_url(url: str) -> str:
-    """Normalise a node's base URL: without a trailing `/v1`, which clients add."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("not http://HOST:PORT or https://HOST:PORT")
-    if "@" in parts.netloc or parts.query or parts.fragment or not url.isprintable():
-        raise ValueError("more than an address; a key belongs into key_file")
-    if parts.port == 0:  # reading `port` rejects other invalid ones
-        raise ValueError("not a port")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+def _name_server(text: str) -> str:
+    parse_name_server(text)
+    return text
 
 
 class NodeSettings(SettingsTable):
     """`[nodes.NAME]`: another machine whose models are served here too."""
 
-    url: Annotated[str, AfterValidator(_node_url)] = Field(
+    url: Annotated[str, AfterValidator(normalized)] = Field(
         description="its base URL, as http://192.168.1.7:8080: another llama-corral, a "
-        "llama-server, or any server with OpenAI's API"
+        "llama-server, or any server with OpenAI's API; dns+http://NAME:8080 is as many nodes as "
+        "the name has addresses, or SRV records if it begins with _service._proto"
+    )
+    resolver: Annotated[Text, AfterValidator(_name_server)] | None = Field(
+        None,
+        description="ADDRESS:PORT of the name server to ask for a url with dns+; unset: those of "
+        "the system",
     )
     key_file: ExpandedPath | None = Field(
         None, description="file with its API key, readable by this user alone"
@@ -78,6 +62,10 @@ class NodeSettings(SettingsTable):
     )
 
     @property
+    def parsed_url(self) -> NodeUrl:
+        return parse_url(self.url)
+
+    @property
     def tls_files(self) -> tuple[Path, ...]:
         return tuple(path for path in (self.ca_file, self.cert, self.key) if path is not None)
 
@@ -85,75 +73,8 @@ class NodeSettings(SettingsTable):
     def _is_possible(self) -> Self:
         if (self.cert is None) != (self.key is None):
             raise ValueError("cert and key belong together: set both or none")
-        if self.tls_files and not self.url.startswith("https://"):
+        if self.resolver and self.parsed_url.discovery != "dns":
+            raise ValueError("resolver is for a url with dns+")
+        if self.tls_files and not self.parsed_url.is_tls:
             raise ValueError("ca_file, cert and key are for a url with https://")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredNode:
-    """A node with its key, which is empty if the node needs none."""
-
-    name: str
-    settings: NodeSettings
-    api_key: str = field(default="", repr=False)
-    tls: RenewedContext | None = field(default=None, compare=False, repr=False)
-
-    def upstream(
-        self,
-        name: str,
-        model: str,
-        here: str,
-        slots: int,
-        aliases: tuple[str, ...] = (),
-        variants: tuple[str, ...] = (),
-    ) -> Upstream:
-        """A model of the node as an instance; `model` is the node's id of it, `here` ours."""
-        parts = urlsplit(self.settings.url)
-        return Upstream(
-            name=name,
-            model=here,
-            slots=slots,
-            socket=None,
-            host=parts.hostname or "",
-            port=parts.port or _PORTS[parts.scheme],
-            api_key=self.api_key,
-            aliases=aliases,
-            node=Node(
-                self.name,
-                model,
-                parts.path,
-                parts.scheme == "https",
-                self.settings.local_first,
-                self.settings.weight,
-                variants,
-                self.tls.current if self.tls else None,
-            ),
-        )
-
-
-def configured_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[ConfiguredNode]:
-    """The nodes with their keys and certificates. Raises ConfigError."""
-    return [
-        ConfiguredNode(
-            name, table, read_key(table.key_file) if table.key_file else "", _tls(table, emit)
-        )
-        for name, table in tables.items()
-    ]
-
-
-def _tls(table: NodeSettings, emit: Emit) -> RenewedContext | None:
-    make = functools.partial(client_context, table.ca_file, table.cert, table.key)
-    return RenewedContext(table.tls_files, make, emit) if table.tls_files else None
-
-
-def read_key(path: Path) -> str:
-    """Raises ConfigError if the file is missing, open to others, or has not exactly one key."""
-    missing = "write the node's key into it, or unset key_file of the node"
-    text, _ = read_private(
-        path, "the key file", _KEY_FILE_MAX_BYTES, missing=missing, wrong=_KEY_HINT
-    )
-    key = text.strip()
-    if not _KEY.fullmatch(key):
-        raise ConfigError(f"the key file {path} does not hold one key", _KEY_HINT)
-    return key.decode()

@@ -91,6 +91,11 @@ class PrefixIndex:
         """Return an instance as a set of one, until it is registered as another process."""
         return self._runs[name].bit
 
+    def forget(self, name: str) -> None:
+        """Forget an instance that does not come back."""
+        self._runs.end(name)
+        self.digests.forget(name)
+
     def slot_map(self, name: str) -> SlotMap:
         return self._runs[name].slot_map
 

@@ -74,6 +74,11 @@ class Runs(dict[str, Run]):
         self._put(run, RATIO_STEPS)
         return run
 
+    def end(self, name: str) -> None:
+        """Note that the process of an instance is gone, if there was one."""
+        if run := self.pop(name, None):
+            self._end(run)
+
     def set_hit_ratio(self, run: Run, hit_ratio: float) -> None:
         before = run.ratio_step
         run.hit_ratio = hit_ratio

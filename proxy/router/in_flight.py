@@ -119,10 +119,12 @@ class ServerState:
     """Forwarded requests in flight, and whether every further one is refused.
 
     Attributes:
+        process: What other proxies know this process by.
         watching: Streams without an end of their own; they delay no drain.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process: str = "") -> None:
+        self.process = process
         self.in_flight: InFlight[InFlightRequest] = InFlight()
         self.watching: InFlight[InFlightRequest] = InFlight()
         self.is_draining = False

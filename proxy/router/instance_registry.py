@@ -80,3 +80,7 @@ class Instances:
         self._of_model[model] = ModelInstances(
             members, self._clock, route_by_speed=self._route_by_speed
         )
+
+    def forget(self, name: str) -> None:
+        """Forget the speed of an instance that is out of service."""
+        self._rates.pop(name, None)

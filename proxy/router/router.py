@@ -144,6 +144,14 @@ class Router:
             instance.in_flight.abort(UpstreamShutDown(name))
             await instance.in_flight.wait_empty()
 
+    def forget(self, name: str) -> bool:
+        """Forget an instance that does not come back; return False while it holds a request."""
+        if self._instances.get(name):
+            return False
+        self._instances.forget(name)
+        self._prefix_index.forget(name)
+        return True
+
     def pause(self, model: str) -> None:
         """Queue all requests for a model, even where a slot is free."""
         self._queues.of(model).is_paused = True

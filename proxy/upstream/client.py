@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from types import TracebackType
@@ -21,6 +22,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.errors import (
     BadRequest,
+    NodeUnconnected,
     UpstreamConnectFailed,
     UpstreamFailed,
     UpstreamTimeout,
@@ -93,6 +95,7 @@ def send(
 class FetchedBody:
     status: int
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 async def fetch(
@@ -119,7 +122,7 @@ async def fetch(
     except TimeoutError as error:
         message = f"{upstream.name} did not answer {upstream_request.path} in {limit_s:g} s"
         raise UpstreamTimeout(message) from error
-    return FetchedBody(response.status, bytes(body))
+    return FetchedBody(response.status, bytes(body), response.headers)
 
 
 def get_request(path: str, query: str = "", **fields: str) -> UpstreamRequest:
@@ -168,11 +171,16 @@ async def _connected(
             async with asyncio.timeout(settings.connect_timeout_s):
                 await _connect_tcp(loop, connection, upstream)
     except TimeoutError as error:
-        raise UpstreamUnconnected(upstream.name, "takes no connection in time") from error
+        raise _unconnected(upstream, "takes no connection in time") from error
     except OSError as error:
         reason = tls_refusal(error) or f"takes no connection: {error}"
-        raise UpstreamUnconnected(upstream.name, reason) from error
+        raise _unconnected(upstream, reason) from error
     return connection
+
+
+def _unconnected(upstream: Upstream, reason: str) -> UpstreamUnconnected:
+    failure = NodeUnconnected if upstream.node else UpstreamUnconnected
+    return failure(upstream.name, reason)
 
 
 async def _connect_tcp(
@@ -181,7 +189,10 @@ async def _connect_tcp(
     node = upstream.node
     tls = (node.tls or _tls)() if node and node.is_tls else None
     host, port = upstream.host, upstream.port
-    transport, _ = await loop.create_connection(lambda: connection, host, port, ssl=tls)
+    name = node.hostname if node and node.hostname and tls else None
+    transport, _ = await loop.create_connection(
+        lambda: connection, host, port, ssl=tls, server_hostname=name
+    )
     if node:
         _enable_keepalive(transport.get_extra_info("socket"))
 

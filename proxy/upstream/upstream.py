@@ -21,6 +21,7 @@ class Node:
         is_spare: Whether it gets new conversations only when no other slot is free.
         variants: Names of those that the node has of it.
         weight: Its share of requests as a multiple of an average instance's; None: by its speed.
+        hostname: The name in its certificate; empty: the host of the instance.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Node:
     weight: float | None = None
     variants: tuple[str, ...] = ()
     tls: Callable[[], ssl.SSLContext] | None = field(default=None, compare=False, repr=False)
+    hostname: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,11 @@ class ModelStatus(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """`state`: up, or down with a `reason`. `slots`: of all models, 0 while it is down."""
+    """`state`: up; or down, draining or same (as another node), with a `reason`.
+
+    A name that stands for nodes has an entry of its own, resolved or unresolved, and each of its
+    machines has one. `slots`: of all models, 0 while it is not up.
+    """
 
     name: str
     state: str

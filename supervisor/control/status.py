@@ -11,7 +11,7 @@ from typing import cast
 
 from proxy.batch.stats import BatchQueueStats
 from proxy.models import PrefillResult
-from proxy.nodes.nodes import NodeStats
+from proxy.nodes.stats import NodeStats
 from proxy.router.instances import InstanceStats
 from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.control.messages import (
@@ -138,7 +138,7 @@ def _draft(stats: EngineStats) -> DraftStatus:
 def node_status(stats: NodeStats) -> NodeStatus:
     return {
         "name": stats.name,
-        "state": "up" if stats.is_up else "down",
+        "state": stats.state,
         "reason": stats.problem,
         "url": stats.url,
         "models": list(stats.models),

@@ -12,7 +12,8 @@ from proxy.auth.origin import is_loopback
 from proxy.config.address import host_of
 from proxy.errors import ConfigError
 from proxy.middleware import check
-from proxy.nodes.settings import ConfiguredNode, NodeSettings, configured_nodes
+from proxy.nodes.configured import ConfiguredNode, configured_nodes
+from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.tls.contexts import server_context
 from supervisor.errors import SettingsInvalid

@@ -17,8 +17,9 @@ from fakes.upstream import Call, Fake, Script, say_ok
 from proxy.app import build_app
 from proxy.errors import UpstreamConnectFailed
 from proxy.metrics.prometheus import Metrics
+from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.nodes import Nodes
-from proxy.nodes.settings import ConfiguredNode, NodeSettings
+from proxy.nodes.settings import NodeSettings
 from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
@@ -32,23 +33,33 @@ SETTINGS = ProxySettings(listen="127.0.0.1:0", connect_timeout_s=5, upstream_rea
 class FakeNode(Fake):
     """Listens on a port of loopback and lists `entries` as its models; that is no call."""
 
-    def __init__(self, *entries: dict[str, Any], script: Script = say_ok, key: str = "") -> None:
+    def __init__(
+        self,
+        *entries: dict[str, Any],
+        script: Script = say_ok,
+        key: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         super().__init__("node", Path("/nowhere"), script)
         self._key = key
+        self._host = host
+        self.process = ""
+        self.is_draining = False
         self.entries = list(entries)
         self.slots: int | None = None
         self.looks: list[Call] = []
-        self.port = 0
+        self.port = port
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen; after a `stop`, on the same port."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=tls)
+        server = await asyncio.start_server(self._serve, self._host, self.port, ssl=tls)
         self._server = server
         self.port = server.sockets[0].getsockname()[1]
 
@@ -57,9 +68,13 @@ class FakeNode(Fake):
         await self.may_answer.wait()
         if self._key and call.headers.get("Authorization") != f"Bearer {self._key}":
             await call.head("Content-Length: 0", status="401 Unauthorized")
+        elif self.is_draining:
+            status = "503 Service Unavailable"
+            await call.head("Content-Length: 0", "X-Corral-Draining: 1", status=status)
         elif path.endswith("/v1/models"):
             self.looks.append(call)
-            await _say(call, {"object": "list", "data": self.entries})
+            process = [f"X-Corral-Process: {self.process}"] if self.process else []
+            await _say(call, {"object": "list", "data": self.entries}, *process)
         elif path.endswith("/slots"):
             self.looks.append(call)
             await _say(call, [{"id": 0}] * self.slots if self.slots else None)
@@ -69,10 +84,11 @@ class FakeNode(Fake):
             await super()._answer(call)
 
 
-async def _say(call: Call, page: object) -> None:
+async def _say(call: Call, page: object, *fields: str) -> None:
     body = json.dumps(page).encode()
     status = "404 Not Found" if page is None else "200 OK"
-    await call.head("Content-Type: application/json", f"Content-Length: {len(body)}", status=status)
+    length = f"Content-Length: {len(body)}"
+    await call.head("Content-Type: application/json", length, *fields, status=status)
     await call.send(body)
 
 
@@ -103,7 +119,7 @@ class NodesProxy:
         self.here.model_infos = []
         self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, 1)
         events.nodes = self.nodes
-        app = build_app(self.router, self.nodes, settings, metrics)
+        app = build_app(self.router, self.nodes, settings, metrics, process=self.nodes.process)
         self.server = Server(app, settings)
 
     def _hear(self, name: str, /, **fields: object) -> None:

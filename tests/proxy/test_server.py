@@ -102,11 +102,13 @@ async def test_streams_end_whole_while_it_drains(proxy: ProxyHarness) -> None:
 
 
 async def _refused(proxy: ProxyHarness) -> None:
-    """Wait until no new connection is taken."""
-    with contextlib.suppress(ConnectionError):
-        while True:
-            async with proxy.raw():
-                pass
+    """Wait until a request on a new connection is told that the server stops."""
+    answer = b""
+    while b"X-Corral-Draining: 1\r\n" not in answer:
+        async with proxy.raw() as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
 
 
 async def test_open_connections_are_told_to_come_back_while_it_drains(proxy: ProxyHarness) -> None:

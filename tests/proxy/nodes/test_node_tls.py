@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import trustme
 from fakes.certificates import expired, write, write_ca
-from fakes.node import FakeNode, NodesProxy
+from fakes.node import SETTINGS, FakeNode, NodesProxy
 from fakes.proxy_harness import ProxyHarness, until
 from pydantic import ValidationError
 
-from proxy.nodes.settings import NodeSettings, configured_nodes
+from proxy.errors import NodeUnconnected
+from proxy.nodes.addresses import NodeAddress
+from proxy.nodes.configured import configured_nodes
+from proxy.nodes.poll import NodePoller
+from proxy.nodes.settings import NodeSettings
+from proxy.nodes.url import parse_url
 from proxy.tls import renewed
 from proxy.tls_config import TlsSettings
 
@@ -79,6 +84,25 @@ async def test_a_node_can_demand_a_client_certificate(
     late = write(tmp_path, expired(authority, "us"), "late")
     refused = await outcome(url, ca_file=ca_file, **late)
     assert "does not accept our client certificate: it has expired" in refused
+
+
+async def test_the_certificate_of_a_found_machine_is_for_the_name(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
+    ca_file = write_ca(tmp_path / "ca.pem", authority)
+    async with fake_node(authority.issue_cert("corral.test")) as url:
+        port = parse_url(url).port
+        table = NodeSettings(url=f"dns+https://corral.test:{port}", ca_file=ca_file)
+        (node,) = configured_nodes({"pods": table}, lambda _, /, **__: None)
+        for hostname, is_valid in (("corral.test", True), ("other.test", False)):
+            machine = node.at(NodeAddress("127.0.0.1", port, hostname))
+            assert machine.url == url
+            poll = NodePoller(machine, SETTINGS).poll()
+            if is_valid:
+                assert [one.id for one in (await poll).remote_models] == ["chat"]
+                continue
+            with pytest.raises(NodeUnconnected, match=r"not valid for 'other\.test'"):
+                await poll
 
 
 async def test_a_node_that_speaks_no_tls_is_named_so(proxy: ProxyHarness) -> None:

@@ -19,7 +19,7 @@ from fakes.upstream import Call, Fake, say_ok
 
 from proxy.adapter import Adapter
 from proxy.errors import Unavailable
-from proxy.nodes import monitor
+from proxy.nodes import monitor, poll
 from proxy.router.weights import Weight
 from proxy.upstream import client
 
@@ -253,7 +253,7 @@ async def test_a_node_that_stops_gets_no_requests_until_it_answers_again(place: 
 async def test_a_node_is_down_after_two_failures(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
-    (watched,) = near.nodes._monitors.values()
+    (watched,) = near.nodes._monitors
     watched._failed("once")
     assert near.router.serves("chat")
     watched._failed("twice")
@@ -360,7 +360,7 @@ async def test_a_removed_node_finishes_its_requests(place: Place) -> None:
 async def test_no_request_waits_for_a_removed_node(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "_TIMEOUT_S", 60)
+    monkeypatch.setattr(poll, "_TIMEOUT_S", 60)
     node = await place.node(LOADED)
     near = await place.near(node)
     node.may_answer.clear()

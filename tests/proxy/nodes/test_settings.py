@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import ConfigError
-from proxy.nodes.settings import read_key
+from proxy.nodes.configured import read_key
 
 
 def write(directory: Path, text: bytes, mode: int = 0o600) -> Path:
