@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy.auth.api_keys import client_models
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.errors import NotServed, QueueTimeout
@@ -32,13 +30,14 @@ from proxy.forwarded_endpoints import ForwardedEndpoints
 from proxy.json_response import json_response
 from proxy.keep_alive import keep_alive_s
 from proxy.middleware import ACCESS_RECORD
-from proxy.models import ModelInfo, ModelLoader, ModelNames, with_variants
-from proxy.ollama import engine_request, entries
+from proxy.models import ModelLoader, ModelNames
+from proxy.ollama import engine_request
 from proxy.ollama.engine_request import EngineRequest, Translate
-from proxy.ollama.files import ModelFiles, members_in
-from proxy.ollama.host import ModelDetails, OllamaHost
+from proxy.ollama.files import ModelFiles
+from proxy.ollama.host import OllamaHost
 from proxy.ollama.lines import header
-from proxy.ollama.names import given_name, required_name, untagged
+from proxy.ollama.lists import ModelLists
+from proxy.ollama.names import given_name, untagged
 from proxy.ollama.response import (
     ChatResponse,
     EmbeddingsResponse,
@@ -46,7 +45,7 @@ from proxy.ollama.response import (
     GenerateResponse,
     OllamaResponse,
 )
-from proxy.request import client_of, json_content, request_of, written
+from proxy.request import json_content, request_of, written
 from proxy.routes import Routes
 
 # The API of this release: the first with `/v1/messages` beside `/v1/responses`. Clients compare it
@@ -61,7 +60,6 @@ _NOT_SERVED: Final = MappingProxyType(
         "/api/blobs/{id}": "models come from files on this machine or by /api/pull",
     }
 )
-_NO_DETAILS: Final = ModelDetails()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +84,15 @@ class OllamaEndpoints:
         self._forwarded = forwarded
         self._loader = loader
         self._host = host
-        self._bodies = bodies
+        self._lists = ModelLists(loader, host, bodies)
         self._files = ModelFiles(loader, host, bodies)
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/", get=self.root)
         routes.add("/api/version", get=self.version)
-        routes.add("/api/tags", get=self.tags)
-        routes.add("/api/ps", get=self.running)
-        routes.add("/api/show", post=self.show)
+        routes.add("/api/tags", get=self._lists.tags)
+        routes.add("/api/ps", get=self._lists.running)
+        routes.add("/api/show", post=self._lists.show)
         text = self._handler
         routes.add("/api/chat", post=text(ChatResponse, engine_request.chat))
         routes.add("/api/generate", post=text(GenerateResponse, engine_request.generate))
@@ -114,36 +112,6 @@ class OllamaEndpoints:
 
     async def refuse(self, path: str, request: web.BaseRequest) -> web.Response:
         raise NotServed(f"{request.path} is not served here: {_NOT_SERVED[path]}")
-
-    async def tags(self, request: web.BaseRequest) -> web.Response:
-        models = with_variants(client_models(self._loader, request))
-        details = await self._details(models)
-        return json_response(
-            {"models": [entries.tag(one, details.get(_of(one), _NO_DETAILS)) for one in models]}
-        )
-
-    async def running(self, request: web.BaseRequest) -> web.Response:
-        models = [one for one in client_models(self._loader, request) if one.state == "loaded"]
-        details, now = await self._details(models), datetime.now(tz=UTC)
-        listed = [
-            entries.running(
-                one, details.get(one.id, _NO_DETAILS), self._host.residence(one.id), now
-            )
-            for one in models
-        ]
-        return json_response({"models": listed})
-
-    async def show(self, request: web.BaseRequest) -> web.Response:
-        with self._bodies.share(client_of(request)) as share:
-            name = required_name(await members_in(request, share))
-        names = ModelNames(with_variants(client_models(self._loader, request)))
-        found = names.resolve(untagged(name, names)).model_info
-        details = await self._details([found])
-        return json_response(entries.show(found, details.get(_of(found), _NO_DETAILS)))
-
-    async def _details(self, models: list[ModelInfo]) -> Mapping[str, ModelDetails]:
-        names = {_of(one) for one in models if one.is_local}
-        return await self._host.details(sorted(names))
 
     def _handler(
         self, response: type[OllamaResponse], translate: Translate
@@ -225,8 +193,3 @@ def _asked(members: dict[str, Any], translate: Translate, names: ModelNames) -> 
     return _Asked(
         model if request else model_info.id, is_local, given or model_info.id, request, stays_s
     )
-
-
-def _of(model_info: ModelInfo) -> str:
-    """Return the model that an entry of a list belongs to."""
-    return model_info.variant_of or model_info.id

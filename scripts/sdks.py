@@ -1,4 +1,4 @@
-"""Try the Responses API with the client libraries that speak it.
+"""Try the Responses API, and Ollama's, with the client libraries that speak them.
 
 A daemon of its own serves SmolLM2, with stored responses. Its template has examples of a tool's
 use, so that the small model calls the tool and tells what that returned. Each
@@ -29,9 +29,11 @@ from supervisor.host import download  # noqa: E402
 from supervisor.host.paths import directories  # noqa: E402
 
 CHECKS: Final = ROOT / "scripts" / "sdk_checks"
-NODE_PACKAGES: Final = ("openai", "ai", "@ai-sdk/openai", "zod")
+NODE_PACKAGES: Final = ("openai", "ai", "@ai-sdk/openai", "zod", "ollama")
 PYTHON_PACKAGES: Final = ("pydantic-ai-slim[openai]", "openai-agents")
 FEATURES: Final = ("whole", "stream", "parse", "tools", "turns", "stored")
+OLLAMA_FEATURES: Final = (*FEATURES[:-1], "generate", "embed", "models")
+OLLAMA: Final = "ollama-js"
 TIMEOUT_S: Final = 300
 SETTINGS: Final = """
 [models.smollm2]
@@ -40,6 +42,16 @@ path = "{model}"
 chat-template-file = "{template}"
 ctx-size = 8192
 parallel = 2
+
+[models.vectors]
+path = "{model}"
+preload = false
+[models.vectors.flags]
+embeddings = true
+pooling = "mean"
+
+[proxy.ollama]
+enabled = true
 
 [proxy.stored_responses]
 enabled = true
@@ -56,9 +68,10 @@ def main() -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "llama-corral", "sdks")
     _install(cache)
     with nullcontext(options.url) if options.url else _served() as url:
-        environment = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+        own = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OLLAMA_HOST": url}
+        environment = {**os.environ, **own}
         found = {
-            name: _run(program, environment)
+            name: _run(program, environment, _features(name))
             for name, program in _programs(cache).items()
             if options.only in {None, name}
         }
@@ -72,6 +85,7 @@ def _programs(cache: Path) -> Mapping[str, Sequence[str]]:
         "openai-python": (sys.executable, "-m", "scripts.sdk_checks.check_openai_python"),
         "openai-node": ("node", str(cache / "node" / "openai_node.mjs")),
         "ai-sdk": ("node", str(cache / "node" / "ai_sdk.mjs")),
+        OLLAMA: ("node", str(cache / "node" / "ollama_node.mjs")),
         "pydantic-ai": (python, "-m", "scripts.sdk_checks.check_pydantic_ai"),
         "openai-agents": (python, "-m", "scripts.sdk_checks.check_openai_agents"),
     }
@@ -105,7 +119,13 @@ def _served() -> Iterator[str]:
             corral.end()
 
 
-def _run(program: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+def _features(name: str) -> Sequence[str]:
+    return OLLAMA_FEATURES if name == OLLAMA else FEATURES
+
+
+def _run(
+    program: Sequence[str], environment: Mapping[str, str], features: Sequence[str]
+) -> dict[str, str]:
     """Return what a program says of each feature."""
     ran = subprocess.run(
         program,
@@ -119,14 +139,16 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> dict[str, st
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     said = {line["feature"]: line["result"] for line in lines}
     missing = ran.stderr.strip().splitlines()[-1:] or ["no result"]
-    return {feature: said.get(feature, missing[0]) for feature in FEATURES}
+    return {feature: said.get(feature, missing[0]) for feature in features}
 
 
 def _print(found: Mapping[str, Mapping[str, str]]) -> None:
-    rows: list[tuple[str, ...]] = [("client", *FEATURES)]
-    rows += [(name, *(results[one] for one in FEATURES)) for name, results in found.items()]
-    for name, *cells in rows:
-        print(f"{name:<15}", *(f"{'failed' if len(cell) > 7 else cell:<7}" for cell in cells))
+    for features in dict.fromkeys(map(_features, found)):
+        rows: list[tuple[str, ...]] = [("client", *features)]
+        named = [name for name in found if _features(name) == features]
+        rows += [(name, *(found[name][one] for one in features)) for name in named]
+        for name, *cells in rows:
+            print(f"{name:<15}", *(f"{'failed' if len(cell) > 8 else cell:<8}" for cell in cells))
     for name, results in found.items():
         for feature, result in results.items():
             if result != "ok":

@@ -1,1 +1,1 @@
-"""Coding agents from npm, run on llama-corral with a scripted model."""
+"""Client programs from npm and PyPI, run with the settings that corral connect writes."""

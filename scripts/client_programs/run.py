@@ -1,8 +1,9 @@
-"""Run coding agents from npm on llama-corral, with a scripted model on the real engine.
+"""Run client programs with the settings that `corral connect --write` gives them.
 
-Each gets a task with tools and another turn of the same conversation, must tell the user when the
-context is full, and chats with SmolLM2 where its own prompt is small enough. All have a home of
-their own, and nothing leaves this machine but the installation by npm.
+Coding agents get a task with tools and another turn of the same conversation, from a scripted model
+on the real engine, and must tell the user when the context is full. Those whose own prompt is small
+enough chat with SmolLM2. At last `--undo` must leave the settings of the user as they were. Each
+has a home of its own, and nothing leaves this machine but the installation by npm and pip.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Final
 from corral_cli import CorralCli
 
 from scripts.client_programs import scripted_model
-from scripts.client_programs.clients import CLIENTS, Client
-from scripts.client_programs.npm import environment, install
+from scripts.client_programs.clients import CLIENTS, Client, own_files
+from scripts.client_programs.packages import environment, install
 from supervisor.host import download
 from supervisor.host.paths import directories
 from supervisor.output import table
@@ -32,6 +33,7 @@ _WIDE_TOKENS: Final = 131_072
 _LEFT_TOKENS: Final = 4096
 _BIG_WORDS: Final = 4000
 _CALL_MAX_S: Final = 240
+_CHATS_MAX: Final = 4
 _SETTINGS: Final = """
 [models.{name}]
 path = "{path}"
@@ -66,19 +68,19 @@ def main() -> int:
     parser.add_argument("clients", nargs="*", metavar="CLIENT")
     parser.add_argument("--keep", action="store_true", help="print what each client printed")
     options = parser.parse_args()
-    chosen = [one for one in CLIENTS if not options.clients or one.program in options.clients]
+    chosen = [one for one in CLIENTS if not options.clients or one.name in options.clients]
     rows: list[tuple[str, str, str]] = []
     has_failed = False
     for client in chosen:
         for found in _checks(client, is_verbose=options.keep):
             has_failed |= not found.is_met
-            rows.append((client.program, found.check, "yes" if found.is_met else found.detail))
+            rows.append((client.name, found.check, "yes" if found.is_met else found.detail))
     print(table(("CLIENT", "CHECK", ""), rows))
     return int(has_failed)
 
 
 def _checks(client: Client, *, is_verbose: bool) -> list[Outcome]:
-    programs = install(client.package)
+    programs = install(client.package, is_python=client.is_python)
     with tempfile.TemporaryDirectory(prefix="cl") as name:
         run = _Run(client, programs, Path(name), is_verbose=is_verbose)
         try:
@@ -102,6 +104,12 @@ class _Run:
         self.corral = CorralCli(directory)
         self._home.mkdir()
         self._work.mkdir()
+        self.corral.env["HOME"] = str(self._home)
+        for name in ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "OPENCODE_CONFIG"):
+            self.corral.env.pop(name, None)
+        for path, text in own_files(client, self._home).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
         (self._work / "notes.txt").write_text("The word is heron.\n")
         (self._work / "big.txt").write_text("heron and another bird\n" * (_BIG_WORDS // 4))
 
@@ -109,32 +117,42 @@ class _Run:
         smollm2 = download.fetch(
             download.find_pin("smollm2"), directories().models, lambda *_: None
         )
+        found = self._agent(smollm2) if self._client.has_tools else []
+        if self._client.bare is not None:
+            self._serve([("smollm2", smollm2, 8192)])
+            found += self._chat(self._client.bare)
+        return [*found, self._undo()]
+
+    def _agent(self, smollm2: Path) -> list[Outcome]:
         wide = scripted_model.make(self._models / "wide.gguf", smollm2, COMMANDS, ctx=_WIDE_TOKENS)
         self._serve([("wide", wide, _WIDE_TOKENS)])
         found = [self._task(), self._next_turn()]
         prompt_tokens = self._prompt_tokens()
         narrow_ctx = prompt_tokens + _LEFT_TOKENS
         narrow = scripted_model.make(self._models / "narrow.gguf", smollm2, BIG, ctx=narrow_ctx)
-        self.corral.ok("stop")
-        self._serve([("narrow", narrow, narrow_ctx), ("smollm2", smollm2, 8192)])
-        found.append(self._full())
-        if self._client.bare is not None:
-            found.append(self._chat(self._client.bare))
-        return found
+        self._serve([("narrow", narrow, narrow_ctx)])
+        return [*found, self._full()]
 
     def _serve(self, models: Sequence[tuple[str, Path, int]]) -> None:
         tables = [_SETTINGS.format(name=name, path=path, ctx=ctx) for name, path, ctx in models]
+        if self.corral.is_running():
+            self.corral.ok("stop")
         self.corral.configure("".join(tables))
         self.corral.ok("start")
-        self._client.configure(self._home, self.corral.url, [name for name, _, _ in models])
+        self.corral.ok("connect", self._client.name, "--write")
 
-    def _call(self, model: str, words: Sequence[str]) -> str:
-        variables = self._client.variables(self.corral.url, model)
+    def _undo(self) -> Outcome:
+        self.corral.ok("connect", self._client.name, "--undo")
+        found = {path: path.read_text("utf-8") for path in own_files(self._client, self._home)}
+        is_same = found == own_files(self._client, self._home)
+        return _outcome("--undo restores the user's files", str(found), is_same)
+
+    def _call(self, words: Sequence[str]) -> str:
         try:
             done = subprocess.run(
-                [self._programs / self._client.program, *words],
+                [self._programs / self._client.name, *words],
                 cwd=self._work,
-                env=environment(self._home, self._programs, variables),
+                env=environment(self._home, self._programs, self._client.variables),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -145,27 +163,35 @@ class _Run:
         except subprocess.TimeoutExpired as error:
             said = f"did not end within {_CALL_MAX_S} s: {error.stdout!r}"
         if self._is_verbose:
-            print(f"--- {self._client.program} {' '.join(words)}\n{said}", file=sys.stderr)
+            print(f"--- {self._client.name} {' '.join(words)}\n{said}", file=sys.stderr)
         return said
 
     def _task(self) -> Outcome:
-        said = self._call("wide", self._client.first("wide", "Read notes.txt and tell the word."))
+        said = self._call(self._client.first("wide", "Read notes.txt and tell the word."))
         has_written = (self._work / "result.txt").is_file()
         return _outcome("a task with tools", said, has_written and scripted_model.ANSWER in said)
 
     def _next_turn(self) -> Outcome:
-        said = self._call("wide", self._client.again("wide", "And what was the word again?"))
+        said = self._call(self._client.again("wide", "And what was the word again?"))
         return _outcome("a next turn", said, scripted_model.ANSWER in said)
 
     def _full(self) -> Outcome:
-        said = self._call("narrow", self._client.first("narrow", "Read big.txt, three times."))
+        said = self._call(self._client.first("narrow", "Read big.txt, three times."))
         is_told = any(words in said.lower() for words in _FULL)
         return _outcome("says that the context is full, or compacts", said, is_told)
 
-    def _chat(self, bare: Sequence[str]) -> Outcome:
-        prompt = "What is the capital of France?"
-        said = self._call("smollm2", [*self._client.first("smollm2", prompt), *bare])
-        return _outcome("a chat with SmolLM2", said, "Paris" in said)
+    def _chat(self, bare: Sequence[str]) -> list[Outcome]:
+        first = self._client.first("smollm2", "What is the capital of France?")
+        said = ""
+        for _ in range(_CHATS_MAX):  # some clients set a temperature
+            if "Paris" not in said:
+                said = self._call([*first, *bare])
+        found = [_outcome("a chat with SmolLM2", said, "Paris" in said)]
+        if not self._client.has_tools:
+            again = self._client.again("smollm2", "And of Italy?")
+            said = self._call([*again, *bare])
+            found.append(_outcome("its next turn", said, "Rome" in said))
+        return found
 
     def _prompt_tokens(self) -> int:
         finished = self.corral.events("request.finished")

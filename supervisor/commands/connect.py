@@ -135,9 +135,14 @@ def _notes(client: Client, facts: Facts) -> Sequence[str]:
         same = client.key_variable == KEY_VARIABLE
         source = "" if same else f' (export {client.key_variable}="${KEY_VARIABLE}")'
         notes.append(f"{client.title} reads the API key from {client.key_variable}{source}")
-    if facts.certificate:
+    if facts.certificate and not client.writes_ca:
         notes.append(
-            f"{client.title} must trust the certificate: export "
-            f"{client.ca_variable}={facts.certificate}"
+            f"{client.title} must trust the certificate: "
+            f"export {client.ca_variable}={facts.certificate}"
+        )
+    elif facts.url.startswith("https:") and not facts.certificate:
+        notes.append(
+            "where no public CA issued the certificate, the client must trust the CA that did: "
+            f"export {client.ca_variable}=FILE.pem"
         )
     return notes

@@ -45,14 +45,13 @@ def daemon_facts(model: str | None, small: str | None) -> Facts:
     settings = load(config, config_dir=directories().config).settings
     models = _chat_models(listed, status, settings)
     chosen = _chosen(model, models, _preferred(settings, status["models"]))
-    cert = status["tls_cert"]
     return Facts(
         url=status["url"],
         models=models,
         model=chosen,
         small=_chosen(small, models, [chosen.name]),
         needs_key=needs_key,
-        certificate=Path(cert) if cert else None,
+        certificate=_certificate(status["tls_cert"]),
     )
 
 
@@ -77,6 +76,17 @@ def check(facts: Facts, api: Api) -> None:
             f"{facts.model.name} broke off its answer at {api.value}",
             hint=f"corral logs {facts.model.name} shows why",
         )
+
+
+def _certificate(path: str | None) -> Path | None:
+    """Return the daemon's certificate if it signed itself: then clients can trust that alone."""
+    from cryptography.x509 import load_pem_x509_certificates
+
+    try:
+        found = load_pem_x509_certificates(Path(path).read_bytes())[0] if path else None
+    except (OSError, ValueError, IndexError):  # the daemon reports it
+        return None
+    return Path(path) if path and found and found.issuer == found.subject else None
 
 
 def _listed(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:

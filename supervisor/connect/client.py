@@ -55,6 +55,7 @@ class Client:
         run: How it is started then, for people.
         key_variable: The variable in which it looks for the API key.
         ca_variable: The variable that names a file of certificates which it trusts.
+        writes_ca: Whether its settings hold that.
     """
 
     name: str
@@ -66,3 +67,4 @@ class Client:
     run: Callable[[Facts], str]
     key_variable: str
     ca_variable: str
+    writes_ca: bool = False

@@ -35,7 +35,7 @@ class Facts:
         model: For most requests; one of `models`.
         small: For short requests, such as titles.
         needs_key: Clients find it in the variable CORRAL_API_KEY.
-        certificate: PEM file of what the daemon shows to https clients; None without TLS.
+        certificate: PEM file to trust for https, where nobody else has signed it; else None.
     """
 
     url: str

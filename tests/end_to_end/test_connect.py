@@ -7,7 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
+import trustme
 from corral_cli import CorralCli
+from fakes import certificates
 
 SETTINGS = """
 [models.tiny]
@@ -106,6 +108,20 @@ def test_a_key_is_read_by_the_client_and_written_nowhere(
     assert 'env_key = "CORRAL_API_KEY"' in config
     files = [one for one in corral.root.rglob("*") if one.is_file() and one != keys]
     assert not [one for one in files if b"corral-me-1234" in one.read_bytes()]
+
+
+def test_https_is_connected_with_a_note_on_the_ca(
+    corral: CorralCli, home: Path, tiny_model: Path
+) -> None:
+    files = certificates.write(corral.root, trustme.CA().issue_cert("127.0.0.1"))
+    tls = f'[proxy.tls]\ncert = "{files["cert"]}"\nkey = "{files["key"]}"\n'
+    proxy = '[proxy]\nlisten = "127.0.0.1:0"\n'
+    corral.configure(SETTINGS.format(tiny=tiny_model) + proxy + tls)
+    corral.ok("start", "tiny")
+    written = corral("connect", "codex", "--write")
+    assert written.returncode == 0
+    assert "https://127.0.0.1" in (home / ".codex" / "config.toml").read_text()
+    assert "export CODEX_CA_CERTIFICATE=FILE.pem" in written.stderr
 
 
 def test_a_file_that_cannot_be_read_is_not_touched(

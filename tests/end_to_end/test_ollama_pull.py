@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
+import ollama
 import pytest
 from corral_cli import PATIENCE_S, CorralCli, until
 from fakes.hub import FakeHub, Refusal
@@ -32,34 +30,29 @@ def hub(corral: CorralCli, tiny_model: Path) -> Iterator[FakeHub]:
         yield one
 
 
-def http(corral: CorralCli) -> httpx.Client:
-    until(corral.is_running)
-    return httpx.Client(base_url=corral.url, timeout=PATIENCE_S)
-
-
-def lines(answer: httpx.Response) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in answer.text.splitlines()]
-
-
-def test_a_model_is_pulled_used_and_deleted(corral: CorralCli, hub: FakeHub) -> None:
+def test_a_model_is_pulled_used_and_deleted_by_ollamas_client(
+    corral: CorralCli, hub: FakeHub
+) -> None:
     corral.configure(SETTINGS)
     corral.serve(until_ready=False)
-    message = {"role": "user", "content": "hello"}
+    until(corral.is_running)
     hub.api_refusals = [Refusal(403, {"x-error-code": "GatedRepo"})]
-    with http(corral) as client:
-        gated = lines(client.post("/api/pull", json={"model": NAME}))
-        assert "gated" in gated[-1]["error"]
-        steps = lines(client.post("/api/pull", json={"model": NAME}))
-        assert steps[0] == {"status": "pulling manifest"}
-        assert steps[-1] == {"status": "success"}
-        transfers = [one for one in steps if "total" in one]
-        assert transfers[-1]["completed"] == transfers[-1]["total"]
-        body = {"model": NAME, "messages": [message], "stream": False}
-        answer = client.post("/api/chat", json={**body, "options": {"num_predict": 4}}).json()
-        assert answer["eval_count"] == 4
-        own = client.request("DELETE", "/api/delete", json={"model": "own"})
-        assert (own.status_code, "[models.own]" in own.json()["error"]) == (501, True)
-        deleted = client.request("DELETE", "/api/delete", json={"model": NAME})
-        assert deleted.status_code == 200, deleted.text
-        assert client.post("/api/chat", json=body).status_code == 404
+    client = ollama.Client(corral.url, timeout=PATIENCE_S)
+    with pytest.raises(ollama.ResponseError, match="gated"):
+        list(client.pull(NAME, stream=True))
+    steps = list(client.pull(NAME, stream=True))
+    assert (steps[0].status, steps[-1].status) == ("pulling manifest", "success")
+    transfers = [one for one in steps if one.total]
+    assert transfers[-1].completed == transfers[-1].total
+    message = {"role": "user", "content": "hello"}
+    answer = client.chat(NAME, [message], options={"num_predict": 4})
+    assert answer.eval_count == 4
+    with pytest.raises(ollama.ResponseError, match=r"\[models\.own\]") as kept:
+        client.delete("own")
+    assert kept.value.status_code == 501
+    assert client.delete(NAME).status == "success"
+    with pytest.raises(ollama.ResponseError) as gone:
+        client.chat(NAME, [message])
+    assert gone.value.status_code == 404
     assert list((corral.root / "hf").rglob("*.gguf")) == []
+    client._client.close()

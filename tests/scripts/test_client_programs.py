@@ -1,15 +1,15 @@
-"""The script of the model that coding agents are tried with, and their settings."""
+"""The script of the model that coding agents are tried with, and what they are given."""
 
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 
-from scripts.client_programs.clients import CLIENTS
-from scripts.client_programs.npm import environment
+from scripts.client_programs.clients import CLIENTS, own_files
+from scripts.client_programs.packages import environment
 from scripts.client_programs.run import BIG, COMMANDS
 from scripts.client_programs.scripted_model import TOOLS, script
+from supervisor.connect.clients import CLIENTS as CONNECTED
 
 
 def test_a_line_of_a_script_is_one_token_of_its_own() -> None:
@@ -24,13 +24,16 @@ def test_a_call_has_the_arguments_of_its_tool() -> None:
     assert calls["shell"]["arguments"] == {"command": ["bash", "-lc", "ls"]}
 
 
-def test_clients_are_configured_for_this_machine_alone(tmp_path: Path) -> None:
+def test_clients_are_those_of_corral_connect(tmp_path: Path) -> None:
+    known = {client.name for client in CONNECTED}
     for client in CLIENTS:
-        client.configure(tmp_path, "http://127.0.0.1:1", ["wide"])
-    codex = tomllib.loads((tmp_path / ".codex" / "config.toml").read_text())
-    assert codex["model_providers"]["corral"]["base_url"] == "http://127.0.0.1:1/v1"
-    opencode = json.loads((tmp_path / ".config" / "opencode" / "opencode.json").read_text())
-    assert opencode["provider"]["corral"]["options"]["baseURL"] == "http://127.0.0.1:1/v1"
+        assert client.name in known
+        assert "hello" in client.first("chat", "hello")
+        assert "hello" in client.again("chat", "hello")
+        assert all(path.is_relative_to(tmp_path) for path in own_files(client, tmp_path))
+
+
+def test_nothing_is_reached_beyond_this_machine(tmp_path: Path) -> None:
     found = environment(tmp_path, tmp_path, {})
     assert found["HTTPS_PROXY"] == "http://127.0.0.1:9"
     assert found["NO_PROXY"] == "127.0.0.1,localhost"

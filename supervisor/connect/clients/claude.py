@@ -59,4 +59,5 @@ CLAUDE: Final = Client(
     run=lambda _: "claude",
     key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
+    writes_ca=True,
 )

@@ -58,4 +58,5 @@ CONTINUE: Final = Client(
     run=lambda facts: f"choose {_title(facts.model)} in the list of models",
     key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
+    writes_ca=True,
 )

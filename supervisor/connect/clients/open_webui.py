@@ -46,4 +46,5 @@ OPEN_WEBUI: Final = Client(
     run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
     key_variable="OPENAI_API_KEY",
     ca_variable="SSL_CERT_FILE",
+    writes_ca=True,
 )

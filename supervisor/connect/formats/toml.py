@@ -25,7 +25,8 @@ def put(text: str, place: Place, value: Any) -> str:
 def drop(text: str, place: Place) -> str:
     document = _loaded(text)
     tree.drop(document, place)
-    return tomlkit.dumps(document)
+    # The blank line before a table stays behind, at the end of the file too.
+    return tomlkit.dumps(document).rstrip("\n") + text[len(text.rstrip("\n")) :]
 
 
 def _loaded(text: str) -> tomlkit.TOMLDocument:

@@ -1,4 +1,4 @@
-"""Clients from npm, each in a directory of the user's cache."""
+"""Clients from npm and PyPI, each in a directory of the user's cache."""
 
 from __future__ import annotations
 
@@ -15,10 +15,23 @@ import platformdirs
 _INSTALL_MAX_S: Final = 600
 
 
-def install(package: str) -> Path:
+def install(package: str, *, is_python: bool) -> Path:
     """Install the newest version of a package; return the directory of its programs."""
     directory = Path(platformdirs.user_cache_dir("llama-corral")) / "clients" / Path(package).name
     directory.mkdir(parents=True, exist_ok=True)
+    return _from_pypi(package, directory) if is_python else _from_npm(package, directory)
+
+
+def _from_pypi(package: str, directory: Path) -> Path:
+    programs = directory / "bin"
+    if not (programs / "pip").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    pip = [str(programs / "pip"), "install", "--quiet", "--upgrade"]
+    subprocess.run([*pip, package], check=True, timeout=_INSTALL_MAX_S)
+    return programs
+
+
+def _from_npm(package: str, directory: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         sys.exit("npm is missing; install node and npm")
