@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from supervisor.commands import model_choice, transfer_meter
 from supervisor.commands.model_choice import Chosen
 from supervisor.commands.model_fit import MachineFit
 from supervisor.commands.model_get import GetOptions
-from supervisor.commands.transfer_meter import Meter
-from supervisor.errors import DownloadFailed
+from supervisor.errors import AccessDenied, DownloadFailed
 from supervisor.host.paths import Directories
 from supervisor.hub import disk_space
 from supervisor.hub.cache import HubCache
@@ -60,8 +59,20 @@ class _Download:
 def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) -> CommandResult:
     """Fetch a model into the Hugging Face cache; raises as model_get.get."""
     cache = HubCache(cache_root())
-    if is_offline():
-        return _offline(wanted, cache, options)
+    try:
+        if is_offline():
+            return _offline(wanted, cache, options)
+        return _fetched(wanted, where, cache, options)
+    except OSError as error:
+        raise AccessDenied(
+            f"cannot use {error.filename or cache.root}: {error.strerror or error}",
+            hint="make it readable and writable, or set HF_HOME to another directory",
+        ) from error
+
+
+def _fetched(
+    wanted: HubReference, where: Directories, cache: HubCache, options: GetOptions
+) -> CommandResult:
     with transfer_meter.meter(as_lines=options.as_lines) as meter:
         client = HubClient(notify=meter.note)
         repository = client.repository(wanted.repo, wanted.revision)
@@ -74,7 +85,9 @@ def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) 
             return CommandResult(_data(download, 0))
         disk_space.check(cache.root, download.missing_bytes)
         received = sum(
-            fetch(_transfer(download, one, client), client, _progress(meter, one)).received_bytes
+            fetch(
+                _transfer(download, one, client), client, partial(meter.show, one.path)
+            ).received_bytes
             for one in download.missing
         )
         for _, one in download.files:
@@ -104,10 +117,6 @@ def _transfer(download: _Download, file: RemoteFile, client: HubClient) -> Trans
         target=cache.blob(repo, file.digest),
         lock=cache.lock(repo, file.digest),
     )
-
-
-def _progress(meter: Meter, file: RemoteFile) -> Any:
-    return lambda stage, done, whole: meter.show(file.path, stage, done, whole)
 
 
 def _announcement(download: _Download) -> Iterator[str]:

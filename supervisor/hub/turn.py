@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,8 +59,10 @@ def _acquire(
             )
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def _size(part: Path) -> int:
+    """The bytes of all parts of a file: huggingface_hub gives each process one of its own."""
+    size_bytes = 0
+    for one in part.parent.glob(f"{glob.escape(part.stem)}*{part.suffix}"):
+        with suppress(FileNotFoundError):
+            size_bytes += one.stat().st_size
+    return size_bytes

@@ -95,6 +95,16 @@ def test_a_stopped_download_continues(corral: CorralCli, hub: FakeHub, how: sign
     assert parts(corral) == []
 
 
+def test_a_cache_that_cannot_be_used_is_named(corral: CorralCli, hub: FakeHub) -> None:
+    where = corral.root / "hf" / "hub" / f"models--{TINY.replace('/', '--')}"
+    where.mkdir(parents=True)
+    (where / "snapshots").write_text("a file")
+    failed = corral("model", "get", f"{TINY}:Q8_0")
+    assert failed.returncode == 1
+    assert "snapshots" in failed.stderr
+    assert "set HF_HOME" in failed.stderr
+
+
 def test_a_hub_is_searched(corral: CorralCli, hub: FakeHub) -> None:
     (found,) = corral.data("model", "search", "tiny")
     assert found["repo"] == TINY

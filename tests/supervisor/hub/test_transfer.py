@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -271,6 +272,33 @@ def test_a_lock_whose_holder_does_nothing_is_given_up(
     one.lock.parent.mkdir(parents=True)
     with filelock.FileLock(one.lock):
         assert "fetched nothing" in failure(one, client).message
+
+
+def test_a_part_of_another_program_counts_as_progress(
+    transfer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_POLL_S", 0.001)
+    monkeypatch.setattr(turn, "_STALLED_S", 0.0)
+    one = transfer()
+    theirs = one.part.with_name(f"{one.digest}.0123abcd.incomplete")
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    sizes = iter(range(1, 9))
+
+    class Lock(filelock.SoftFileLock):
+        """Held by a program whose part grows at each attempt but the last."""
+
+        def acquire(self, *_: object, **__: object) -> Any:
+            if (size := next(sizes, None)) is None:
+                return self
+            theirs.write_bytes(b"x" * size)
+            raise filelock.Timeout(self.lock_file)
+
+    monkeypatch.setattr(filelock, "FileLock", Lock)
+    said: list[str] = []
+    with turn.turn(one.lock, one.part, FILE, said.append):
+        assert next(sizes, None) is None
+    assert said == [f"another command fetches {FILE}; waiting for it"]
 
 
 def test_a_path_that_leaves_its_repository_is_refused() -> None:
