@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -99,13 +100,11 @@ def _without_copies(models: Iterable[StoredModel]) -> Iterator[StoredModel]:
 def named(models: Iterable[StoredModel], taken: Collection[str]) -> Iterator[StoredModel]:
     """Give each model a name of its own: the second one gets `@STORE` behind it, and a number."""
     names = set(taken)
+    numbers: dict[str, Iterator[str]] = {}
     for model in models:
-        choices = (model.name, f"{model.name}@{model.store}")
-        name = next(
-            one
-            for one in (*choices, *(f"{choices[1]}-{number}" for number in range(2, 1 << 20)))
-            if not names & {one, replace(model, name=one).id}
-        )
-        found = replace(model, name=name)
-        names |= {name, found.id}
+        longer = f"{model.name}@{model.store}"
+        further = numbers.setdefault(longer, (f"{longer}-{number}" for number in count(2)))
+        candidates = (replace(model, name=name) for name in chain((model.name, longer), further))
+        found = next(one for one in candidates if not names & {one.name, one.id})
+        names |= {found.name, found.id}
         yield found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stores_layout import HuggingFace, Ollama, copied
 
-from supervisor.model_stores.catalogue import Catalogue, search
+from supervisor.model_stores.catalogue import Catalogue, named, search
 from supervisor.model_stores.roots import Root
 from supervisor.model_stores.stored_model import Store, StoredModel
 
@@ -170,6 +170,13 @@ def test_a_second_model_of_a_name_gets_its_store_behind_it(tmp_path: Path, files
     assert list(by_name(found)) == ["tiny", "tiny@models_dir", "tiny@models_dir-2"]
     found = look(*places, cache=tmp_path / "cache", taken=("tiny",))
     assert next(iter(by_name(found))) == "tiny@corral"
+
+
+def test_any_number_of_models_may_have_one_name() -> None:
+    model = StoredModel("tiny", "lmstudio", Path("/m/tiny.gguf"), Path("/m"))
+    names = [one.name for one in named([model] * 300, ())]
+    assert names[:3] == ["tiny", "tiny@lmstudio", "tiny@lmstudio-2"]
+    assert len(set(names)) == 300
 
 
 def test_one_file_in_two_directories_is_listed_once(tmp_path: Path, files: Files) -> None:
