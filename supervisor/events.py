@@ -71,6 +71,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "worker.failed": ("error", "worker reason hint log"),
     "worker.lost": ("warning", "model reason"),
     "node.up": ("info", "node models"),
+    "node.load_requested": ("info", "node model"),
+    "node.load_refused": ("warning", "node model reason"),
     "node.down": ("warning", "node reason"),
     "node.draining": ("info", "node"),
     "node.resolved": ("info", "node added removed addresses"),

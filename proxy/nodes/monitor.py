@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -21,6 +21,7 @@ from proxy.models import ModelNames
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
 from proxy.nodes.poll import NodeDraining, NodePoller, Polled
+from proxy.nodes.prefix_reader import PrefixReader
 from proxy.nodes.processes import NodeProcesses
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -44,7 +45,12 @@ def pause_s(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MonitorContext:
-    """What the monitors of all nodes share; `on_change`: a node's models have changed."""
+    """What the monitors of all nodes share.
+
+    Attributes:
+        on_change: Called when the models of a node have changed.
+        nodes: Returns how many nodes there are.
+    """
 
     router: Router
     local: Callable[[], ModelNames]
@@ -52,6 +58,7 @@ class MonitorContext:
     processes: NodeProcesses
     emit: Emit
     on_change: Callable[[], None]
+    nodes: Callable[[], int]
     chance: Callable[[], float] = random.random
 
 
@@ -65,6 +72,9 @@ class NodeMonitor:
         self.remote_models: tuple[RemoteModel, ...] = ()
         self._context = context
         self._poller = NodePoller(node, context.settings)
+        self.prefixes = PrefixReader(
+            node, context.router, context.settings, self.upstreams, context.nodes
+        )
         self._failures = 0
         self._admitted: dict[str, Upstream] = {}
         self._suspected = asyncio.Event()
@@ -90,6 +100,9 @@ class NodeMonitor:
         self._failures = max(self._failures, _FAILURES - 1)
         self._withdraw_all()
         self._checked.clear()
+        self._suspected.set()
+
+    def poll_now(self) -> None:
         self._suspected.set()
 
     def stop(self, reason: str) -> None:
@@ -119,6 +132,10 @@ class NodeMonitor:
         except (UpstreamFailed, UpstreamTimeout, Unreadable) as error:
             self._failed(str(error).removeprefix(f"{self.node.name} "))
         else:
+            upstreams = self._upstreams(polled.remote_models)
+            is_new = bool(upstreams.keys() - self._admitted.keys())
+            if is_new and self.state != "same":
+                await self.prefixes.read_first(upstreams)
             self._answered(polled)
 
     # No method below awaits.
@@ -148,12 +165,12 @@ class NodeMonitor:
         self._set_models(polled.remote_models)
         if not self.is_up:
             self.state = "up"
-            models = [remote_model.id for remote_model in polled.remote_models]
+            models = [one.id for one in polled.remote_models if one.is_loaded]
             self._context.emit("node.up", node=self.node.name, models=models)
         self._admit(polled.remote_models)
 
     def _admit(self, remote_models: Sequence[RemoteModel]) -> None:
-        upstreams = {one.name: one for one in self._upstreams(remote_models)}
+        upstreams = self._upstreams(remote_models)
         for name in self._admitted.keys() - upstreams.keys():
             self._context.router.withdraw(name)
         for name, upstream in upstreams.items():
@@ -161,18 +178,25 @@ class NodeMonitor:
                 self._context.router.admit(upstream)
         self._admitted = upstreams
 
-    def _upstreams(self, remote_models: Sequence[RemoteModel]) -> Iterator[Upstream]:
+    def _upstreams(self, remote_models: Sequence[RemoteModel]) -> dict[str, Upstream]:
+        """The loaded models that are served here, by instance name."""
         local = self._context.local()
-        for remote_model in remote_models:
-            if model := served_id(remote_model, local):
-                yield self.node.upstream(
-                    f"{self.node.name}/{remote_model.id}",
-                    remote_model.id,
-                    model,
-                    self._poller.slots_of(remote_model),
-                    remote_model.aliases,
-                    remote_model.variants,
-                )
+        loaded = [one for one in remote_models if one.is_loaded]
+        return {
+            f"{self.node.name}/{one.id}": self._upstream(one, model)
+            for one in loaded
+            if (model := served_id(one, local))
+        }
+
+    def _upstream(self, remote_model: RemoteModel, model: str) -> Upstream:
+        return self.node.upstream(
+            f"{self.node.name}/{remote_model.id}",
+            remote_model.id,
+            model,
+            self._poller.slots_of(remote_model),
+            remote_model.aliases,
+            remote_model.variants,
+        )
 
     def _set_models(self, remote_models: tuple[RemoteModel, ...]) -> None:
         if remote_models != self.remote_models:

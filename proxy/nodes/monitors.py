@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from proxy.failures import persist
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.monitor import MonitorContext, NodeMonitor
-from proxy.nodes.prefix_reader import PrefixReader
 
 
 class NodeMonitors:
@@ -21,6 +20,9 @@ class NodeMonitors:
         self._leaving: dict[str, NodeMonitor] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
+
+    def __len__(self) -> int:
+        return len(self._monitors)
 
     def __iter__(self) -> Iterator[NodeMonitor]:
         return iter(self._monitors.values())
@@ -78,16 +80,9 @@ class NodeMonitors:
         if self._group is None:
             return
         monitor = self._monitors[name]
-        prefixes = PrefixReader(
-            monitor.node,
-            self._context.router,
-            self._context.settings,
-            monitor.upstreams,
-            lambda: len(self._monitors),
-        )
         self._tasks[name] = [
             self._group.create_task(persist("node", monitor.serve)),
-            self._group.create_task(persist("node", prefixes.serve)),
+            self._group.create_task(persist("node", monitor.prefixes.serve)),
         ]
 
     def _drop(self, name: str, reason: str) -> None:

@@ -1,13 +1,13 @@
 """All nodes, and one list of local and remote models.
 
-No node is ever made to load a model, or to replace one by another: only the models that it has
-loaded exist here.
+Only the models that a node has loaded exist here, unless it agrees to load others, and the settings
+say that it is to be asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from proxy.access_log import Emit
@@ -18,13 +18,16 @@ from proxy.errors import (
     UpstreamLoading,
     UpstreamUnavailable,
 )
+from proxy.failures import persist
 from proxy.models import ModelInfo, ModelLoader, ModelNames
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.discoveries import Discoveries
-from proxy.nodes.model_list import NO_NODE, merged, served_id
-from proxy.nodes.monitor import MonitorContext
+from proxy.nodes.merged_models import NO_NODE, merged
+from proxy.nodes.model_list import RemoteModel, served_id
+from proxy.nodes.monitor import MonitorContext, NodeMonitor
 from proxy.nodes.monitors import NodeMonitors
 from proxy.nodes.processes import NodeProcesses
+from proxy.nodes.remote_loading import RemoteLoading
 from proxy.nodes.stats import NodeStats, stats_of, stats_of_name
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -55,11 +58,18 @@ class Nodes:
         self._created = created
         self._processes = NodeProcesses()
         context = MonitorContext(
-            router, local.names, settings, self._processes, emit, self._forget_names
+            router,
+            local.names,
+            settings,
+            self._processes,
+            emit,
+            self._forget_names,
+            lambda: len(self._monitors),
         )
         self._configured: dict[str, ConfiguredNode] = {}
         self._monitors = NodeMonitors(context)
         self._discoveries = Discoveries(self._monitors, emit)
+        self._loading = RemoteLoading(router, settings, self._offers, emit)
         self._names: ModelNames | None = None
         self._named_local = ModelNames(())
         self.set_nodes(nodes)
@@ -74,6 +84,7 @@ class Nodes:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._monitors.serve())
             group.create_task(self._discoveries.serve())
+            group.create_task(persist("node", self._loading.serve))
 
     def set_nodes(self, nodes: Sequence[ConfiguredNode]) -> None:
         """Replace the nodes; unchanged ones keep their state.
@@ -129,6 +140,13 @@ class Nodes:
             self._named_local, self._names = local, names
         return self._names
 
+    def _offers(self) -> Iterator[tuple[NodeMonitor, RemoteModel, str]]:
+        local = self._local.names()
+        for monitor in self._monitors:
+            for remote_model in monitor.remote_models:
+                if model := served_id(remote_model, local):
+                    yield monitor, remote_model, model
+
     def _forget_names(self) -> None:
         self._names = None
 
@@ -152,6 +170,8 @@ class Nodes:
             return
         for monitor in monitors:
             await monitor.wait_checked()
+        if self._loading.has_loadable(model):
+            await self._loading.load(model)
         if not self._router.serves(model):
             problems = "; ".join(f"{one.node.name}: {one.problem}" for one in monitors)
             raise Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)

@@ -37,7 +37,7 @@ class NodePoller:
         self._slots: dict[str, int] = {}
 
     async def poll(self) -> Polled:
-        """Read its loaded models.
+        """Read its loaded models, and those that it would load.
 
         Raises:
             NodeDraining: It stops.
@@ -48,7 +48,10 @@ class NodePoller:
             raise NodeDraining
         if answer.status != 200:
             raise Unreadable(f"it answers {answer.status} to /v1/models, and lists no models there")
-        remote_models = read_remote_models(answer.body, self._node.settings.models)
+        settings = self._node.settings
+        remote_models = read_remote_models(
+            answer.body, settings.models, with_loadable=settings.load == "idle"
+        )
         await self._read_slots(remote_models)
         process = answer.headers.get(PROCESS, "")[:_PROCESS_MAX_CHARACTERS]
         return Polled(remote_models, process)
@@ -56,7 +59,8 @@ class NodePoller:
     async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
         """Count the slots of new models that do not report them."""
         for remote_model in remote_models:
-            if remote_model.slots is None and remote_model.id not in self._slots:
+            is_new = remote_model.id not in self._slots
+            if remote_model.is_loaded and remote_model.slots is None and is_new:
                 # Without autoload=false, a llama-server in router mode would load the model.
                 query = urlencode({"model": remote_model.id, "autoload": "false"})
                 answer = await self._fetch("/slots", query)

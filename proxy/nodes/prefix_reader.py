@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlencode
 
@@ -35,6 +36,8 @@ _IDLE_READS: Final = 60
 _PAUSE_WITHOUT_S: Final = 60.0
 _READS_PER_S: Final = 100
 _TIMEOUT_S: Final = 5.0
+# Requests may wait for the models of a node that is new.
+_FIRST_TIMEOUT_S: Final = 1.0
 
 
 def pause_s(unchanged: int, nodes: int) -> float:
@@ -78,11 +81,19 @@ class PrefixReader:
         finally:
             self._forget()
 
+    async def read_first(self, upstreams: Mapping[str, Upstream]) -> None:
+        """Take what models hold that are about to be admitted, if it is told within a second."""
+        with suppress(UpstreamFailed, UpstreamTimeout, UnreadableDigest):
+            response = await self._fetch("", _FIRST_TIMEOUT_S)
+            if response.status == 200:
+                self._known = upstreams
+                self._take(read_digest(response.body))
+
     async def _read(self) -> bool:
         """Take what is new; return False if the node has no digests."""
         self._unchanged += 1
         try:
-            response = await self._fetch()
+            response = await self._fetch(self._cursor, _TIMEOUT_S)
             if response.status == 200:
                 self._take(read_digest(response.body))
         except (UpstreamFailed, UpstreamTimeout):
@@ -91,10 +102,10 @@ class PrefixReader:
             return False
         return response.status in {200, 204}
 
-    async def _fetch(self) -> FetchedBody:
-        request = get_request(PREFIXES, urlencode({"after": self._cursor}), **{HOP: "1"})
+    async def _fetch(self, cursor: str, limit_s: float) -> FetchedBody:
+        request = get_request(PREFIXES, urlencode({"after": cursor}), **{HOP: "1"})
         upstream = self._node.upstream(self._node.name, "", "", 1)
-        return await fetch(upstream, request, self._settings, _TIMEOUT_S, DIGEST_MAX_BYTES)
+        return await fetch(upstream, request, self._settings, limit_s, DIGEST_MAX_BYTES)
 
     # No method below awaits.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -52,6 +52,11 @@ class NodeSettings(SettingsTable):
         default=True,
         description="whether it gets new conversations only when no local slot is free; "
         "a conversation that began there stays there",
+    )
+    load: Literal["never", "idle"] = Field(
+        "never",
+        description="whether it is asked to load models that are not loaded, or one more where "
+        "all are busy; it must agree by load_for_others in its own [proxy]",
     )
     weight: float | None = Field(
         None,

@@ -37,7 +37,7 @@ class NodeStats:
 
 def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
     offered, name = monitor.offered(), monitor.node.name
-    models = tuple(one.remote_model.id for one in offered)
+    models = tuple(one.remote_model.id for one in offered if one.remote_model.is_loaded)
     return NodeStats(
         name=name,
         url=monitor.node.url,

@@ -11,12 +11,12 @@ from fakes.proxy_harness import model_info
 
 from proxy.adapter import Adapter
 from proxy.models import ModelNames, with_variants, without_nodes
+from proxy.nodes.merged_models import merged
 from proxy.nodes.model_list import (
     OfferedModel,
     RemoteModel,
     Unreadable,
     count_slots,
-    merged,
     read_remote_models,
     served_id,
 )
