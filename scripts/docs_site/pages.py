@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code; a hook of mkdocs.
+"""What the code says in the documentation: whole pages, and parts of pages; a hook of mkdocs.
 
 Source: mkdocs, "Hooks" and "Files" (`File.generated`).
 """
@@ -37,13 +37,21 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def settings_page() -> str:
-    """Every setting of corral.toml."""
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Put what the code says in place of its marks (mkdocs calls this by its name)."""
+    for mark, make in PARTS.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
+    return markdown
+
+
+def every_setting() -> str:
+    """All settings of corral.toml."""
     tables: dict[tuple[str, ...], list[SettingReference]] = {}
     for one in settings_reference():
         tables.setdefault(one.key[:-1], []).append(one)
     parts = (_table_of_settings(*item) for item in tables.items())
-    return "\n\n".join([_text("settings-head.md"), *parts]) + "\n"
+    return "\n\n".join(parts)
 
 
 def _table_of_settings(table: tuple[str, ...], settings: list[SettingReference]) -> str:
@@ -70,14 +78,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def commands_page() -> str:
-    """Every command with its options."""
-    command = typer.main.get_command(app)
-    parts = [_text("commands-head.md")]
-    parts += [
-        f"## corral {name}\n\n```text\n{help_text}\n```" for name, help_text in _helps(command)
-    ]
-    return "\n\n".join(parts) + "\n"
+def every_command() -> str:
+    """All commands with their options."""
+    helps = _helps(typer.main.get_command(app))
+    return "\n\n".join(f"## corral {name}\n\n```text\n{text}\n```" for name, text in helps)
 
 
 def _helps(command: Any, name: str = "corral") -> Iterator[tuple[str, str]]:
@@ -85,18 +89,17 @@ def _helps(command: Any, name: str = "corral") -> Iterator[tuple[str, str]]:
     context = command.make_context(name, [], resilient_parsing=True)
     context.terminal_width = 100
     inner = getattr(command, "commands", {})
-    if not inner:
+    if not inner or command.invoke_without_command:
         yield name.partition(" ")[2], command.get_help(context)
     for word, one in inner.items():
         yield from _helps(one, f"{name} {word}")
 
 
-def troubleshooting_page() -> str:
-    """Every cause of a failed start that is recognised."""
+def every_cause() -> str:
+    """All causes of a failed start that are recognised."""
     patterns = (*SPECIFIC_PATTERNS, *FAILURE_PATTERNS, *WARNING_PATTERNS)
     rows = dict.fromkeys(map(_cause_row, patterns))
-    head = "| code | what is said | what to do |\n| --- | --- | --- |"
-    return "\n\n".join([_text("troubleshooting-head.md"), "\n".join([head, *rows])]) + "\n"
+    return "\n".join(["| code | what is said | what to do |\n| --- | --- | --- |", *rows])
 
 
 def _cause_row(one: LogPattern) -> str:
@@ -104,19 +107,14 @@ def _cause_row(one: LogPattern) -> str:
     return f"| `{one.code}` | {said} | {to_do} |"
 
 
-def api_page() -> str:
-    """Every endpoint of the proxy."""
-    rows = [
+def every_endpoint() -> str:
+    """All endpoints that an engine answers."""
+    rows = (
         f"| `{method} {path}` | {kind.name.lower().replace('_', ' ')} |"
         for method, paths in ENDPOINTS.items()
         for path, kind in paths.items()
-    ]
-    table = "\n".join(["| endpoint | kind |", "| --- | --- |", *rows])
-    return _text("http-api-head.md").replace("{endpoints}", table)
-
-
-def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text("utf-8").rstrip()
+    )
+    return "\n".join(["| endpoint | kind |\n| --- | --- |", *rows])
 
 
 def _design(package: str) -> str:
@@ -125,11 +123,13 @@ def _design(package: str) -> str:
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
 
 
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "<!-- every setting -->": every_setting,
+    "<!-- every command -->": every_command,
+    "<!-- every cause -->": every_cause,
+    "<!-- every endpoint -->": every_endpoint,
+}
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
-    "settings.md": settings_page,
-    "commands.md": commands_page,
-    "troubleshooting.md": troubleshooting_page,
-    "http-api.md": api_page,
     "architecture-supervisor.md": lambda: _design("supervisor"),
     "architecture-proxy.md": lambda: _design("proxy"),
     "changelog.md": lambda: (ROOT / "CHANGELOG.md").read_text("utf-8"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# Every exit code that the README lists, without those of signals.
+# Every exit code that docs/commands.md lists, without those of signals.
 EXIT_CODES: Final = frozenset({0, 1, 3, 4, 69, 78})
 
 

@@ -21,11 +21,11 @@ def test_the_table_of_events_is_drawn_from_the_code() -> None:
     assert f"\n\n{drawn}\n\n" in (ROOT / "supervisor/DESIGN.md").read_text()
 
 
-def test_the_readme_says_what_each_folder_contains() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_the_architecture_says_what_each_folder_contains() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
     folders = [
         path.parent
         for name in ("proxy", "supervisor")
         for path in ROOT.glob(f"{name}/*/__init__.py")
     ]
-    assert [str(one.relative_to(ROOT)) for one in folders if f"{one.name}/`" not in readme] == []
+    assert [str(one.relative_to(ROOT)) for one in folders if f"{one.name}/`" not in page] == []

@@ -14,18 +14,18 @@ from supervisor.settings.json_schema import json_schema
 from supervisor.settings.reference import settings_reference
 
 ROOT = Path(__file__).parents[3]
-README = "\n".join(
+EXAMPLE = "\n".join(
     block
     for block in re.findall(
-        r"```toml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+        r"```toml\n(.*?)```", (ROOT / "docs/settings.md").read_text("utf-8"), re.DOTALL
     )
     if "[proxy]" in block
 )
 
 
-def test_the_example_of_the_readme_is_valid() -> None:
+def test_the_documented_example_is_valid() -> None:
     Draft202012Validator.check_schema(json_schema())
-    Draft202012Validator(json_schema()).validate(tomllib.loads(README))
+    Draft202012Validator(json_schema()).validate(tomllib.loads(EXAMPLE))
 
 
 @pytest.mark.parametrize(
