@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from proxy.batch_config import BatchSettings
 from proxy.config.address import Address, host_of, port_of
@@ -162,6 +162,12 @@ class ProxySettings(SettingsTable):
     stored_responses: StoredResponseSettings = StoredResponseSettings()
     tls: TlsSettings | None = None
     ollama: OllamaSettings = OllamaSettings()
+
+    @model_validator(mode="after")
+    def _has_two_addresses(self) -> Self:
+        if self.ollama.listen == self.listen and self.port:
+            raise ValueError("ollama.listen is listen; set enabled = true under [proxy.ollama]")
+        return self
 
     @property
     def host(self) -> str:

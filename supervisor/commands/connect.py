@@ -87,7 +87,7 @@ def undo(name: str) -> CommandResult:
         "files": [str(one.path) for one in undone],
         "left": [[str(path), place] for path, place in left],
     }
-    return CommandResult(data, "\n".join(lines), notes)
+    return CommandResult(data, "\n".join(lines) or "none of its files is there any more", notes)
 
 
 def client_names() -> list[str]:

@@ -137,6 +137,9 @@ def test_a_file_that_cannot_be_read_is_not_touched(
     assert "line 2: a value is missing" in refused.stderr
     assert settings.read_text() == '{"theme": \n}'
     settings.unlink()
+    corral.ok("connect", "zed", "--write", "--no-check")
+    settings.unlink()
+    assert "none of its files is there any more" in corral.ok("connect", "zed", "--undo")
     target = home / "dotfiles.json"
     target.write_text("{}")
     settings.symlink_to(target)

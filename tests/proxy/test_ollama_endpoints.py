@@ -110,6 +110,12 @@ async def test_an_address_in_use_is_named(proxy: ProxyHarness) -> None:
             await proxy.build(settings).start()
 
 
+def test_both_addresses_cannot_be_one() -> None:
+    ollama = OllamaSettings(listen="127.0.0.1:8080")
+    with pytest.raises(ValueError, match="set enabled = true"):
+        ProxySettings(listen="127.0.0.1:8080", ollama=ollama)
+
+
 async def test_keys_are_those_of_all_apis(proxy: ProxyHarness, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.touch(0o600)
