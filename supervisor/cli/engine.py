@@ -31,16 +31,22 @@ _LIMIT_MAX_S: Final = 31 * 86_400
 
 
 def _share(text: str) -> float:
-    """Read a share such as `10%` or `0.1`; raises ValueError."""
+    """Read a share such as `10%` or `0.1`; raises BadParameter."""
     number = text.strip()
-    return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    try:
+        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text} is no share; write 10% or 0.1") from error
 
 
 def _seconds(text: str) -> float:
-    """Read a time such as `10m`, `90s` or `2h`; raises ValueError."""
+    """Read a time such as `10m`, `90s` or `2h`; raises BadParameter."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     unit = units.get(text[-1:])
-    return float(text[:-1]) * unit if unit else float(text)
+    try:
+        return float(text[:-1]) * unit if unit else float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text} is no time; write 90s, 10m or 2h") from error
 
 
 commands = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)

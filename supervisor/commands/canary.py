@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,6 +77,8 @@ def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> Canar
         return last_message(client.end_canary(model, is_promoted=True))["canaries"]
     except CorralError:
         changed.restore()
+        with suppress(CorralError):
+            last_message(client.reload(dry_run=False))
         raise
 
 
