@@ -32,6 +32,7 @@ _REFRESH_S: Final = EXPIRES_S / 3
 _NUMBER: Final = struct.Struct("<Q")
 _FORMAT: Final = 1
 _MODELS_MAX: Final = 1024
+_CURSOR_MAX_CHARACTERS: Final = 64
 # Numbers of 8 bytes in base64, names, and the JSON around them.
 DIGEST_MAX_BYTES: Final = 512 * 1024
 
@@ -75,7 +76,12 @@ def read_digest(body: bytes) -> Digest:
     except (ValueError, TypeError, KeyError, AttributeError, Error) as error:
         raise UnreadableDigest("not a digest") from error
     count = sum(map(len, hashes.values()))
-    if not (is_ours and isinstance(cursor, str) and len(cursor) <= 64 and count <= HASHES_MAX):
+    if not (
+        is_ours
+        and isinstance(cursor, str)
+        and len(cursor) <= _CURSOR_MAX_CHARACTERS
+        and count <= HASHES_MAX
+    ):
         raise UnreadableDigest("not a digest of this format")
     return Digest(cursor, is_whole is True, hashes)
 
@@ -146,7 +152,7 @@ class PrefixDigests:
         before a process was replaced, gets everything.
         """
         self._is_read = True
-        run, _, after = cursor.partition("-")
+        run, _, after = cursor[:_CURSOR_MAX_CHARACTERS].partition("-")
         is_whole = run != self._run or not (after.isascii() and after.isdecimal())
         since = 0 if is_whole else int(after)
         if not is_whole and since >= self._number:

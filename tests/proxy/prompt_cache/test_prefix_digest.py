@@ -81,6 +81,7 @@ def test_an_unknown_cursor_gets_everything(told: Told, cursor: str) -> None:
     assert told.look(cursor).is_whole
     run = told.cursor.partition("-")[0]
     assert told.look(f"{run}-\u00b2").is_whole
+    assert told.digests.after(f"{run}-{'9' * 10_000}", "front", ["chat"]) is None
 
 
 def test_a_client_is_told_of_its_own_prompts_alone(told: Told) -> None:
