@@ -163,6 +163,24 @@ def status(as_json: Json = False) -> None:
 
 
 @commands.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=60, metavar="S", help="Seconds between refreshes.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Show models and the requests in flight, refreshed every second; select and cancel requests.
+
+    Keys: j, k or arrows select; x cancels; a, m, t, n, c, p sort by age, model, tokens per second,
+    tokens, client, phase (again: reversed); q quits. Without a terminal it prints one frame.
+    """
+    from supervisor.commands.top import top as call
+
+    finish("top", lambda: call(interval, once=once or as_json), as_json=as_json)
+
+
+@commands.command()
 def logs(
     model: Annotated[
         str | None,

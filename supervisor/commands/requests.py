@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.control.client import Client
-from supervisor.control.request_status import RequestStatus
+from supervisor.control.request_status import RequestStatus, phase_text
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, duration, table
 
@@ -32,15 +32,7 @@ def _row(one: RequestStatus) -> tuple[str, ...]:
         one["instance"] or _NONE,
         _NONE if one["slot"] is None else str(one["slot"]),
         one["client"] + (" (batch)" if one["priority"] == "batch" else ""),
-        _phase(one),
+        phase_text(one),
         str(one["decoded_tokens"] or _NONE),
         f"{one['tokens_per_second']:.1f}" if one["tokens_per_second"] else _NONE,
     )
-
-
-def _phase(one: RequestStatus) -> str:
-    if one["phase"] == "queued":
-        return f"queued, place {one['position']}"
-    if one["phase"] == "prefill" and one["prompt_tokens"]:
-        return f"prefill {one['prompt_tokens_done']} of {one['prompt_tokens']}"
-    return one["phase"]

@@ -14,6 +14,7 @@ from supervisor.control.messages import (
     WeightStatus,
     WorkerStatus,
 )
+from supervisor.control.state_text import state_text
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table
@@ -66,7 +67,7 @@ def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
     speed = instance["tokens_per_second"]
     return (
         instance["name"],
-        _state(model, instance),
+        state_text(model, instance),
         str(instance["pid"] or "-"),
         f"{instance['slots_busy']}/{instance['slots']}",
         "-" if speed is None else f"{speed:.1f}",
@@ -189,17 +190,6 @@ def _batch_row(one: BatchQueueStatus) -> tuple[str, ...]:
         f"{one['avg_batch_size']:.1f}" if one["total_batches"] else "-",
         f"{one['avg_wait_ms']:.0f} ms",
     )
-
-
-def _state(model: ModelStatus, instance: InstanceStatus) -> str:
-    if instance["state"] == "stopped" and model["state"] == "unloaded":
-        # A request loads it, unlike a model that was stopped.
-        return "waiting" if model["waiting"] else "unloaded"
-    if instance["state"] == "starting" and instance["progress"] is not None:
-        return f"starting {instance['progress']:.0%}"
-    if instance["retry_in_s"] is not None:
-        return f"backoff {instance['retry_in_s']:.0f} s"
-    return instance["state"]
 
 
 def _problems(instance: InstanceStatus) -> Iterator[str]:

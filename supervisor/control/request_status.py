@@ -30,3 +30,11 @@ class RequestStatus(TypedDict):
 
 def request_status(stats: RequestStats) -> RequestStatus:
     return cast("RequestStatus", asdict(stats))
+
+
+def phase_text(one: RequestStatus) -> str:
+    if one["phase"] == "queued":
+        return f"queued, place {one['position']}"
+    if one["phase"] == "prefill" and one["prompt_tokens"]:
+        return f"prefill {one['prompt_tokens_done']} of {one['prompt_tokens']}"
+    return one["phase"]

@@ -1,0 +1,1 @@
+"""`corral top`: models and requests in a terminal."""

@@ -1,0 +1,135 @@
+"""`corral top` in a terminal, in a pipe, and without a daemon."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
+
+
+class Screen:
+    """A pseudo-terminal with `corral top` in its foreground, and the latest frame that it drew."""
+
+    def __init__(self, corral: CorralCli, *words: str) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.resize(100, 20)
+        self.settings = self.settings_now()
+        self.written = b""
+        # setsid makes the terminal the controlling one, which gets SIGWINCH.
+        argv = ["setsid", "--ctty", *corral.argv("top", *words)]
+        files = self._theirs
+        self.process = subprocess.Popen(
+            argv,
+            env={**corral.env, "TERM": "xterm"},
+            cwd=corral.root,
+            stdin=files,
+            stdout=files,
+            stderr=files,
+        )
+
+    def resize(self, columns: int, rows: int) -> None:
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
+
+    def settings_now(self) -> list[object]:
+        return termios.tcgetattr(self._theirs)
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def lines(self) -> list[str]:
+        while select.select([self._ours], [], [], 0)[0]:
+            self.written += os.read(self._ours, 65_536)
+        frame = self.written.rpartition(b"\x1b[H")[2].decode(errors="replace")
+        # The terminal's driver puts a carriage return before each newline.
+        return re.split("\r+\n", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame))
+
+    def shows(self, text: str) -> bool:
+        return text in "\n".join(self.lines())
+
+    def requests(self) -> list[str]:
+        """The listed ids of requests, as far as a narrow terminal shows them."""
+        found = (re.search(r"\breq_\w{8}", line) for line in self.lines()[:-2])
+        return [one[0] for one in found if one]
+
+    def end(self) -> int:
+        """Return the exit code, once the terminal is as it was before."""
+        code = self.process.wait(PATIENCE_S)
+        self.lines()
+        assert self.written.endswith(b"\x1b[?25h\x1b[?1049l")
+        assert self.settings_now() == self.settings
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@contextmanager
+def top(corral: CorralCli, *words: str) -> Iterator[Screen]:
+    screen = Screen(corral, *words)
+    try:
+        until(lambda: screen.shows("q quit"))
+        yield screen
+    finally:
+        screen.close()
+
+
+def test_a_terminal_sorts_selects_and_cancels(corral: CorralCli, slow_model: Path) -> None:
+    flags = "{ ctx-size = 8192, parallel = 2, threads = 1 }"
+    corral.configure(f'[models.m]\npath = "{slow_model}"\nflags = {flags}\n')
+    assert corral("top").returncode == 3
+    corral.ok("start")
+    with (
+        begin_stream(corral, 30_000, "m") as one,
+        begin_stream(corral, 30_000, "m") as other,
+        top(corral, "--interval", "0.2") as screen,
+    ):
+        until(lambda: len(screen.requests()) == 2 and screen.shows("2/2"))
+        first, second = screen.requests()
+        screen.press("a")
+        until(lambda: screen.requests() == [second, first])
+        screen.resize(60, 12)
+        until(lambda: len(screen.lines()) == 12 and max(map(len, screen.lines())) <= 60)
+        screen.resize(120, 30)
+        until(lambda: len(screen.lines()) == 30)
+        screen.press("\x1b[Bx")
+        until(lambda: screen.shows(f"cancel {second}") and screen.shows("y or n"))
+        screen.press("n")
+        until(lambda: screen.shows("not cancelled"))
+        screen.press("xy")
+        until(lambda: screen.shows(f"cancelled {second}") and screen.requests() == [first])
+        assert "request_cancelled" in rest_of(other)
+        assert first in frame_in_a_pipe(corral)
+        screen.press("xy")
+        assert "request_cancelled" in rest_of(one)
+        until(lambda: screen.shows("no request is in flight"))
+        corral.ok("stop")
+        until(lambda: screen.shows("the daemon is not running"))
+        corral.ok("start")
+        until(lambda: screen.shows("the daemon was started again") and screen.shows("m.0"))
+        screen.press("q")
+        assert screen.end() == 0
+    with top(corral) as screen:
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.end() == 130
+
+
+def frame_in_a_pipe(corral: CorralCli) -> str:
+    text = corral.ok("top")
+    assert "\x1b" not in text
+    assert corral.data("top")["status"]["models"][0]["name"] == "m"
+    return text
