@@ -13,6 +13,7 @@ from proxy.metrics.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
 from proxy.server import Server
+from proxy.tls.contexts import server_context
 from supervisor.adaptive.apply import ChangeApplier
 from supervisor.adaptive.controller import AdaptiveController
 from supervisor.adaptive.engine_processes import engine_processes, measured_speeds
@@ -42,7 +43,7 @@ from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.ollama_host import OllamaHostAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
-from supervisor.proxy_adapter.settings import check_tls, checked, read_nodes
+from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
 from supervisor.reload.reload import Reload
 from supervisor.reload.replace import Replacer
@@ -79,7 +80,8 @@ class DaemonParts:
         self.desktop_key = desktop_key
         self.events = events
         self.notifier = environment.notifier
-        proxy = self._proxy = checked(loaded.settings.proxy)
+        proxy = checked(loaded.settings.proxy)
+        self._tls = proxy.tls
         self.metrics = Metrics(proxy, events.emit)
         router_events = RouterEvents()
         self.router = Router(proxy, router_events, self.metrics.emit)
@@ -119,8 +121,8 @@ class DaemonParts:
 
     @property
     def tls_cert(self) -> Path | None:
-        """The certificate of the proxy, which it shows until a restart, or a later one in it."""
-        return self._proxy.tls.cert if self._proxy.tls else None
+        """The file of the certificate that the proxy shows."""
+        return self._tls.cert if self._tls else None
 
     @property
     def settings(self) -> Settings:
@@ -227,11 +229,14 @@ class DaemonParts:
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = read_nodes(loaded.settings.nodes, self.events.emit)
-        check_tls(self._proxy)
+        # TLS cannot begin or end while the address is listened on.
+        tls = (loaded.settings.proxy.tls or self._tls) if self._tls else None
+        context = tls_context(tls) if tls else None
 
         def apply() -> None:
-            if self.app.tls:
-                self.app.tls.renew()
+            if self.app.tls and tls and context:
+                self.app.tls.follow(tls.files, functools.partial(server_context, tls), context)
+                self._tls = tls
             self.nodes.set_nodes(nodes)
             self._apply_workers(loaded)
 

@@ -214,9 +214,8 @@ async def _readdressed(
         node = replace(node, model=f"{node.model}{MARK}{request.adapter}")
     # The ids of adapters are those of this machine.
     omitted = () if request.adapter is None else (MEMBER,)
-    rewritten = functools.partial(
-        for_node, upstream_request, node, request.form, request.priority, omitted
-    )
+    options = node, request.form, request.priority, omitted, request.keep_alive_s
+    rewritten = functools.partial(for_node, upstream_request, *options)
     if len(upstream_request.body) <= _LARGE_BYTES:
         return rewritten()
     return await asyncio.to_thread(rewritten)

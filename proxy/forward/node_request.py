@@ -5,7 +5,8 @@ A header field marks it as forwarded, so that no two proxies forward it in a loo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from urllib.parse import parse_qsl, urlencode
 
@@ -14,6 +15,7 @@ import orjson
 from proxy.body.form import Form
 from proxy.errors import BadRequest
 from proxy.headers import HOP, PRIORITY
+from proxy.keep_alive import MEMBER
 from proxy.request import Priority
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
@@ -25,11 +27,12 @@ def for_node(
     form: Form | None = None,
     priority: Priority = "interactive",
     omitted: Collection[str] = (),
+    keep_alive_s: float | None = None,
 ) -> UpstreamRequest:
     """Rewrite a request, whose body is empty, a JSON object or `form`, for a node.
 
     The node's own interactive requests go before a batch request from here. Of a JSON object, the
-    members `omitted` are left out.
+    members `omitted` are left out; another llama-corral gets `keep_alive`, and keeps its model.
 
     Raises:
         BadRequest: The body is nested too deeply to be serialised again.
@@ -41,7 +44,7 @@ def for_node(
     body = (
         form.with_model(node.model).written()
         if form
-        else _json(upstream_request.body, node.model, omitted)
+        else _json(upstream_request.body, _members(node, keep_alive_s), omitted)
     )
     is_said = bool(body) and not form
     return replace(
@@ -52,10 +55,16 @@ def for_node(
     )
 
 
-def _json(body: bytes, model: str, omitted: Collection[str]) -> bytes:
+def _members(node: Node, keep_alive_s: float | None) -> dict[str, object]:
+    if keep_alive_s is None or not node.takes_keep_alive:
+        return {"model": node.model}
+    return {"model": node.model, MEMBER: -1 if math.isinf(keep_alive_s) else keep_alive_s}
+
+
+def _json(body: bytes, changed: Mapping[str, object], omitted: Collection[str]) -> bytes:
     if not body:
         return body
-    members = {**orjson.loads(body), "model": model}
+    members = {**orjson.loads(body), **changed}
     try:
         return orjson.dumps({name: one for name, one in members.items() if name not in omitted})
     except TypeError as error:

@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from proxy.access_log import Emit
@@ -76,6 +76,7 @@ class NodeMonitor:
             node, context.router, context.settings, self.upstreams, context.nodes
         )
         self._failures = 0
+        self._is_llama_corral = False
         self._admitted: dict[str, Upstream] = {}
         self._suspected = asyncio.Event()
         self._checked = asyncio.Event()
@@ -167,6 +168,7 @@ class NodeMonitor:
             self.state = "up"
             models = [one.id for one in polled.remote_models if one.is_loaded]
             self._context.emit("node.up", node=self.node.name, models=models)
+        self._is_llama_corral = bool(polled.process)
         self._admit(polled.remote_models)
 
     def _admit(self, remote_models: Sequence[RemoteModel]) -> None:
@@ -189,7 +191,7 @@ class NodeMonitor:
         }
 
     def _upstream(self, remote_model: RemoteModel, model: str) -> Upstream:
-        return self.node.upstream(
+        upstream = self.node.upstream(
             f"{self.node.name}/{remote_model.id}",
             remote_model.id,
             model,
@@ -197,6 +199,7 @@ class NodeMonitor:
             remote_model.aliases,
             remote_model.variants,
         )
+        return _of_llama_corral(upstream) if self._is_llama_corral else upstream
 
     def _set_models(self, remote_models: tuple[RemoteModel, ...]) -> None:
         if remote_models != self.remote_models:
@@ -213,3 +216,8 @@ class NodeMonitor:
         for name in self._admitted:
             self._context.router.withdraw(name)
         self._admitted = {}
+
+
+def _of_llama_corral(upstream: Upstream) -> Upstream:
+    node = upstream.node
+    return replace(upstream, node=replace(node, takes_keep_alive=True)) if node else upstream

@@ -47,6 +47,14 @@ class RenewedContext:
             self.renew()
         return self._context
 
+    def follow(
+        self, files: Sequence[Path], make: Callable[[], ssl.SSLContext], context: ssl.SSLContext
+    ) -> None:
+        """Follow other files from now on; `context` was made of them."""
+        self._files, self._make, self._context = files, make, context
+        self._versions = self._found()
+        self._broken = self._reported = None
+
     def renew(self) -> None:
         """Read the files again where they have changed; blocks for some milliseconds."""
         self._checked_at_s = self._clock()

@@ -22,6 +22,7 @@ class Node:
         variants: Names of those that the node has of it.
         weight: Its share of requests as a multiple of an average instance's; None: by its speed.
         hostname: The name in its certificate; empty: the host of the instance.
+        takes_keep_alive: Whether it is another llama-corral, which knows the member `keep_alive`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Node:
     variants: tuple[str, ...] = ()
     tls: Callable[[], ssl.SSLContext] | None = field(default=None, compare=False, repr=False)
     hostname: str = ""
+    takes_keep_alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attach
         "pid": status["pid"],
         "version": status["version"],
         "api_key_file": joined["api_key_file"],
+        "tls_cert": status["tls_cert"],
         "attached": attached,
         "models": [model["name"] for model in status["models"]],
         "requested": list(requested),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from proxy.nodes.configured import ConfiguredNode, configured_nodes
 from proxy.nodes.settings import NodeSettings
 from proxy.settings import ProxySettings
 from proxy.tls.contexts import server_context
+from proxy.tls_config import TlsSettings
 from supervisor.errors import SettingsInvalid
 
 
@@ -30,10 +32,9 @@ def checked(settings: ProxySettings) -> ProxySettings:
     return settings
 
 
-def check_tls(settings: ProxySettings) -> None:
+def tls_context(settings: TlsSettings) -> ssl.SSLContext:
     with explained():
-        if settings.tls is not None:
-            server_context(settings.tls)
+        return server_context(settings)
 
 
 def api_keys(path: Path) -> tuple[Key, ...]:

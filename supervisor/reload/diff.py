@@ -134,11 +134,14 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
     """Yield a sentence for each change that no replica shows.
 
     The proxy keeps what the daemon `began_with`, so `[proxy]` and `[jobs]` are compared with that;
-    all but `default_model`, which belongs to the models.
+    all but `default_model`, which belongs to the models, and the files of TLS.
     """
     default = after.proxy.default_model
-    kept = began_with.proxy.model_copy(update={"default_model": default})
+    has_tls = began_with.proxy.tls and after.proxy.tls
+    tls = after.proxy.tls if has_tls else began_with.proxy.tls
+    kept = began_with.proxy.model_copy(update={"default_model": default, "tls": tls})
     yield from _restart_notes("proxy", kept, after.proxy)
+    yield from _tls_notes(before, after) if has_tls else ()
     if before.proxy.default_model != default:
         yield f"the default model is now {default or 'none'}"
     yield from _restart_notes("jobs", began_with.jobs, after.jobs)
@@ -155,6 +158,11 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
         if name in before.models and before.models[name].fallback != model.fallback:
             yield f"{name}: its fallback is now {', '.join(model.fallback) or 'none'}"
         yield from _trial_notes(name, before.models.get(name), model)
+
+
+def _tls_notes(before: Settings, after: Settings) -> Iterator[str]:
+    if before.proxy.tls != after.proxy.tls:
+        yield "[proxy.tls] changed: it applies to new connections"
 
 
 def _restart_notes(table: str, began_with: SettingsTable, after: SettingsTable) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """A daemon whose proxy has a certificate, and the commands that talk to it."""
 
+import ssl
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_commands_and_clients_reach_a_daemon_with_a_certificate(
     assert corral.data("batch", "list") == []
     with urllib.request.urlopen(f"{url}/v1/models", context=trusting(authority, own)) as answer:
         assert answer.status == 200
+
+    other = write(here, authority.issue_cert("corral.example", "127.0.0.1"), "other")
+    text = (here / "corral.toml").read_text()
+    moved = text.replace("server.pem", "other.pem").replace("server.key", "other.key")
+    (here / "corral.toml").write_text(moved)
+    note = "[proxy.tls] changed: it applies to new connections"
+    assert corral.data("reload")["notes"] == [note]
+    assert corral.data("status")["tls_cert"] == str(other["cert"])
+    shown = ssl.get_server_certificate(("127.0.0.1", int(url.rpartition(":")[2])))
+    assert shown.split() == other["cert"].read_text().split()[: len(shown.split())]
+    (here / "corral.toml").write_text(text)
+    corral.ok("reload")
 
     files["key"].chmod(0o644)
     broken = corral("reload")

@@ -406,6 +406,19 @@ async def test_a_batch_request_is_one_on_the_node_too(place: Place) -> None:
     assert "X-Corral-Priority" not in (await node.calls.get()).headers
 
 
+async def test_another_llama_corral_is_told_how_long_a_model_stays(place: Place) -> None:
+    node = await place.node(LOADED)
+    near = await place.near(node)
+    for process, sent in (("", "absent"), ("another", -1)):
+        node.process = process
+        near.look_again()
+        await until(lambda: near.states() == [True] and near.router.serves("chat"))
+        body = {"model": "chat", "messages": [], "logprobs": True, "keep_alive": "-1"}
+        async with near.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+        assert json.loads((await node.calls.get()).body).get("keep_alive", "absent") == sent
+
+
 async def test_the_weight_of_a_node_comes_from_its_settings(place: Place) -> None:
     near = await place.near(await place.node(LOADED), weight=0.5)
     (instance,) = near.router.instances()
