@@ -78,7 +78,7 @@ def parse_name_server(text: str) -> NameServer:
         return NameServer(str(ipaddress.ip_address(text)))
     except ValueError:
         parts = urlsplit(f"//{text}")
-    if parts.netloc != text or "@" in text:
+    if parts.netloc != text or "@" in text or not _is_address(parts.hostname or ""):
         raise ValueError("not the address of a name server, as 10.96.0.10 or 127.0.0.1:5353")
     return NameServer(str(ipaddress.ip_address(parts.hostname or "")), parts.port or _DNS_PORT)
 
