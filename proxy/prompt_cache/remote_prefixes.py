@@ -71,13 +71,14 @@ class RemotePrefixes:
         """Return what is believed of a prompt; the instances may be those of other models."""
         if not self._holders:
             return NO_REMOTE_HINT
-        tokens: dict[str, int] = {}
+        turns: dict[str, int] = {}
         owner, owners_turn = None, 0
         for turn in reversed(range(len(prompt.turn_hashes))):
-            holders = self._holders.get(prompt.turn_hashes[turn], {})
-            for instance, expires_at_s in reversed(holders.items()):
-                if expires_at_s > now_s and instance not in tokens:
-                    tokens[instance] = prompt.tokens_until(turn)
+            holders = self._holders.get(prompt.turn_hashes[turn])
+            for instance, expires_at_s in reversed(holders.items()) if holders else ():
+                if instance not in turns and expires_at_s > now_s:
+                    turns[instance] = turn
                     if owner is None and turn >= prompt.first_own:
                         owner, owners_turn = instance, turn
-        return RemoteHint(tokens, owner, owners_turn)
+        tokens = {turn: prompt.tokens_until(turn) for turn in set(turns.values())}
+        return RemoteHint({one: tokens[turn] for one, turn in turns.items()}, owner, owners_turn)
