@@ -79,7 +79,7 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=8, help="requests at a time")
-    parser.add_argument("--seconds", type=int, default=120, help="of each canary")
+    parser.add_argument("--seconds", type=int, default=240, help="of each canary")
     parser.add_argument("--build", action="append", choices=EXPECTED, help="only these")
     parser.add_argument(
         "--wheel", action="append", default=[], metavar="VERSION", help="a real one"
