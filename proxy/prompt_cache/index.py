@@ -144,7 +144,7 @@ class PrefixIndex:
         self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
         if session is not None:
             self._conversations.add_turn(conversation, session)
-        self._conversations.latest(upstream.model).touch(conversation)
+        self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
         self._add_prefix(run, prompt.blocks)
         return conversation
 
@@ -192,7 +192,7 @@ class PrefixIndex:
         conversation = Conversation(upstream.model, run)
         for turn_hash in fingerprint.turn_hashes:
             self._conversations.add_turn(conversation, turn_hash)
-        self._conversations.latest(upstream.model).touch(conversation)
+        self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
         return conversation
 
     def _fingerprint(self, run: Run, tracked: TrackedSlot) -> ConversationFingerprint:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from proxy.prompt_cache.conversations import Conversation
 
 # Only the latest conversations of a model count for balance: older ones fill no slot, and a new
-# instance must not get all new ones until it owns as many.
-_LATEST_MAX: Final = 128
+# instance must not get all new ones until it owns as many. Of a thousand instances 128 would leave
+# most without any, and new conversations with those that were used first.
+_LATEST_MIN: Final = 128
+_LATEST_PER_INSTANCE: Final = 8
 
 
 class LatestConversations:
@@ -33,15 +35,18 @@ class LatestConversations:
         """The sets of processes, by how many conversations they own: 1 and more."""
         return self._owners
 
-    def touch(self, conversation: Conversation) -> None:
-        """Count a conversation as the latest, for the process that owns it now."""
+    def touch(self, conversation: Conversation, instances: int) -> None:
+        """Count a conversation as the latest, for the process that owns it now.
+
+        More count where there are many instances.
+        """
         before, now = self._latest.pop(conversation, None), conversation.run
         self._latest[conversation] = now
         if before is not now:
             self._count(now, 1)
             if before:
                 self._count(before, -1)
-        if len(self._latest) > _LATEST_MAX:
+        if len(self._latest) > max(_LATEST_MIN, _LATEST_PER_INSTANCE * instances):
             _, owner = self._latest.popitem(last=False)
             self._count(owner, -1)
 

@@ -102,6 +102,13 @@ class Candidates:
     def _admitted(self, request: ProxyRequest) -> list[Instance]:
         return [one for one in self._instances if one.may_take(request) and one not in self._kept]
 
+    def bind(self, owner: Instance) -> None:
+        """Note that one more request waits for an instance."""
+        self._bound_for[owner.upstream.name] += 1
+
+    def find(self, name: str | None) -> Instance | None:
+        return next((one for one in self._instances if one.upstream.name == name), None)
+
     def get(self, name: str) -> Instance:
         return next(one for one in self._instances if one.upstream.name == name)
 

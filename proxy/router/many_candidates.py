@@ -32,6 +32,9 @@ class ManyCandidates(Candidates):
             without &= ~some
         self._all_owners = {0: without, **owners}
 
+    def find(self, name: str | None) -> Instance | None:
+        return self._sets.get(name)
+
     def get(self, name: str) -> Instance:
         return self._sets.get(name) or super().get(name)
 

@@ -13,9 +13,9 @@ from proxy.router.response_progress import Clock
 from proxy.router.weights import Weight, weights_of
 from proxy.upstream.rates import Rates
 
-# Weights of more instances than two are computed once in so many seconds, those of many in steps
-# of an average one: instances of equal weight are one set.
-_WEIGHED_S: Final = 1.0
+# Weights of more instances than two are computed once in so many seconds for each of them, at least
+# a second; those of many in steps of an average one: instances of equal weight are one set.
+_WEIGHED_S: Final = 0.01
 _MANY: Final = 16
 _WEIGHT_STEPS: Final = 16
 
@@ -75,9 +75,9 @@ class ModelInstances:
 
     @property
     def weights(self) -> Mapping[str, Weight]:
-        """By name; of more than two instances up to a second old."""
-        now_s = self._clock()
-        if len(self.in_service) > 2 and now_s < self._weighed_at_s + _WEIGHED_S:
+        """By name; of more than two instances seconds old."""
+        count, now_s = len(self.in_service), self._clock()
+        if count > 2 and now_s < self._weighed_at_s + max(1.0, count * _WEIGHED_S):
             return self._weights
         rates = [one.rates for one in self.in_service]
         if rates != self._weighed:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.fair_queue import QueueEntry
+from proxy.router.instances import Instance
 from proxy.router.lease import Lease
 
 
@@ -21,6 +22,8 @@ class QueuedRequest(QueueEntry):
         session: The hash of the client's own name for the conversation, or None.
         new_tokens: Tokens of its prompt to compute, as expected when it joined.
         position: When it joined, from 1; 0 if it got a slot at once.
+        awaited: The owner for which it waits though another instance has a slot free, or None.
+        looks_again_at_s: When it chooses again in any case.
     """
 
     request: ProxyRequest
@@ -29,6 +32,8 @@ class QueuedRequest(QueueEntry):
     lease: Lease | None = None
     new_tokens: int = 0
     position: int = 0
+    awaited: Instance | None = None
+    looks_again_at_s: float = 0.0
     _wake: asyncio.Event | None = field(default=None, init=False)
 
     @property

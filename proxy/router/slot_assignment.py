@@ -21,6 +21,10 @@ from proxy.router.queued_request import QueuedRequest
 from proxy.router.request_queue import RequestQueue
 from proxy.router.response_progress import Clock
 
+# Of more than so many, those that wait for their owners choose again when it has a slot free, or
+# after so long: each choice takes longer than the wait of a few could save.
+_FEW_WAIT: Final = 16
+_LOOKS_AGAIN_S: Final = 0.25
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -63,6 +67,10 @@ class SlotAssignment:
             return None
         candidates: Candidates | None = None
         for queued in entries:
+            if owner := self._awaited_owner(queued, now_s):
+                candidates = candidates or self._candidates(of_model)
+                candidates.bind(owner)
+                continue
             left = self._left(queued, of_model, now_s) if queued.priority == "batch" else _NONE
             if left is None:
                 continue
@@ -84,7 +92,19 @@ class SlotAssignment:
                 self._count_turn(chosen, candidates.weight(choice.name))
                 return queued
             self._recheck_after(choice.moves_in_s, held)
+            queued.awaited = candidates.find(hint.owner)
+            queued.looks_again_at_s = now_s + min(choice.moves_in_s or 0.0, _LOOKS_AGAIN_S)
         return None
+
+    def _awaited_owner(self, queued: QueuedRequest, now_s: float) -> Instance | None:
+        """Return the owner for which one of many waits that need not choose again yet."""
+        owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
+        if owner is None or again_in_s <= 0 or len(self._queue) <= _FEW_WAIT:
+            return None
+        if owner.has_free_slot or owner.is_silent or not owner.in_service:
+            return None
+        self.recheck_in_s = min(self.recheck_in_s, again_in_s)
+        return owner
 
     def _left(
         self, queued: QueuedRequest, of_model: ModelInstances, now_s: float

@@ -227,6 +227,14 @@ def test_only_the_latest_conversations_count_as_homes() -> None:
     assert owner(prefix_index, prompt("0"), None) == "a"
 
 
+def test_of_many_instances_more_conversations_count() -> None:
+    names = [f"{number}" for number in range(30)]
+    prefix_index = belief(*names, prefix_index_max_blocks=100_000)
+    for number in range(300):
+        assign(prefix_index, upstream(names[number % 30]), prompt(f"{number}"), None)
+    assert set(prefix_index.conversations_per_instance("chat").values()) == {8}
+
+
 def test_of_a_prompt_the_end_is_forgotten_first() -> None:
     prefix_index = belief("a", prefix_index_max_blocks=20)
     computed(prefix_index, "a", prompt(SYSTEM + "x" * 2000))

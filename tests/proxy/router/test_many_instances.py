@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 import pytest
 from fakes.requests import ask, upstream
+from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,3 +174,42 @@ async def test_of_many_a_slow_one_gets_less() -> None:
             router.finish(lease, Completion(Timings(0, 20, 20.0, 100, decode_ms)))
     assert names["7"] <= 4
     assert {names[f"{number}"] for number in range(20) if number != 7} <= {10, 11}
+
+
+def test_of_many_that_wait_for_their_owners_each_gets_its_slot_at_once() -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        router = Router(ProxySettings(), clock=clock)
+        for number in range(20):
+            router.admit(upstream(f"{number}"))
+        reply = {"role": "assistant", "content": "It is."}
+        owners: list[str] = []
+        stories = [f"{number} " + "tell me of the sea " * 200 for number in range(20)]
+        for story in stories:
+            async with router.lease(ask(story)) as lease:
+                owners.append(lease.upstream.name)
+                router.finish(lease, Completion(None, reply))
+        router.admit(upstream("free"))
+        got: dict[int, str] = {}
+
+        async def go_on(number: int) -> None:
+            texts = [stories[number], "It is.", "go on", "It is.", "and then?"]
+            async with router.lease(ask(*texts)) as lease:
+                got[number] = lease.upstream.name
+                router.finish(lease)
+
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            turns = [ask(story, "It is.", "go on") for story in stories]
+            held = [await stack.enter_async_context(router.lease(one)) for one in turns]
+            for number in range(20):
+                group.create_task(go_on(number))
+            await asyncio.sleep(0.1)
+            assert router.queues()["chat"].interactive == 20
+            router.finish(held[7])
+            await asyncio.sleep(0.001)
+            assert got == {7: owners[7]}
+            await asyncio.sleep(60)
+            assert set(got.values()) == {owners[7], "free"}  # it was worth no longer wait
+            assert len(got) == 20
+
+    run_in_virtual_time(main())
