@@ -25,7 +25,7 @@ from supervisor.top.rows import (
 from supervisor.top.sample import Sample
 from supervisor.top.view import ORDERS, View
 
-_KEYS: Final = "q quit · j k select · x cancel · sort: "
+_KEYS: Final = "q quit · j k select · x cancel"
 _SORT_KEYS: Final = " ".join(f"{key} {order}" for key, order in ORDERS.items())
 _STYLES: Final = {"ready": "green", "up": "green", "failed": "red", "down": "red"}
 _UNSTEADY_STYLES: Final = {"starting": "cyan", "backoff": "yellow", "unhealthy": "yellow"}
@@ -141,8 +141,8 @@ def _note(view: View) -> Text:
 
 
 def _keys(view: View) -> Text:
-    chosen = f" · by {view.order}{' reversed' if view.is_reversed else ''}"
-    return Text(f"{_KEYS}{_SORT_KEYS}{chosen}", "dim")
+    chosen = f"by {view.order}{', reversed' if view.is_reversed else ''}"
+    return Text(f"{_KEYS} · {chosen} · {_SORT_KEYS}", "dim")
 
 
 def _lines(parts: Sequence[RenderableType], columns: int, *, has_colour: bool) -> list[str]:

@@ -86,6 +86,11 @@ def test_names_from_outside_have_no_control_characters(*, has_colour: bool) -> N
         assert "[red]" in plain
 
 
+def test_the_order_is_told_in_a_narrow_terminal() -> None:
+    view = View(order="tokens/s", is_reversed=True)
+    assert "by tokens/s, reversed" in lines(Sample(BUSY, REQUESTS), 60, view=view)[-1]
+
+
 def test_a_daemon_that_is_gone_is_told() -> None:
     shown = lines(Sample(problem="the daemon is not running"))
     assert shown[0] == "the daemon is not running; it is asked again"
