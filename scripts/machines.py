@@ -35,7 +35,7 @@ from corral_cli import CorralCli, Daemon  # noqa: E402
 
 NAME = "corral.test"
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
-TOKENS = 60
+TOKENS = 300
 PATIENCE_S = 120
 MODEL = """
 [models.chat]
@@ -251,10 +251,16 @@ class Machines:
         nodes = self._front.status()["nodes"]
         return {one["name"].partition("@")[2] for one in nodes if one["state"] == "up"}
 
+    def _busy(self, host: str) -> int:
+        nodes = self._front.status()["nodes"]
+        return sum(one["slots_busy"] for one in nodes if one["name"].endswith(host))
+
     def _records(self, *hosts: str) -> None:
         self._names.set(*hosts)
 
     def _kill(self, host: str) -> None:
+        """Kill a machine while it answers."""
+        self._wait(lambda: self._busy(host) > 1, f"requests at {host}", self.clients.phase)
         self.clients.killed = host
         self._daemons[host].kill()
         self._daemons[host].wait()
