@@ -49,7 +49,7 @@ def main() -> int:
     """Return 1 if a request got no response or a decision took too long."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", default=_NODES, help=f"numbers of nodes, default {_NODES}")
-    parser.add_argument("--conversations", type=int, default=100_000, help="at most, of a run")
+    parser.add_argument("--conversations", type=int, default=30_000, help="at most, of a run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="up to 100 nodes, 3000 conversations")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
