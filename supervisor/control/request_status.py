@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
-from proxy.requests.snapshot import RequestStats
+if TYPE_CHECKING:  # commands that only read it start without the proxy's code
+    from proxy.requests.snapshot import RequestStats
 
 
 class RequestStatus(TypedDict):

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import io
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -256,13 +257,13 @@ async def test_other_requests_have_their_turn_beside_any_body(
 ) -> None:
     await proxy.open(max_body_bytes=ProxySettings().max_body_bytes)
     await proxy.fake()
-    loop, longest_s = asyncio.get_running_loop(), 0.0
+    longest_s = 0.0
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(status_of(proxy, body))
         while not asked.done():
-            began_s = loop.time()
+            began_s = time.process_time()  # other processes may take the machine meanwhile
             await asyncio.sleep(0)
-            longest_s = max(longest_s, loop.time() - began_s)
+            longest_s = max(longest_s, time.process_time() - began_s)
     assert asked.result() in {200, 400}
     # A tenth of that on an idle machine.
     assert longest_s < 1
