@@ -28,8 +28,9 @@ the table in `endpoints`                  an instance of the model that the requ
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from proxy.access_log import Emit
 from proxy.auth.api_keys import ApiKeys
@@ -77,11 +78,13 @@ class App:
 
     handle: Handler
     close: Callable[[], None]  # once no request is in flight
-    serve: Callable[[], Awaitable[None]]  # what no client waits for; until cancelled
+    serve: Callable[[], Coroutine[Any, Any, None]]  # what no client waits for; until cancelled
     server_state: ServerState
     connections: Connections[Hashable]
     requests: Requests
     batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
+    # Announces a port in the local network until cancelled; None: it is not announced.
+    announce: Callable[[int], Coroutine[Any, Any, None]] | None = None
     tls: RenewedContext | None = None  # None: clients connect without TLS
     handle_ollama: Handler | None = None
 
@@ -161,6 +164,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         connections,
         requests,
         batch_queue.stats,
+        _announcement(settings, process, metrics.emit),
         _tls(settings, metrics.emit),
     )
     if ollama and settings.ollama.is_on:
@@ -207,6 +211,17 @@ def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:
     if (tls := settings.tls) is None:
         return None
     return RenewedContext(tls.files, functools.partial(server_context, tls), emit)
+
+
+def _announcement(
+    settings: ProxySettings, process: str, emit: Emit
+) -> Callable[[int], Coroutine[Any, Any, None]] | None:
+    if not settings.announce:
+        return None
+    # Imported here: most daemons need no memory for it.
+    from proxy.nodes.announcement import announce  # noqa: PLC0415
+
+    return lambda port: announce(settings.host, port, process, emit)
 
 
 async def _serve_nothing() -> None:

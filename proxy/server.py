@@ -112,7 +112,10 @@ class Server:
 
     async def serve(self) -> None:
         """Do what no client waits for, until cancelled: before `drain`."""
-        await self._app.serve()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._app.serve())
+            if announce := self._app.announce:
+                group.create_task(announce(self.port))
 
     async def drain(self, timeout_s: float) -> None:
         """Let in-flight requests finish for `timeout_s`, then abort them.

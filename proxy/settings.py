@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from proxy.batch_config import BatchSettings
-from proxy.config.address import Address, host_of, port_of
+from proxy.config.address import Address, host_of, is_loopback, port_of
 from proxy.config.types import ExpandedPath, SettingsTable, Text
 from proxy.ollama_config import OllamaSettings
 from proxy.request_limits.limits import RequestLimits
@@ -157,6 +157,11 @@ class ProxySettings(SettingsTable):
         description="names of this machine accepted in Host, besides localhost, IP addresses and "
         "its hostname (the last two only where listen is not a loopback address)",
     )
+    announce: bool = Field(
+        default=False,
+        description="whether it is announced in the local network by multicast DNS, for the nodes "
+        "of other machines; needs a listen that they reach",
+    )
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()
@@ -167,6 +172,12 @@ class ProxySettings(SettingsTable):
     def _has_two_addresses(self) -> Self:
         if self.ollama.listen == self.listen and self.port:
             raise ValueError("ollama.listen is listen; set enabled = true under [proxy.ollama]")
+        return self
+
+    @model_validator(mode="after")
+    def _is_reachable(self) -> Self:
+        if self.announce and is_loopback(self.host):
+            raise ValueError(f"announce: other machines do not reach {self.listen}; set listen")
         return self
 
     @property

@@ -77,6 +77,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "node.draining": ("info", "node"),
     "node.resolved": ("info", "node added removed addresses"),
     "node.unresolved": ("warning", "node reason"),
+    "node.not_announced": ("warning", "reason"),
     "request.finished": (
         "info",
         (

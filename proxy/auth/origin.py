@@ -19,6 +19,7 @@ from typing import Final
 
 from aiohttp import web
 
+from proxy.config.address import is_loopback
 from proxy.errors import BadRequest, ConfigError, Forbidden, quoted
 from proxy.settings import ProxySettings
 
@@ -109,14 +110,6 @@ def preflight_response(request: web.BaseRequest) -> web.Response:
     if request.headers.get("Access-Control-Request-Private-Network") == "true":
         response.headers["Access-Control-Allow-Private-Network"] = "true"
     return response
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen on."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def machine_names(hostname: str) -> tuple[str, ...]:

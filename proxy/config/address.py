@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -30,3 +31,11 @@ def host_of(address: str) -> str:
 
 def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

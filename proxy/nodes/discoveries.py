@@ -66,8 +66,12 @@ class Discoveries:
 
 
 def _resolve_of(node: ConfiguredNode) -> Callable[[], Awaitable[Answer]]:
-    from proxy.nodes.dns_resolver import resolve  # noqa: PLC0415 (only where a url needs it)
-
     settings = node.settings
+    if settings.parsed_url.discovery == "mdns":
+        from proxy.nodes import mdns_resolver  # noqa: PLC0415 (only where a url needs it)
+
+        return functools.partial(mdns_resolver.resolve, settings.parsed_url)
+    from proxy.nodes.dns_resolver import resolve  # noqa: PLC0415 (as above)
+
     server = parse_name_server(settings.resolver) if settings.resolver else None
     return functools.partial(resolve, settings.parsed_url, server)

@@ -22,7 +22,8 @@ class NodeSettings(SettingsTable):
     url: Annotated[str, AfterValidator(normalized)] = Field(
         description="its base URL, as http://192.168.1.7:8080: another llama-corral, a "
         "llama-server, or any server with OpenAI's API; dns+http://NAME:8080 is as many nodes as "
-        "the name has addresses, or SRV records if it begins with _service._proto"
+        "the name has addresses, or SRV records if it begins with _service._proto; "
+        "mdns+http://_llama-corral._tcp.local those that announce themselves in the local network"
     )
     resolver: Annotated[Text, AfterValidator(_name_server)] | None = Field(
         None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-Discovery = Literal["dns"]
+Discovery = Literal["dns", "mdns"]
 
 _PORTS: Final = {"http": 80, "https": 443}
 _DNS_PORT: Final = 53
@@ -55,13 +55,15 @@ def parse_url(url: str) -> NodeUrl:
     *discoveries, scheme = parts.scheme.split("+", 1)
     discovery = _discovery(discoveries)
     if scheme not in _PORTS or not parts.hostname:
-        raise ValueError("not http://HOST:PORT or https://HOST:PORT, nor dns+ before it")
+        raise ValueError("not http://HOST:PORT or https://HOST:PORT, nor dns+ or mdns+ before it")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError("more than an address; a key belongs into key_file")
     if parts.port == 0:  # reading `port` rejects other invalid ones
         raise ValueError("not a port")
     if discovery:
         _check_name(parts)
+    if discovery == "mdns" and not _is_local_service(parts.hostname):
+        raise ValueError("not mdns+http://_llama-corral._tcp.local, or another service of .local")
     return NodeUrl(
         discovery=discovery,
         is_tls=scheme == "https",
@@ -89,7 +91,9 @@ def _discovery(prefixes: list[str]) -> Discovery | None:
             return None
         case ["dns"]:
             return "dns"
-    raise ValueError("not http:// or https://, nor dns+ before it")
+        case ["mdns"]:
+            return "mdns"
+    raise ValueError("not http:// or https://, nor dns+ or mdns+ before it")
 
 
 def _check_name(parts: SplitResult) -> None:
@@ -104,6 +108,10 @@ def _is_service(host: str) -> bool:
     """Return whether a name is one of SRV records. Source: RFC 2782, `_Service._Proto.Name`."""
     labels = host.split(".")
     return len(labels) > 2 and all(label.startswith("_") for label in labels[:2])
+
+
+def _is_local_service(host: str) -> bool:
+    return _is_service(host) and host.rstrip(".").endswith("._tcp.local")
 
 
 def _is_address(host: str) -> bool:

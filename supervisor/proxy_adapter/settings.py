@@ -9,8 +9,7 @@ from pathlib import Path
 
 from proxy.access_log import Emit
 from proxy.auth.keys_file import Key, read_keys
-from proxy.auth.origin import is_loopback
-from proxy.config.address import host_of
+from proxy.config.address import host_of, is_loopback
 from proxy.errors import ConfigError
 from proxy.middleware import check
 from proxy.nodes.configured import ConfiguredNode, configured_nodes

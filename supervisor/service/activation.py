@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from proxy.auth.origin import is_loopback
+from proxy.config.address import is_loopback
 from supervisor.errors import SettingsInvalid
 
 _FIRST: Final = 3

@@ -7,6 +7,7 @@ import pytest
 from fakes.proxy_harness import ProxyHarness
 
 from proxy.auth import origin as origin_module
+from proxy.config.address import is_loopback
 from proxy.endpoints import ENDPOINTS, EndpointKind
 from proxy.errors import ConfigError
 
@@ -152,7 +153,7 @@ async def test_a_preflight_from_another_origin_is_rejected(proxy: ProxyHarness) 
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("nas", False)],  # noqa: S104 (only read)
 )
 def test_is_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 (a table)
-    assert origin_module.is_loopback(host) is expected
+    assert is_loopback(host) is expected
 
 
 async def test_configured_hosts_are_allowed(proxy: ProxyHarness) -> None:
