@@ -45,7 +45,8 @@ _AIDER: Final = (
     *("--analytics-disable", "--no-pretty", "--chat-mode", "ask", "--message"),
 )
 
-_COLD: Final = ("-o", "temperature", "0")
+# A small model may repeat itself for ever.
+_SHORT: Final = ("-o", "max_tokens", "60")
 
 CLIENTS: Final[Sequence[Client]] = (
     Client(
@@ -89,8 +90,8 @@ CLIENTS: Final[Sequence[Client]] = (
         package="llm",
         is_python=True,
         has_tools=False,
-        first=lambda model, prompt: ["-m", f"corral/{model}", *_COLD, prompt],
-        again=lambda model, prompt: ["-c", "-m", f"corral/{model}", *_COLD, prompt],
+        first=lambda model, prompt: ["-m", f"corral/{model}", *_SHORT, prompt],
+        again=lambda model, prompt: ["-c", "-m", f"corral/{model}", *_SHORT, prompt],
         bare=(),
         own={
             ".config/io.datasette.llm/extra-openai-models.yaml": "# mine\n"

@@ -182,16 +182,18 @@ class _Run:
 
     def _chat(self, bare: Sequence[str]) -> list[Outcome]:
         first = self._client.first("smollm2", "What is the capital of France?")
-        said = ""
-        for _ in range(_CHATS_MAX):  # some clients set a temperature
-            if "Paris" not in said:
-                said = self._call([*first, *bare])
-        found = [_outcome("a chat with SmolLM2", said, "Paris" in said)]
+        found = [self._told("a chat with SmolLM2", [*first, *bare], "Paris")]
         if not self._client.has_tools:
-            again = self._client.again("smollm2", "And of Italy?")
-            said = self._call([*again, *bare])
-            found.append(_outcome("its next turn", said, "Rome" in said))
+            again = self._client.again("smollm2", "What is the capital of Italy?")
+            found.append(self._told("its next turn", [*again, *bare], "Rome"))
         return found
+
+    def _told(self, check: str, words: Sequence[str], answer: str) -> Outcome:
+        said = ""
+        for _ in range(_CHATS_MAX):  # its temperature is not 0
+            if answer not in said:
+                said = self._call(words)
+        return _outcome(check, said, answer in said)
 
     def _prompt_tokens(self) -> int:
         finished = self.corral.events("request.finished")
