@@ -21,9 +21,10 @@ from proxy.router.queued_request import QueuedRequest
 from proxy.router.request_queue import RequestQueue
 from proxy.router.response_progress import Clock
 
-# Of more than so many, those that wait for their owners choose again when it has a slot free, or
-# after so long: each choice takes longer than the wait of a few could save.
+# Of more than so many, and among more instances, those that wait for their owners choose again when
+# it has a slot free, or after so long: each choice takes longer than the wait of a few could save.
 _FEW_WAIT: Final = 16
+_FEW_INSTANCES: Final = 16
 _LOOKS_AGAIN_S: Final = 0.25
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
@@ -67,7 +68,7 @@ class SlotAssignment:
             return None
         candidates: Candidates | None = None
         for queued in entries:
-            if owner := self._awaited_owner(queued, now_s):
+            if owner := self._awaited_owner(queued, of_model, now_s):
                 candidates = candidates or self._candidates(of_model)
                 candidates.bind(owner)
                 continue
@@ -96,10 +97,14 @@ class SlotAssignment:
             queued.looks_again_at_s = now_s + min(choice.moves_in_s or 0.0, _LOOKS_AGAIN_S)
         return None
 
-    def _awaited_owner(self, queued: QueuedRequest, now_s: float) -> Instance | None:
-        """Return the owner for which one of many waits that need not choose again yet."""
+    def _awaited_owner(
+        self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
+    ) -> Instance | None:
+        """Return the owner for which a request waits that need not choose again yet."""
         owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
-        if owner is None or again_in_s <= 0 or len(self._queue) <= _FEW_WAIT:
+        if owner is None or again_in_s <= 0:
+            return None
+        if len(self._queue) <= _FEW_WAIT and len(of_model.answering) <= _FEW_INSTANCES:
             return None
         if owner.has_free_slot or owner.is_silent or not owner.in_service:
             return None
