@@ -88,7 +88,7 @@ def test_a_reload_and_a_stop_are_reported(
     daemon.send_signal(signal.SIGHUP)
     assert "MONOTONIC_USEC" in systemd.until_has("RELOADING")[-1]
     systemd.until_has("READY")
-    stream = begin_stream(corral, 60)
+    stream = begin_stream(corral, 400)  # longer than many intervals of the watchdog
     daemon.send_signal(signal.SIGTERM)
     assert "EXTEND_TIMEOUT_USEC" in systemd.until_has("STOPPING")[-1]
     systemd.until_has("WATCHDOG")  # also while it drains
