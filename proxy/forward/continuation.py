@@ -2,7 +2,7 @@
 
 Another instance gets the chat with the text so far as the assistant's last message, which an engine
 continues, and the client gets the rest in the same stream. Only where the stream so far is plain
-text: a grammar or a tool call would begin anew.
+text: a grammar or a tool call would start over.
 
 Source: llama-server, build 10434: the first event with text has the continued message in front.
 """

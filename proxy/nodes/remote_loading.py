@@ -1,4 +1,4 @@
-"""Has nodes load models: one that nobody has loaded, or one more where all that have it are busy.
+"""Has nodes load models: one that no machine has loaded, or one more where all of those are busy.
 
 Only nodes that the settings say this of are asked (`load = "idle"`), and only for models that they
 list as loadable: each decides for itself whether it has room. They are asked one after the other,

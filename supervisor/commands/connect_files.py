@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,7 +24,7 @@ from supervisor.connect.journal import (
 )
 from supervisor.connect.place import Place
 from supervisor.errors import AccessDenied, CorralError, SettingsInvalid
-from supervisor.host.files import open_regular, write_atomic
+from supervisor.host.files import back_up, open_regular, rewrite, write_atomic
 from supervisor.host.paths import make_private
 
 _FILE_MAX_BYTES: Final = 4 * 1024**2
@@ -43,7 +42,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A file without what was written; `left` are values that somebody changed since."""
+    """A file without what was written; `left` are values that were changed since."""
 
     path: Path
     left: tuple[Place, ...]
@@ -89,7 +88,7 @@ class SettingsFiles:
                 if is_removed:
                     one.path.unlink(missing_ok=True)
                 else:
-                    _replace(one.path, result.text)
+                    rewrite(one.path, result.text)
             restored.append(Restored(one.path, result.left, is_removed))
         with _reported(self._journals):
             self._journal(client).unlink()
@@ -155,17 +154,9 @@ def _written(path: Path, text: str) -> Written:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, text)
             return Written(path, None)
-        now = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-        backup = path.with_name(f"{path.name}.{now}.bak")
-        write_atomic(backup, path.read_text("utf-8"))
-        _replace(path, text)
+        backup = back_up(path)
+        rewrite(path, text)
         return Written(path, backup)
-
-
-def _replace(path: Path, text: str) -> None:
-    mode = path.stat().st_mode
-    write_atomic(path, text)
-    path.chmod(mode)
 
 
 @contextmanager

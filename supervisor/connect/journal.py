@@ -43,7 +43,7 @@ class FileEntries:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The text without what was written; `left` are places that somebody changed since."""
+    """The text without what was written; `left` are places that were changed since."""
 
     text: str
     left: tuple[Place, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from datetime import datetime
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,20 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
         raise
     if durable:
         sync(path.parent)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Replace a file as `write_atomic`, and keep its mode."""
+    mode = path.stat().st_mode
+    write_atomic(path, text)
+    path.chmod(mode)
+
+
+def back_up(path: Path) -> Path:
+    """Copy a text file to one beside it, mode 0600, that is named after the time; return that."""
+    backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
+    write_atomic(backup, path.read_text("utf-8"))
+    return backup
 
 
 def sync(path: Path) -> None:

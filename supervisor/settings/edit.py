@@ -6,18 +6,20 @@ import tomllib
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from supervisor.errors import AccessDenied, SettingsInvalid
-from supervisor.host.files import write_atomic
+from supervisor.host.files import back_up, rewrite, write_atomic
 from supervisor.host.paths import make_private
 
 Table = MutableMapping[str, Any]
+
+_NOT_SAFE: Final = "the settings file cannot be changed safely"
+_BY_HAND: Final = "nothing was changed; correct it by hand, with corral config check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class ChangedFile:
     def restore(self) -> None:
         """Put the file back; raises AccessDenied."""
         with _reported(self.path):
-            _write(self.path, self.before)
+            rewrite(self.path, self.before)
             self.backup.unlink(missing_ok=True)
 
 
@@ -54,9 +56,8 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
     with _reported(path):
         text = path.read_text("utf-8")
         made = edit(text)
-        backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
-        write_atomic(backup, text)
-        _write(path, made.text)
+        backup = back_up(path)
+        rewrite(path, made.text)
     return ChangedFile(path, text, made.lines, backup)
 
 
@@ -74,7 +75,7 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
             make_private(path.parent)
             write_atomic(path, made.text)
         else:
-            _write(path, made.text)
+            rewrite(path, made.text)
     return made
 
 
@@ -95,21 +96,15 @@ def edited(text: str, change: Callable[[Table], None]) -> str:
         after = tomlkit.dumps(document)
         is_right = tomllib.loads(after) == wanted
     except (TOMLKitError, ValueError) as error:
-        raise SettingsInvalid("the settings file cannot be changed safely") from error
+        raise SettingsInvalid(_NOT_SAFE, hint=_BY_HAND) from error
     if not is_right:
-        raise SettingsInvalid("the settings file cannot be changed safely")
+        raise SettingsInvalid(_NOT_SAFE, hint=_BY_HAND)
     return after
 
 
 def toml(value: object) -> str:
     """Write a value as TOML does."""
     return tomlkit.item(value).as_string()
-
-
-def _write(path: Path, text: str) -> None:
-    mode = path.stat().st_mode
-    write_atomic(path, text)
-    path.chmod(mode)
 
 
 @contextmanager

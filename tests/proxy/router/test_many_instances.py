@@ -13,7 +13,7 @@ from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.prompt_cache.index import CacheHint
+from proxy.prompt_cache.index import CacheHint, PrefixIndex
 from proxy.request import ProxyRequest
 from proxy.router import instance_sets
 from proxy.router.candidates import Candidates
@@ -211,5 +211,47 @@ def test_of_many_that_wait_for_their_owners_each_gets_its_slot_at_once() -> None
             await asyncio.sleep(60)
             assert set(got.values()) == {owners[7], "free"}  # it was worth no longer wait
             assert len(got) == 20
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(("instances", "choices"), [(4, 2), (20, 0)])
+def test_among_many_instances_a_request_waits_for_its_owner_without_new_choices(
+    monkeypatch: pytest.MonkeyPatch, instances: int, choices: int
+) -> None:
+    async def main() -> None:
+        router = Router(ProxySettings(), clock=asyncio.get_running_loop().time)
+        for number in range(instances):
+            router.admit(upstream(f"{number}"))
+        reply = {"role": "assistant", "content": "It is."}
+        stories = [f"{number} " + "tell me of the sea " * 200 for number in range(instances)]
+        for story in stories:
+            async with router.lease(ask(story)) as lease:
+                router.finish(lease, Completion(None, reply))
+        router.admit(upstream("free"))
+        looked_up: list[object] = []
+        look_up = PrefixIndex.look_up
+
+        async def go_on(number: int) -> None:
+            async with router.lease(ask(stories[number], "It is.", "go on", "It is.", "and?")):
+                pass
+
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            turns = [ask(story, "It is.", "go on") for story in stories]
+            held = [await stack.enter_async_context(router.lease(one)) for one in turns]
+            waiting = [group.create_task(go_on(number)) for number in range(2)]
+            await asyncio.sleep(0.1)
+            assert router.queues()["chat"].interactive == 2
+
+            def counted(index: PrefixIndex, *args: object) -> object:
+                looked_up.append(args)
+                return look_up(index, *args)  # type: ignore[arg-type]  # passed on as they are
+
+            with monkeypatch.context() as patch:
+                patch.setattr(PrefixIndex, "look_up", counted)
+                router.finish(held[3])  # of another conversation, on another instance
+            assert len(looked_up) == choices
+            for task in waiting:
+                task.cancel()
 
     run_in_virtual_time(main())

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, cast
 
+import top_samples
+
 from supervisor.commands.status import render
 from supervisor.control.messages import (
     BatchQueueStatus,
@@ -46,29 +48,7 @@ def node(name: str, reason: str | None = None, *models: str) -> NodeStatus:
 
 
 def instance(**changes: Any) -> InstanceStatus:
-    found: InstanceStatus = {
-        "name": "chat.0",
-        "state": "ready",
-        "retiring": False,
-        "pid": 2,
-        "run": 1,
-        "up_s": 5.0,
-        "restarts": 0,
-        "failures": 0,
-        "retry_in_s": None,
-        "progress": None,
-        "slots": 4,
-        "slots_busy": 1,
-        "tokens_per_second": 30.0,
-        "memory_bytes": 1024,
-        "address": "/run/chat.0.sock",
-        "engine": None,
-        "log": None,
-        "error": None,
-        "warnings": [],
-        "draft": None,
-    }
-    return {**found, **changes}  # type: ignore[typeddict-item]  # a test names what it changes
+    return top_samples.instance(**{"name": "chat.0", **changes})
 
 
 def model(
