@@ -108,6 +108,12 @@ def find(given: str, keys: Iterable[Key]) -> Key | None:
     return found
 
 
+def visible_client(request: web.BaseRequest) -> str | None:
+    """The client whose requests alone this one may see; None: it may see all."""
+    key = request[KEY]
+    return None if key is None or key.admin else key.name
+
+
 def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
     """The models that the client may see; for another proxy, without nodes."""
     model_infos = loader.models()

@@ -6,6 +6,7 @@
     requests_per_minute = 60
     models = ["qwen3"]                   ids or aliases; unset: all
     priority = "batch"                   its requests queue behind all others
+    admin = true                         it sees and controls what all clients do
 
 Its permissions are checked as ssh does: owned by us or root, without access for others.
 """
@@ -53,6 +54,7 @@ class Key:
         requests_per_minute: At least 1; None: no limit.
         models: Ids or aliases of the models it can use; None: all.
         priority: With `batch`, a request cannot raise its own priority.
+        admin: It sees the requests of all keys, and may use the dashboard.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Key:
     requests_per_minute: int | None = None
     models: frozenset[str] | None = None
     priority: Literal["interactive", "batch"] = "interactive"
+    admin: bool = False
 
 
 _ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
@@ -75,6 +78,7 @@ class _Entry(BaseModel):
     requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     models: Annotated[frozenset[_ModelName], Field(strict=False)] | None = None
     priority: Literal["interactive", "batch"] = "interactive"
+    admin: bool = False
 
     @model_validator(mode="after")
     def _has_one_secret(self) -> _Entry:
@@ -136,8 +140,9 @@ def _render(key: Key) -> str:
         "requests_per_minute": key.requests_per_minute,
         "models": None if key.models is None else sorted(key.models),
         "priority": None if key.priority == "interactive" else key.priority,
+        "admin": key.admin or None,
     }
-    # JSON strings, numbers and lists are also TOML, as long as no character is beyond U+FFFF.
+    # JSON is TOML here too, as long as no character is beyond U+FFFF.
     lines = [f"{name} = {json.dumps(one)}" for name, one in members.items() if one is not None]
     return "\n".join((f"[keys.{json.dumps(key.name)}]", *lines, ""))
 

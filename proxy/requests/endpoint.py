@@ -1,4 +1,4 @@
-"""`/corral/v1/requests`: a client's own requests in flight; without API keys, everybody's."""
+"""`/corral/v1/requests`: a client's own requests in flight; to an admin, everybody's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from proxy.auth.api_keys import KEY
+from proxy.auth.api_keys import visible_client
 from proxy.json_response import json_response
 from proxy.requests.requests import Requests
 from proxy.routes import PATH_ID, Routes
@@ -23,15 +23,10 @@ class RequestsEndpoint:
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
-        found = self._requests.stats(_owner(request))
+        found = self._requests.stats(visible_client(request))
         return json_response({"requests": [asdict(one) for one in found]})
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
         """Raises NotFound."""
-        self._requests.cancel(request[PATH_ID], _owner(request))
+        self._requests.cancel(request[PATH_ID], visible_client(request))
         return json_response({"id": request[PATH_ID], "cancelled": True})
-
-
-def _owner(request: web.BaseRequest) -> str | None:
-    key = request[KEY]
-    return key.name if key else None

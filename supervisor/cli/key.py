@@ -32,6 +32,9 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         Literal["interactive", "batch"],
         typer.Option(help="batch: all other requests go first."),
     ] = "interactive",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="It may use the dashboard, and sees all requests.")
+    ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +45,15 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     from proxy.auth.keys_file import Key
     from supervisor.commands.key import add as call
 
-    key = Key(name, b"", in_flight, rpm, frozenset(models) if models else None, priority)
+    key = Key(
+        name,
+        b"",
+        in_flight,
+        rpm,
+        frozenset(models) if models else None,
+        priority,
+        admin=admin,
+    )
     finish("key add", lambda: call(key, config), as_json=as_json)
 
 

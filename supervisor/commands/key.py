@@ -53,10 +53,11 @@ def list_keys(config: Path | None) -> CommandResult:
             str(key.max_in_flight or "-"),
             str(key.requests_per_minute or "-"),
             key.priority,
+            "yes" if key.admin else "-",
         )
         for key in keys
     ]
-    head = ("NAME", "MODELS", "IN FLIGHT", "PER MINUTE", "PRIORITY")
+    head = ("NAME", "MODELS", "IN FLIGHT", "PER MINUTE", "PRIORITY", "ADMIN")
     text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME creates one"
     return CommandResult([_data(key) for key in keys], text)
 

@@ -25,7 +25,7 @@ class DesktopKey:
 
     @property
     def key(self) -> Key:
-        return Key(_NAME, hashlib.sha256(self.secret.encode()).digest())
+        return Key(_NAME, hashlib.sha256(self.secret.encode()).digest(), admin=True)
 
     @contextmanager
     def written(self) -> Iterator[None]:

@@ -23,17 +23,17 @@ def test_an_entry_sets_the_limits_of_its_key() -> None:
     text = (
         f'[keys.tools]\nsha256 = "{DIGEST.hex().upper()}"\nmax_in_flight = 4\n'
         'requests_per_minute = 60\nmodels = ["qwen3"]\npriority = "batch"\n'
-        '[keys."me@home"]\nkey = "corral-secret-2"\n'
+        '[keys."me@home"]\nkey = "corral-secret-2"\nadmin = true\n'
     )
     tools, me = parse_keys(text.encode(), HERE)
     assert tools == Key("tools", DIGEST, 4, 60, frozenset({"qwen3"}), "batch")
-    assert me == Key("me@home", hashlib.sha256(b"corral-secret-2").digest())
+    assert me == Key("me@home", hashlib.sha256(b"corral-secret-2").digest(), admin=True)
 
 
 def test_rendered_keys_parse_to_the_same_keys() -> None:
     keys = (
         Key("a", DIGEST, 4, 60, frozenset({"qwen3", "vendor/x"}), "batch"),
-        Key("b.c@d", bytes(32), models=frozenset()),
+        Key("b.c@d", bytes(32), models=frozenset(), admin=True),
     )
     text = render_keys(keys)
     assert text.startswith("#")

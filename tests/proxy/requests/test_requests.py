@@ -13,7 +13,7 @@ from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
 
 URL = "/corral/v1/requests"
-KEYS = ("corral-one-12345", "corral-two-12345")
+KEYS = ("corral-one-12345", "corral-two-12345", "corral-admin-123")
 PROGRESS = (
     b'data: {"choices":[{"index":0,"delta":{}}],"prompt_progress":'
     b'{"total":40,"cache":10,"processed":20,"time_ms":1}}\n\n'
@@ -126,18 +126,20 @@ async def test_a_request_that_waits_for_its_model_is_loading(proxy: ProxyHarness
     assert task.result()[0] == 499
 
 
-async def test_a_client_sees_and_cancels_its_own_requests_alone(
+async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
     proxy: ProxyHarness, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
     path.touch(0o600)
     path.write_text(
-        '[keys.one]\nkey = "corral-one-12345"\n[keys.two]\nkey = "corral-two-12345"\n', "utf-8"
+        '[keys.one]\nkey = "corral-one-12345"\n[keys.two]\nkey = "corral-two-12345"\n'
+        '[keys.root]\nkey = "corral-admin-123"\nadmin = true\n',
+        "utf-8",
     )
     await proxy.server.close()
     await proxy.open(api_keys_file=path)
     await proxy.fake(generates)
-    one, two = ({"Authorization": f"Bearer {key}"} for key in KEYS)
+    one, two, admin = ({"Authorization": f"Bearer {key}"} for key in KEYS)
 
     async def ask() -> int:
         body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
@@ -151,7 +153,8 @@ async def test_a_client_sees_and_cancels_its_own_requests_alone(
         await until(lambda: bool(proxy.router.instances()[0].leases))
         assert [found["client"] for found in await requests(proxy, **one)] == ["one"]
         assert await requests(proxy, **two) == []
-        for headers, status in ((two, 404), (one, 200)):
+        assert [found["client"] for found in await requests(proxy, **admin)] == ["one"]
+        for headers, status in ((two, 404), (admin, 200)):
             async with proxy.http.post(f"{URL}/a/cancel", headers=headers) as response:
                 assert response.status == status
     assert task.result() == 499

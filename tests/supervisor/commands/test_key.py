@@ -88,6 +88,7 @@ def test_the_list_shows_limits_and_no_secret() -> None:
             "max_in_flight": 4,
             "requests_per_minute": 60,
             "priority": "batch",
+            "admin": False,
         },
         {
             "name": "me",
@@ -95,6 +96,7 @@ def test_the_list_shows_limits_and_no_secret() -> None:
             "max_in_flight": None,
             "requests_per_minute": None,
             "priority": "interactive",
+            "admin": False,
         },
     ]
 
