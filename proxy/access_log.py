@@ -10,13 +10,14 @@ The proxy's own endpoints are logged only when rejected, because of health probe
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 from proxy.endpoints import EndpointKind
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, RequestCancelled
+from proxy.timeline import Timeline
 from proxy.upstream.timings import Timings
 
-CLIENT_GONE = 499
+CLIENT_GONE: Final = 499
 
 
 class Emit(Protocol):
@@ -33,112 +34,124 @@ class AccessRecord:
     """One request, filled in as it passes.
 
     Attributes:
+        client: The name of its API key, or its address; None for what no instance can answer.
+        path: That of the endpoint, likewise.
         kind: Of the endpoint, once known.
+        is_stream: Whether the client asked for a stream, once known.
         priority: Of the request, once known.
         instance: The last one, once known.
+        slot: The engine's `id_slot` of the last one; None where the engine chose.
         fallback_for: The model that the client named, where another got the request.
         conversation: Its number in this process; None where the prompt identifies none.
         is_diverted: Whether the side of a trial that it was meant for had no slot free.
         status: The status that the client got, that of the error which broke a response off, or 499
             if the client disconnected; None before that.
+        code: Of the error that broke a response off.
         bytes_out: Bytes of the body sent to the client.
         timings: Reported by the instance.
+        timeline: Where its time goes.
     """
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, timeline: Timeline) -> None:
         self.request_id = request_id
+        self.client: str | None = None
+        self.path: str | None = None
         self.model: str | None = None
         self.kind: EndpointKind | None = None
+        self.is_stream: bool | None = None
         self.priority = "interactive"
         self.conversation: int | None = None
         self.is_diverted = False
         self.instance: str | None = None
+        self.slot: int | None = None
         self.fallback_for: str | None = None
         self.status: int | None = None
+        self.code: str | None = None
         self.bytes_out = 0
         self.timings: Timings | None = None
+        self.timeline = timeline
         self._attempts = 0
-        self._waited_ms: float | None = None
         self._expected_cached = 0
-        self._began_at_s = time.monotonic()
         self._first_byte_ms: float | None = None
-        self._first_token_ms: float | None = None
 
     def set_instance(
         self,
         instance: str,
-        waited_s: float = 0.0,
         expected_cached: int = 0,
         conversation: int | None = None,
     ) -> None:
         """An instance got the request.
 
         Args:
-            waited_s: Seconds in the queue.
             expected_cached: Prompt tokens expected in its cache.
             conversation: Number of the conversation, if known.
         """
         self.instance = instance
         self.conversation = conversation
         self._attempts += 1
-        self._waited_ms = round((self._waited_ms or 0.0) + waited_s * 1000, 1)
         self._expected_cached = expected_cached
 
     def part(self) -> AccessRecord:
         """A record for one of several upstream requests of this request."""
-        part = AccessRecord(self.request_id)
-        part.model, part._began_at_s = self.model, self._began_at_s
+        part = AccessRecord(self.request_id, self.timeline)
+        part.model = self.model
         return part
 
     def add(self, part: AccessRecord) -> None:
         """Add the record of one that ended."""
         self._attempts = max(self._attempts, part._attempts)
-        if part._first_token_ms is not None:
-            known_ms = self._first_token_ms
-            first_ms = part._first_token_ms
-            self._first_token_ms = first_ms if known_ms is None else min(known_ms, first_ms)
         if part.timings:
             self._expected_cached += part._expected_cached if self.timings else 0
             self.timings = part.timings.added_to(self.timings)
 
-    def note_token(self) -> None:
-        """Generated text arrived; only the first call counts."""
-        if self._first_token_ms is None:
-            self._first_token_ms = self._since_ms()
-
     def count(self, chunk: bytes) -> None:
         """Bytes were sent to the client."""
         if chunk and not self.bytes_out:
-            self._first_byte_ms = self._since_ms()
+            self._first_byte_ms = round((time.monotonic() - self.timeline.began_at_s) * 1000, 1)
         self.bytes_out += len(chunk)
 
+    def fail(self, error: ProxyError) -> None:
+        """Note what the client gets, or what broke its response off."""
+        self.status, self.code = error.status, error.code
+
     def emit(self, emit: Emit, rejected_by: ProxyError | None) -> None:
+        times_ms = self.timeline.times_ms(self.timings.decode_ms if self.timings else None)
         if rejected_by and not self.instance:
             emit(
                 "request.rejected",
                 request=self.request_id,
                 model=self.model,
+                client=self.client,
+                path=self.path,
                 status=rejected_by.status,
                 code=rejected_by.code,
                 reason=rejected_by.message,
+                cancelled=self._cancelled_by(),
+                **times_ms,
             )
         elif self.model:
             emit(
                 "request.finished",
                 request=self.request_id,
+                client=self.client,
+                path=self.path,
                 model=self.model,
                 fallback_for=self.fallback_for,
                 instance=self.instance,
+                slot=self.slot,
                 kind=self.kind.name.lower() if self.kind else None,
+                streamed=self.is_stream,
+                priority=self.priority,
                 conversation=self.conversation,
                 diverted=self.is_diverted or None,
                 status=self.status,
+                code=self.code,
                 attempts=self._attempts,
-                queued_ms=self._waited_ms,
                 first_byte_ms=self._first_byte_ms,
-                first_token_ms=self._first_token_ms,
-                duration_ms=self._since_ms(),
+                first_token_ms=self.timeline.first_token_ms,
                 bytes_out=self.bytes_out,
+                cancelled=self._cancelled_by(),
+                **times_ms,
                 **self._tokens(),
             )
 
@@ -153,6 +166,11 @@ class AccessRecord:
             error=error.message,
         )
 
+    def _cancelled_by(self) -> Literal["client", "operator"] | None:
+        if self.status != CLIENT_GONE:
+            return None
+        return "operator" if self.code == RequestCancelled.code else "client"
+
     def _tokens(self) -> dict[str, float | None]:
         timings = self.timings
         return {
@@ -160,10 +178,8 @@ class AccessRecord:
             "cached_tokens": timings.cached_tokens if timings else None,
             "prompt_tokens": timings.prompt_tokens if timings else None,
             "decoded_tokens": timings.decoded_tokens if timings else None,
-            "decode_ms": timings.decode_ms if timings else None,
+            "engine_prefill_ms": timings.prompt_ms if timings else None,
+            "engine_decode_ms": timings.decode_ms if timings else None,
             "drafted_tokens": timings.drafted_tokens if timings else None,
             "accepted_tokens": timings.accepted_tokens if timings else None,
         }
-
-    def _since_ms(self) -> float:
-        return round((time.monotonic() - self._began_at_s) * 1000, 1)

@@ -119,6 +119,7 @@ class ForwardedEndpoints:
     ) -> web.StreamResponse:
         try:
             client = client_of(request)
+            answer.record.client, answer.record.path = client, request.path
             body = self._bodies.share(client)
             in_flight = InFlightRequest(
                 self._server_state.in_flight, OpenRequest(answer.record, client, request.path)
@@ -130,7 +131,7 @@ class ForwardedEndpoints:
         except ProxyError as error:
             if not answer.has_begun:
                 raise
-            answer.record.status = error.status
+            answer.record.fail(error)
             await answer.abort(error)
         return answer.response
 
@@ -151,7 +152,7 @@ class ForwardedEndpoints:
             request, record.request_id, names, share, translation
         )
         record.model, record.kind = proxy_request.model, proxy_request.kind
-        record.priority = proxy_request.priority
+        record.priority, record.is_stream = proxy_request.priority, proxy_request.is_stream
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
         try:

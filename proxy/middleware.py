@@ -28,6 +28,7 @@ from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.in_flight import ServerState
 from proxy.routes import Routes
 from proxy.settings import ProxySettings
+from proxy.timeline import Timeline
 from proxy.tls.contexts import server_context
 
 ACCESS_RECORD: Final = web.RequestKey("record", AccessRecord)
@@ -71,7 +72,7 @@ class RequestMiddleware:
         self._emit = emit
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        record = AccessRecord(_request_id(request))
+        record = AccessRecord(_request_id(request), Timeline())
         request[ACCESS_RECORD], request[KEY] = record, None
         headers = {"Server": SERVER, "X-Request-Id": record.request_id}
         if "Origin" in request.headers:
@@ -89,7 +90,7 @@ class RequestMiddleware:
             response = await self._respond(request)
         except ProxyError as error:
             rejected_by = error
-            record.status = error.status
+            record.fail(error)
             response = error_response(request.path, error)
         except asyncio.CancelledError:
             record.status = CLIENT_GONE

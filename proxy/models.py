@@ -5,7 +5,7 @@ The models, one made ready, prompts prefilled, and what the engine and its GPUs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -225,6 +225,13 @@ def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
         )
 
 
+OnLoad = Callable[[], None]
+
+
+def nothing() -> None:
+    """An `OnLoad` of which nobody wants to know."""
+
+
 class ModelLoader(Protocol):
     def models(self) -> Sequence[ModelInfo]:
         """Return every configured model, in the order of the settings."""
@@ -232,8 +239,12 @@ class ModelLoader(Protocol):
     def names(self) -> ModelNames:
         """Return the names of all models; the same object until one of them changes."""
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         """Return once an instance of the model is admitted; the caller sets the deadline.
+
+        Args:
+            model: Its id.
+            on_load: Called when its load begins: it waits for memory no more.
 
         Raises:
             ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.

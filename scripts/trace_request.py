@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from proxy.access_log import discard  # noqa: E402 (the path first)
 from proxy.app import build_app  # noqa: E402
 from proxy.metrics.prometheus import Metrics  # noqa: E402
-from proxy.models import ModelInfo, ModelNames  # noqa: E402
+from proxy.models import ModelInfo, ModelNames, OnLoad, nothing  # noqa: E402
 from proxy.router.router import Router  # noqa: E402
 from proxy.server import Server  # noqa: E402
 from proxy.settings import ProxySettings  # noqa: E402
@@ -113,7 +113,7 @@ class OneModel:
     def names(self) -> ModelNames:
         return self._names
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         """Do nothing: it is."""
 
 

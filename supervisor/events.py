@@ -81,16 +81,24 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "request.finished": (
         "info",
         (
-            "request model fallback_for instance kind conversation diverted status attempts "
-            "queued_ms first_byte_ms first_token_ms duration_ms bytes_out expected_cached_tokens "
-            "cached_tokens prompt_tokens decoded_tokens decode_ms drafted_tokens accepted_tokens"
+            "request client path model fallback_for instance slot kind streamed priority "
+            "conversation diverted status code cancelled attempts duration_ms queued_ms evict_ms "
+            "load_ms prefill_ms decode_ms stalled_ms other_ms first_byte_ms first_token_ms "
+            "bytes_out expected_cached_tokens cached_tokens prompt_tokens decoded_tokens "
+            "engine_prefill_ms engine_decode_ms drafted_tokens accepted_tokens"
         ),
     ),
     "batch.ended": ("info", "batch status total completed failed"),
     "batches.paused": ("warning", "reason"),
     "batches.resumed": ("info", ""),
     "requests.record_failed": ("warning", "reason"),
-    "request.rejected": ("warning", "request model status code reason"),
+    "request.rejected": (
+        "warning",
+        (
+            "request client path model status code reason cancelled duration_ms queued_ms evict_ms "
+            "load_ms prefill_ms decode_ms stalled_ms other_ms"
+        ),
+    ),
     "upstream.failed": ("warning", "request model instance phase error"),
     "task.failed": ("error", "task error traceback more"),
     "events.withheld": ("warning", "event cause count"),

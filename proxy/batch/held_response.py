@@ -37,7 +37,7 @@ class HeldResponse:
 
     def leased(self, lease: Lease) -> None:
         self.record.set_instance(
-            lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
+            lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
         self.record.is_diverted = lease.is_diverted
         self._on_lease(lease)

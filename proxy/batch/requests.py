@@ -35,6 +35,7 @@ from proxy.models import ModelNames
 from proxy.request import Priority, ProxyRequest, json_content
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.lease import Lease
+from proxy.timeline import Timeline
 
 # What makes a response a stream.
 _STREAM_MEMBERS: Final = frozenset({"stream", "stream_options"})
@@ -96,7 +97,8 @@ class OwnRequests:
             is_let_in: Whether the limit of the queue does not apply: the caller has one.
             on_lease: Called whenever it gets a slot.
         """
-        record = AccessRecord(request_id)
+        record = AccessRecord(request_id, Timeline())
+        record.client, record.path, record.priority = client, path, priority
         held = HeldResponse(record, on_lease)
         failure: ProxyError | None = None
         try:
@@ -124,7 +126,8 @@ class OwnRequests:
             _log.exception("internal error in request %s", request_id)
             failure = InternalError()
         finally:
-            record.status = failure.status if failure else record.status
+            if failure:
+                record.fail(failure)
             record.emit(self._metrics.emit, failure)
         return refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
 

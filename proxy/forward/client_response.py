@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import ClassVar, Final, Protocol
 
 import orjson
@@ -41,6 +42,10 @@ _ANTHROPIC_PATH: Final = "/v1/messages"
 _OLLAMA_PATH: Final = "/api/"
 _WITH_EVENT_NAMES: Final = (_ANTHROPIC_PATH, "/stream/generate")
 _EVENT_END: Final = b"\n\n"
+# A write waits where more than this is left in the transport. Source: aiohttp, StreamWriter.write;
+# asyncio and uvloop, the default high-water mark.
+_BUFFER_BYTES: Final = 64 * 1024
+_FREE: Final = contextlib.nullcontext()
 
 
 class ResponseWriter(Protocol):
@@ -147,7 +152,7 @@ class ClientResponse:
 
     def leased(self, lease: Lease) -> None:
         self.record.set_instance(
-            lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
+            lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
         self.record.is_diverted = lease.is_diverted
         self.extra_headers = _traces(lease)
@@ -193,7 +198,8 @@ class ClientResponse:
     async def write(self, chunk: bytes) -> None:
         self._last_chunk = chunk
         self.record.count(chunk)
-        await self.response.write(chunk)
+        with self._timed(len(chunk)):
+            await self.response.write(chunk)
 
     def put(self, chunk: bytes) -> bool:
         """Send bytes of a stream that has begun, at once; return False, with nothing sent, if not.
@@ -214,7 +220,8 @@ class ClientResponse:
     async def finish(self, last: bytes = b"") -> None:
         """Send the last bytes of the body, and mark it as complete."""
         self.record.count(last)
-        await self.response.write_eof(last)
+        with self._timed(len(last)):
+            await self.response.write_eof(last)
 
     async def abort(self, error: ProxyError) -> None:
         """End a body that cannot be completed so that no client takes it for complete."""
@@ -232,6 +239,12 @@ class ClientResponse:
                     transport.close()
                     return
         transport.abort()
+
+    def _timed(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Time a write as one that waits for the client, if it may have to wait."""
+        transport = self._request.transport
+        is_behind = transport is not None and transport.get_write_buffer_size()
+        return self.record.timeline.stalled() if is_behind or size_bytes > _BUFFER_BYTES else _FREE
 
     @property
     def _is_stream(self) -> bool:

@@ -39,6 +39,7 @@ from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay
+from proxy.forward.timed_loader import TimedLoader
 from proxy.forward.translations import translated
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
 from proxy.models import ModelLoader, variant_end
@@ -174,22 +175,29 @@ class Forward:
         avoid: Collection[str] = (),
     ) -> None:
         is_leased, kept = False, None
+        record = client_response.record
+        record.timeline.wait()
         try:
-            async with self._router.lease(request, avoid, self._loader) as lease:
+            loader = TimedLoader(self._loader, record.timeline)
+            async with self._router.lease(request, avoid, loader) as lease:
                 is_leased = True
+                record.timeline.begin_prefill(lease.began_at_s)
                 client_response.leased(lease)
                 if lease.upstream.is_on_trial:
                     client_response = kept = SentResponse(client_response)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()
+                record.slot = lease.id_slot
                 if not await self._exchange(plan, lease, client_response):
                     await self._exchange(plain(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:
             if is_leased and not isinstance(error, UpstreamShutDown):
-                client_response.record.emit_upstream_failure(self._emit, error)
+                record.emit_upstream_failure(self._emit, error)
             if kept and isinstance(error, TrialCrashed):
                 error.sent = kept.sent
             raise
+        finally:
+            record.timeline.end_lease() if is_leased else record.timeline.end_wait()
 
     async def _exchange(
         self, plan: UpstreamRequestPlan, lease: Lease, client_response: ResponseWriter

@@ -59,7 +59,7 @@ class _Part:
     def leased(self, lease: Lease) -> None:
         """Note that an instance has it now; the first sets the header fields of the response."""
         self.record.set_instance(
-            lease.upstream.name, lease.queued_s, lease.expected_cached, lease.conversation_number
+            lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
         self.record.is_diverted = lease.is_diverted
         if self._answer.record.instance is None:

@@ -181,7 +181,7 @@ class ResponseRelay:
                     self._response.status, for_client(self._response.headers)
                 )
             if prefill_filter.is_over:
-                self._client_response.record.note_token()
+                self._client_response.record.timeline.note_token()
                 return part
             if part:
                 await self._client_response.write(part)
@@ -217,7 +217,7 @@ class ResponseRelay:
         if progress := progress_of(piece):
             self._progress.set_prompt(progress.done, progress.total, progress.cached)
         elif not is_start(piece):
-            self._client_response.record.note_token()
+            self._client_response.record.timeline.note_token()
             self._progress.count_token()
         try:
             assembler.add(piece)

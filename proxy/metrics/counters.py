@@ -144,11 +144,17 @@ def _outcome(status: int) -> str:
     return "requests_failed" if status >= 500 else "requests_finished"
 
 
+def waited_ms(fields: Mapping[str, Any]) -> float:
+    """Return how long a request waited for a slot, a model load included."""
+    waited: float = fields["queued_ms"] + fields["evict_ms"] + fields["load_ms"]
+    return waited
+
+
 def _times(fields: Mapping[str, Any]) -> dict[str, float | None]:
-    decoded, decode_ms = fields["decoded_tokens"] or 0, fields["decode_ms"]
+    decoded, decode_ms = fields["decoded_tokens"] or 0, fields["engine_decode_ms"]
     between = decode_ms / (decoded - 1) if decode_ms and decoded > 1 else None
     return {
-        "queue_seconds": fields["queued_ms"],
+        "queue_seconds": waited_ms(fields) if fields["attempts"] else None,
         "time_to_first_token_seconds": fields["first_token_ms"],
         "time_per_output_token_seconds": between,
         "request_seconds": fields["duration_ms"],

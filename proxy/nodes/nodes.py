@@ -19,7 +19,7 @@ from proxy.errors import (
     UpstreamUnavailable,
 )
 from proxy.failures import persist
-from proxy.models import ModelInfo, ModelLoader, ModelNames
+from proxy.models import ModelInfo, ModelLoader, ModelNames, OnLoad, nothing
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.discoveries import Discoveries
 from proxy.nodes.merged_models import NO_NODE, merged
@@ -150,7 +150,7 @@ class Nodes:
     def _forget_names(self) -> None:
         self._names = None
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         """Return once an instance of the model is admitted; the caller has a deadline.
 
         Raises:
@@ -166,8 +166,9 @@ class Nodes:
         if not is_local and not monitors and model in self._settings.fallback:
             raise Unavailable(f"{model} is unavailable: {NO_NODE}", _RETRY_AFTER_S)
         if is_local or not monitors:
-            await self._local.ensure_ready(model)
+            await self._local.ensure_ready(model, on_load)
             return
+        on_load()
         for monitor in monitors:
             await monitor.wait_checked()
         if self._loading.has_loadable(model):

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from proxy.access_log import AccessRecord
 from proxy.router.instances import InstanceStats
 from proxy.router.lease import LeaseStats
 from proxy.router.open_request import OpenRequest
 
-# `reading`: the body has yet to arrive; `ending`: the engine has yet to confirm an idle slot.
-Phase = Literal["reading", "queued", "loading", "prefill", "decode", "ending"]
+# `reading`: the body has yet to arrive; `stalled`: the client has yet to take what was sent;
+# `ending`: the engine has yet to confirm an idle slot.
+Phase = Literal["reading", "queued", "loading", "prefill", "decode", "stalled", "ending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _stats(
         instance=first.instance if first else None,
         slot=first.lease.id_slot if first else None,
         priority=record.priority,
-        phase=_phase(record.model, leases, position),
+        phase=_phase(record, leases, position),
         position=None if leases else position,
         age_s=round(now_s - request.began_at_s, 3),
         prompt_tokens=sum(one.prompt_total for one in leases) or None,
@@ -103,7 +105,9 @@ def _stats(
     )
 
 
-def _phase(model: str | None, leases: Sequence[LeaseStats], position: int | None) -> Phase:
+def _phase(record: AccessRecord, leases: Sequence[LeaseStats], position: int | None) -> Phase:
+    if record.timeline.is_stalled:
+        return "stalled"
     phases = {one.phase for one in leases}
     if "decode" in phases:
         return "decode"
@@ -111,7 +115,7 @@ def _phase(model: str | None, leases: Sequence[LeaseStats], position: int | None
         return "prefill"
     if phases:
         return "ending"
-    if model is None:
+    if record.model is None:
         return "reading"
     return "queued" if position else "loading"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from proxy.errors import ModelLoading, ProxyError, QueueTimeout, Unavailable
-from proxy.models import ModelLoader
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.model_queue import ModelQueue
@@ -17,9 +16,12 @@ from proxy.router.queued_request import QueuedRequest
 _RETRY_AFTER_LOAD_S: Final = 10
 
 
-async def acquire_slot(
-    queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | None
-) -> Lease:
+class Loader(Protocol):
+    async def ensure_ready(self, model: str, /) -> None:
+        """As `proxy.models.ModelLoader.ensure_ready`."""
+
+
+async def acquire_slot(queue: ModelQueue, queued: QueuedRequest, loader: Loader | None) -> Lease:
     """Lease a slot of one of the instances, after a wait in the queue if need be.
 
     Raises:
@@ -40,9 +42,7 @@ async def acquire_slot(
         queue.remove(queued)
 
 
-async def ensure_serving(
-    queue: ModelQueue, request: ProxyRequest, loader: ModelLoader | None
-) -> None:
+async def ensure_serving(queue: ModelQueue, request: ProxyRequest, loader: Loader | None) -> None:
     """Return once an instance is ready; raises as `acquire_slot` does."""
     if not queue.serves(request):
         async with _queue_deadline(queue, request):
@@ -50,7 +50,7 @@ async def ensure_serving(
                 await _load(queue, request, loader)
 
 
-async def _wait(queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | None) -> None:
+async def _wait(queue: ModelQueue, queued: QueuedRequest, loader: Loader | None) -> None:
     while queued.lease is None:
         queued.wake.clear()
         if queue.serves(queued.request):
@@ -60,7 +60,7 @@ async def _wait(queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | 
 
 
 async def _load_unless_assigned(
-    queue: ModelQueue, queued: QueuedRequest, loader: ModelLoader | None
+    queue: ModelQueue, queued: QueuedRequest, loader: Loader | None
 ) -> None:
     """Load the model, unless a slot becomes free first."""
     async with asyncio.TaskGroup() as first:
@@ -83,7 +83,7 @@ async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
     return None
 
 
-async def _load(queue: ModelQueue, request: ProxyRequest, loader: ModelLoader | None) -> None:
+async def _load(queue: ModelQueue, request: ProxyRequest, loader: Loader | None) -> None:
     """Load the model, unless another proxy forwarded the request: it has other machines."""
     before = queue.admissions
     if loader and not request.is_from_proxy:

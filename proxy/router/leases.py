@@ -13,11 +13,10 @@ from proxy.errors import (
     UpstreamCrashed,
     UpstreamFailed,
 )
-from proxy.models import ModelLoader
 from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
-from proxy.router.acquire import acquire_slot, ensure_serving
+from proxy.router.acquire import Loader, acquire_slot, ensure_serving
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor
 from proxy.router.instances import Instance
@@ -56,7 +55,7 @@ class Leases:
 
     @asynccontextmanager
     async def lease(
-        self, request: ProxyRequest, avoid: Collection[str] = (), loader: ModelLoader | None = None
+        self, request: ProxyRequest, avoid: Collection[str] = (), loader: Loader | None = None
     ) -> AsyncIterator[Lease]:
         """Hold one slot of an instance for the length of the block, after a wait if need be.
 
@@ -143,7 +142,7 @@ class Leases:
             )
 
     async def _acquire(
-        self, request: ProxyRequest, avoid: Collection[str], loader: ModelLoader | None
+        self, request: ProxyRequest, avoid: Collection[str], loader: Loader | None
     ) -> Lease:
         queue = self._queues.of(request.model)
         if not request.may_load:

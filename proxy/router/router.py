@@ -14,12 +14,12 @@ from contextlib import AbstractAsyncContextManager
 
 from proxy.access_log import Emit, discard
 from proxy.errors import UpstreamShutDown
-from proxy.models import ModelLoader
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prefix_digest import Digest
 from proxy.prompt_cache.prompt import unnamed
 from proxy.request import ProxyRequest
+from proxy.router.acquire import Loader
 from proxy.router.background_lease import IsPreempted, background_lease
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
@@ -224,7 +224,7 @@ class Router:
     # A request.
 
     def lease(
-        self, request: ProxyRequest, avoid: Collection[str] = (), loader: ModelLoader | None = None
+        self, request: ProxyRequest, avoid: Collection[str] = (), loader: Loader | None = None
     ) -> AbstractAsyncContextManager[Lease]:
         """Hold one slot of an instance for the length of the block, as `Leases.lease` says."""
         return self._leases.lease(request, avoid, loader)

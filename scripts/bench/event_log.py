@@ -10,6 +10,8 @@ from typing import Any
 
 from corral_cli import CorralCli
 
+from proxy.metrics.counters import waited_ms
+
 
 @dataclass(frozen=True)
 class EventLog:
@@ -40,12 +42,12 @@ class EventLog:
     def queued_s(self, model: str = "") -> list[float]:
         """Return the queueing time of each request of a model, or of all."""
         finished = self.of("request.finished")
-        return [one["queued_ms"] / 1000 for one in finished if model in {"", one["model"]}]
+        return [waited_ms(one) / 1000 for one in finished if model in {"", one["model"]}]
 
     def answer_s(self) -> dict[str, float]:
         """Return the duration of each request without its queueing time, by request id."""
         return {
-            one["request"]: (one["duration_ms"] - one["queued_ms"]) / 1000
+            one["request"]: (one["duration_ms"] - waited_ms(one)) / 1000
             for one in self.of("request.finished")
         }
 

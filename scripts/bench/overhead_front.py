@@ -17,7 +17,7 @@ import uvloop
 from proxy.access_log import discard
 from proxy.app import build_app
 from proxy.metrics.prometheus import Metrics
-from proxy.models import ModelInfo, ModelNames
+from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
 from proxy.router.router import Router
 from proxy.server import Server, tune_gc
 from proxy.settings import ProxySettings
@@ -38,7 +38,7 @@ class OneModel:
     def names(self) -> ModelNames:
         return self._names
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         """It is always loaded."""
 
 

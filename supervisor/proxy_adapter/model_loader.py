@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from operator import is_
 
 from proxy.errors import Unavailable, UnknownModel
-from proxy.models import ModelInfo, ModelNames
+from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
 from supervisor.admission.controller import AdmissionController
 from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
@@ -42,7 +42,7 @@ class ModelLoaderAdapter:
             self._names = ModelNames(self.models(), self._fleet.planner.default_model)
         return self._names
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         """Load a model and wait until it serves; the caller sets the deadline.
 
         Raises:
@@ -51,7 +51,9 @@ class ModelLoaderAdapter:
         """
         found = self._find(model)
         with self._admission.request_load(found), self._events.listen() as changes:
-            while availability(found)[0] in {"loading", "unloaded"}:
+            while (state := availability(found)[0]) in {"loading", "unloaded"}:
+                if state == "loading":
+                    on_load()
                 await changes.next()
                 found = self._find(model)
         state, reason = availability(found)

@@ -9,7 +9,7 @@ from supervisor.control.request_status import RequestStatus
 
 Order = Literal["age", "model", "tokens/s", "tokens", "client", "phase"]
 
-_PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "ending")
+_PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "stalled", "ending")
 # Names ascend; figures descend, the largest on top.
 _BY: Final[Mapping[Order, Callable[[RequestStatus], Any]]] = {
     "age": lambda one: -one["age_s"],

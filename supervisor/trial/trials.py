@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from proxy.metrics.counters import waited_ms
 from supervisor.events import Event
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import LaunchFingerprint
@@ -157,7 +158,7 @@ class Trials:
     def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
         """Return how many other requests an instance had during one that ends now."""
         now_s, ends_at_s = self._clock(), self._ends_at_s
-        held_s: float = (fields["duration_ms"] - (fields["queued_ms"] or 0)) / 1000
+        held_s: float = (fields["duration_ms"] - waited_ms(fields)) / 1000
         recent = ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))
         ended: int = sum(end_at_s > now_s - held_s for end_at_s in recent)
         recent.append(now_s)

@@ -21,7 +21,7 @@ from fakes.upstream import Fake, Script, say_ok
 from proxy.app import build_app
 from proxy.errors import ProxyError
 from proxy.metrics.prometheus import Metrics
-from proxy.models import GpuUse, ModelInfo, ModelNames, PrefillResult
+from proxy.models import GpuUse, ModelInfo, ModelNames, OnLoad, PrefillResult, nothing
 from proxy.ollama.host import ModelDetails, Progress, Residence
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.listener import NoListener
@@ -61,8 +61,9 @@ class FakeLoader:
     def names(self) -> ModelNames:
         return ModelNames(self.models(), self.default)
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         self.began.set()
+        on_load()
         await self.may_go_on.wait()
         if self.failure:
             raise self.failure

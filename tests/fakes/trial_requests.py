@@ -15,11 +15,11 @@ def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:
         "conversation": conversation,
         "diverted": None,
         "status": 200,
-        "queued_ms": 0.0,
+        **dict.fromkeys(("queued_ms", "evict_ms", "load_ms"), 0.0),
         "duration_ms": 900.0,
         "first_token_ms": 500.0,
         "decoded_tokens": 41,
-        "decode_ms": 400.0,
+        "engine_decode_ms": 400.0,
         **changes,
     }
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
-from proxy.models import ModelInfo, ModelNames
+from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
 from proxy.request import Priority
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
@@ -161,7 +161,8 @@ class NoLoader:
     def names(self) -> ModelNames:
         return ModelNames(())
 
-    async def ensure_ready(self, model: str) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+        on_load()
         while not self.world.router.serves(model):  # noqa: ASYNC110 (slow to notice, as some)
             await asyncio.sleep(0.7)
 

@@ -7,6 +7,7 @@ import pytest
 
 from proxy.access_log import AccessRecord
 from proxy.errors import QueueFull, UpstreamFailed
+from proxy.timeline import Timeline
 from proxy.upstream.timings import Timings
 from supervisor.events import EVENTS
 
@@ -19,7 +20,7 @@ def hear(emitted: Told) -> Any:
 
 def test_events_have_the_fields_of_the_table() -> None:
     emitted: Told = {}
-    record = AccessRecord("r")
+    record = AccessRecord("r", Timeline())
     record.model = "chat"
     record.emit(hear(emitted), QueueFull("no place"))
     record.set_instance("chat.1")
@@ -30,18 +31,19 @@ def test_events_have_the_fields_of_the_table() -> None:
         assert sorted(fields) == sorted(EVENTS[name][1])
 
 
-def test_a_retried_request_is_one_record_with_one_wait() -> None:
+def test_a_retried_request_is_one_record() -> None:
     emitted: Told = {}
-    record = AccessRecord("r")
+    record = AccessRecord("r", Timeline())
     record.model = "chat"
-    record.set_instance("chat.1", waited_s=0.5, expected_cached=40)
-    record.set_instance("chat.2", waited_s=0.25, expected_cached=30)
+    record.set_instance("chat.1", expected_cached=40)
+    record.set_instance("chat.2", expected_cached=30)
     record.timings = Timings(28, 12, 60.0, 11, 500.0, 8, 6)
     record.emit(hear(emitted), None)
     event = emitted["request.finished"]
-    assert (event["instance"], event["attempts"], event["queued_ms"]) == ("chat.2", 2, 750)
+    assert (event["instance"], event["attempts"]) == ("chat.2", 2)
     assert (event["expected_cached_tokens"], event["cached_tokens"]) == (30, 28)
-    assert (event["prompt_tokens"], event["decoded_tokens"], event["decode_ms"]) == (12, 11, 500)
+    assert (event["prompt_tokens"], event["decoded_tokens"]) == (12, 11)
+    assert (event["engine_prefill_ms"], event["engine_decode_ms"]) == (60, 500)
     assert (event["drafted_tokens"], event["accepted_tokens"]) == (8, 6)
 
 
@@ -49,10 +51,10 @@ def test_only_the_first_token_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = iter((100.0, 100.5, 101.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
     emitted: Told = {}
-    record = AccessRecord("r")
+    record = AccessRecord("r", Timeline())
     record.model = "chat"
-    record.note_token()
-    record.note_token()
+    record.timeline.note_token()
+    record.timeline.note_token()
     record.emit(hear(emitted), None)
     assert emitted["request.finished"]["first_token_ms"] == 500
 
@@ -62,7 +64,7 @@ def test_the_first_byte_is_timed_once_and_all_bytes_are_counted(
 ) -> None:
     times_s = iter((100.0, 100.25, 101.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
-    record = AccessRecord("r")
+    record = AccessRecord("r", Timeline())
     record.model = "chat"
     emitted: dict[str, Any] = {}
     record.count(b"four")

@@ -329,22 +329,36 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
     (event,) = proxy.events("request.finished")
     assert event.pop("conversation") > 0
     assert event.pop("duration_ms") >= event.pop("first_byte_ms") >= event.pop("queued_ms") >= 0
+    assert event.pop("prefill_ms") > 0
+    assert event.pop("other_ms") >= 0
     assert event == {
         "request": name,
+        "client": "127.0.0.1",
+        "path": "/v1/chat/completions",
         "model": "chat",
         "fallback_for": None,
         "instance": "chat.1",
+        "slot": None,
         "kind": "chat",
+        "streamed": False,
+        "priority": "interactive",
         "diverted": None,
         "status": 200,
+        "code": None,
+        "cancelled": None,
         "attempts": 1,
+        "evict_ms": 0,
+        "load_ms": 0,
+        "decode_ms": 0,
+        "stalled_ms": 0,
         "first_token_ms": None,
         "bytes_out": 11,
         "expected_cached_tokens": None,
         "cached_tokens": None,
         "prompt_tokens": None,
         "decoded_tokens": None,
-        "decode_ms": None,
+        "engine_prefill_ms": None,
+        "engine_decode_ms": None,
         "drafted_tokens": None,
         "accepted_tokens": None,
     }

@@ -11,14 +11,14 @@ FINISHED: Any = {
     "instance": "chat.1",
     "status": 200,
     "attempts": 1,
-    "queued_ms": 0.0,
+    **dict.fromkeys(("queued_ms", "evict_ms", "load_ms"), 0.0),
     "first_token_ms": 120.0,
     "duration_ms": 620.0,
     "expected_cached_tokens": 30,
     "cached_tokens": 28,
     "prompt_tokens": 12,
     "decoded_tokens": 11,
-    "decode_ms": 500.0,
+    "engine_decode_ms": 500.0,
     "drafted_tokens": 8,
     "accepted_tokens": 6,
 }
@@ -81,7 +81,7 @@ def test_times_are_in_seconds_and_the_time_per_token_is_a_mean() -> None:
 
 def test_missing_fields_are_not_counted() -> None:
     missing = dict.fromkeys(
-        ("first_token_ms", "cached_tokens", "prompt_tokens", "decoded_tokens", "decode_ms")
+        ("first_token_ms", "cached_tokens", "prompt_tokens", "decoded_tokens", "engine_decode_ms")
     )
     counters = after(("request.finished", missing))
     assert not counters.counts["prompt_tokens"]

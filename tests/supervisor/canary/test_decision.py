@@ -22,8 +22,11 @@ def observed(slower: float = 1.0, later: float = 1.0, seconds: int = 60) -> Tria
     figures = TrialFigures()
     for number in range(2 * seconds):
         noise, other = (rng.lognormvariate(0, 0.1) for _ in range(2))
-        own = request(number, decode_ms=400.0 * noise, first_token_ms=500.0 * noise)
-        times = {"decode_ms": 400.0 * other * slower, "first_token_ms": 500.0 * other * later}
+        own = request(number, engine_decode_ms=400.0 * noise, first_token_ms=500.0 * noise)
+        times = {
+            "engine_decode_ms": 400.0 * other * slower,
+            "first_token_ms": 500.0 * other * later,
+        }
         figures.finished("base", own, 1, number / 2)
         figures.finished("trial", request(TRIED + number, **times), 1, number / 2)
     return figures

@@ -11,7 +11,7 @@ from supervisor.trial.figures import TrialFigures
 
 
 def test_values_are_grouped_by_conversation() -> None:
-    requests = [request(1), request(1, first_token_ms=100.0), request(2, decode_ms=800.0)]
+    requests = [request(1), request(1, first_token_ms=100.0), request(2, engine_decode_ms=800.0)]
     side = finished(*(("trial", one) for one in requests)).sides["trial"]
     assert values(side.rates) == [[100.0, 100.0], [50.0]]
     assert values(side.first_tokens_s) == [[0.5, 0.1], [0.5]]
@@ -34,7 +34,11 @@ def test_only_whole_answers_have_values(changes: dict[str, Any], errors: int) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [{"decoded_tokens": 3}, {"decoded_tokens": None, "decode_ms": None}, {"decode_ms": 0.0}],
+    [
+        {"decoded_tokens": 3},
+        {"decoded_tokens": None, "engine_decode_ms": None},
+        {"engine_decode_ms": 0.0},
+    ],
 )
 def test_an_answer_of_a_few_tokens_has_no_rate(changes: dict[str, Any]) -> None:
     side = finished(("base", request(**changes))).sides["base"]

@@ -1,0 +1,124 @@
+"""Where the time of one request goes: phases that add up to its duration. Pure.
+
+The phases change a few times in a request, and never with a chunk unless the client is behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, Literal
+
+Phase = Literal["other", "queued", "evict", "load", "prefill", "decode", "stalled"]
+PHASES: Final[tuple[Phase, ...]] = (
+    "queued",
+    "evict",
+    "load",
+    "prefill",
+    "decode",
+    "stalled",
+    "other",
+)
+_WAITS: Final = frozenset({"other", "queued", "evict", "load"})
+
+
+class Timeline:
+    """Times the phases of one request.
+
+    Of a request in several slots the furthest counts, whatever waits for one more slot beside it.
+    While the client does not take what was sent, the request is stalled.
+
+    Attributes:
+        began_at_s: Monotonic.
+        first_token_ms: After the beginning; None before it.
+    """
+
+    __slots__ = (
+        "_leases",
+        "_phase",
+        "_since_s",
+        "_spent_s",
+        "_stalls",
+        "began_at_s",
+        "first_token_ms",
+    )
+
+    def __init__(self) -> None:
+        self.began_at_s = self._since_s = time.monotonic()
+        self.first_token_ms: float | None = None
+        self._phase: Phase = "other"
+        self._spent_s: dict[Phase, float] = {}
+        self._leases = 0
+        self._stalls = 0
+
+    def wait(self, phase: Phase = "queued") -> None:
+        """Begin to wait for a slot, for the memory of a model (`evict`) or for its load."""
+        if not self._leases:
+            self._enter(phase, time.monotonic())
+
+    def begin_prefill(self, at_s: float) -> None:
+        """Note that a slot was leased at this time; `end_lease` follows."""
+        self._leases += 1
+        if self._phase in _WAITS:
+            self._enter("prefill", max(at_s, self._since_s))
+
+    def note_token(self) -> None:
+        """Generated text arrived; only the first call counts, and the first of a retry."""
+        if self.first_token_ms is not None and self._phase != "prefill":
+            return
+        now_s = time.monotonic()
+        if self.first_token_ms is None:
+            self.first_token_ms = round((now_s - self.began_at_s) * 1000, 1)
+        if self._phase == "prefill":
+            self._enter("decode", now_s)
+
+    def end_lease(self) -> None:
+        self._leases -= 1
+        self.end_wait()
+
+    def end_wait(self) -> None:
+        """Note that it waits no more, or that a lease is over."""
+        if not self._leases:
+            self._enter("other", time.monotonic())
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Wait for the client to take what was sent."""
+        self._charge(time.monotonic())
+        self._stalls += 1
+        try:
+            yield
+        finally:
+            self._charge(time.monotonic())
+            self._stalls -= 1
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._stalls > 0
+
+    def times_ms(self, engine_decode_ms: float | None = None) -> Mapping[str, float]:
+        """Return the duration until now, and the time of each phase; `other_ms` is the rest.
+
+        Args:
+            engine_decode_ms: As the engine reports it, for a response that is not a stream: its
+                first token has no time of its own.
+        """
+        duration_ms = round((time.monotonic() - self.began_at_s) * 1000, 1)
+        self._charge(self.began_at_s + duration_ms / 1000)
+        spent_s = self._spent_s
+        if engine_decode_ms and "decode" not in spent_s and "prefill" in spent_s:
+            spent_s["decode"] = min(spent_s["prefill"], engine_decode_ms / 1000)
+            spent_s["prefill"] -= spent_s["decode"]
+        parts = {f"{one}_ms": int(spent_s.get(one, 0.0) * 10_000) / 10 for one in PHASES[:-1]}
+        other_ms = max(0.0, round(duration_ms - sum(parts.values()), 1))
+        return {"duration_ms": duration_ms, **parts, "other_ms": other_ms}
+
+    def _enter(self, phase: Phase, at_s: float) -> None:
+        self._charge(at_s)
+        self._phase = phase
+
+    def _charge(self, at_s: float) -> None:
+        phase: Phase = "stalled" if self._stalls else self._phase
+        self._spent_s[phase] = self._spent_s.get(phase, 0.0) + at_s - self._since_s
+        self._since_s = at_s
