@@ -34,6 +34,7 @@ from supervisor.desktop.starter import starter_watched
 from supervisor.errors import AccessDenied
 from supervisor.host.lock import lock_runtime_dir, this_daemon, write_owner
 from supervisor.process.orphans import kill_orphans
+from supervisor.settings.hooks import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
 from supervisor.slot_store.config import clean_up
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -105,6 +106,7 @@ class Daemon:
             jobs = group.create_task(persist("jobs", parts.server.serve))
             layers = group.create_task(persist("balance", parts.layer_mover.serve))
             workers = group.create_task(persist("workers", parts.workers.serve))
+            hooks = group.create_task(persist("hooks", parts.hooks.serve))
             notifier = group.create_task(persist("service notifier", self._notifier.serve))
             yield
             canaries.cancel()
@@ -115,7 +117,7 @@ class Daemon:
             await self._drain()
             admission.cancel()
             await self._stop()
-            for task in (*serving, recorder, trials, workers, notifier):
+            for task in (*serving, hooks, recorder, trials, workers, notifier):
                 task.cancel()
 
     @asynccontextmanager
@@ -165,12 +167,14 @@ class Daemon:
         await self.parts.server.close()
 
     async def _stop(self) -> None:
-        """Save slots, stop the engines."""
+        """Save slots, stop the engines, and let hooks end."""
         limits = self.parts.settings.supervisor
         self.parts.fleet.command("stop")
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         async with self._deadline(2 * limits.stop_timeout_s + saving_s):
             await self.parts.fleet.all_down()
+        async with self._deadline(HOOKS_STOP_LIMIT_S):
+            await self.parts.hooks.finish()
         duration_s = round(self._now_s() - self._stopping_at_s, 3)
         self._events.emit("daemon.stopped", duration_s=duration_s)
 

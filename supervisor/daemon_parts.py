@@ -34,7 +34,10 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.reductions import Reductions
 from supervisor.fleet.stats import StatsReader
+from supervisor.hooks.command import hook_directory
+from supervisor.hooks.hooks import Hooks, HookSources
 from supervisor.host.paths import Directories
+from supervisor.process.exit_cause import FailureCause
 from supervisor.process.private_runtime import is_in_use
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
@@ -118,6 +121,8 @@ class DaemonParts:
         router_events.connect(self.fleet, self.admission, self.nodes)
         self.app = self._make_app()
         self.server = Server(self.app, self.settings.proxy, environment.sockets)
+        self.hooks = self._make_hooks()
+        events.add_sink(self.hooks.observe)
 
     @property
     def tls_cert(self) -> Path | None:
@@ -218,6 +223,19 @@ class DaemonParts:
             OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
             self.nodes.process,
         )
+
+    def _make_hooks(self) -> Hooks:
+        sources = HookSources(
+            settings=lambda: self.settings.hooks,
+            directory=lambda: hook_directory(self.reload.loaded.path),
+            busy_models=lambda: {one.model for one in self.app.requests.stats() if one.model},
+            cause_of=self._failure_of,
+        )
+        return Hooks(sources, self.events.emit)
+
+    def _failure_of(self, instance: str) -> FailureCause | None:
+        found = (one.instance for one in self.fleet.all_replicas() if one.name == instance)
+        return next((one.snapshot().cause for one in found), None)
 
     def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:
         return ModelFilesAdapter(

@@ -11,6 +11,7 @@ from supervisor.cli import (
     batch,
     config,
     engine,
+    hooks,
     key,
     measure,
     model,
@@ -57,6 +58,7 @@ app.add_typer(profile.commands, name="profile")
 app.add_typer(config.commands, name="config")
 app.add_typer(service.commands, name="service")
 app.add_typer(requests.commands, name="requests")
+app.add_typer(hooks.commands, name="hooks")
 app.add_typer(slots.commands, name="slots")
 app.add_typer(record.commands, name="record")
 app.add_typer(key.commands, name="key")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from supervisor.engines.installed import installed_builds
 from supervisor.errors import CorralError
@@ -15,12 +15,13 @@ from supervisor.flags import profile
 from supervisor.host import download
 from supervisor.host.files import expanded
 from supervisor.host.paths import directories
+from supervisor.settings.hooks import HookName
 from supervisor.settings.load import load
 from supervisor.settings.schema import Settings
 
 _FILES_MAX: Final = 1000
 
-Kind = Literal["model", "profile", "engine", "key", "setting", "client", "request"]
+Kind = Literal["model", "profile", "engine", "key", "setting", "client", "request", "hook"]
 
 
 def offered(kind: Kind, begun: str) -> list[str]:
@@ -112,5 +113,6 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
         "setting": _settings,
         "client": _clients,
         "request": _requests,
+        "hook": lambda: iter(get_args(HookName)),
     }
 )

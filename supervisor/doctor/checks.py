@@ -11,6 +11,7 @@ from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus
 from supervisor.doctor.engine import check_engine
 from supervisor.doctor.finding import Finding, failed, redact, secrets_of
+from supervisor.doctor.hooks import check_hooks
 from supervisor.doctor.host import (
     check_address,
     check_clients,
@@ -64,6 +65,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     yield check_files(max(1, planner.instances))
     yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
     yield check_clients(loaded.settings.proxy)
+    yield from check_hooks(loaded)
     yield from check_directories(where)
     yield check_leftovers(where, is_running=status is not None)
 

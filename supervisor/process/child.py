@@ -19,15 +19,16 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import IO, Final
+from pathlib import Path
+from typing import IO, Final, Protocol
 
 import psutil
 
 from supervisor.host.spawn_options import creation_flags
-from supervisor.process.launch import Launch
+from supervisor.process.group_tether import GroupTether
 
 _CHUNK_BYTES: Final = 256 * 1024
 _REAP_TIMEOUT_S: Final = 5.0
@@ -44,6 +45,19 @@ _EXIT_SIGNALS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 OnBytes = Callable[[bytes], None]
+
+
+class Command(Protocol):
+    """A program to run; `argv` begins with its path, `env` is complete."""
+
+    @property
+    def argv(self) -> Sequence[str]: ...
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    @property
+    def cwd(self) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +88,28 @@ class Exit:
 class Child:
     """A child process. `wait` must be awaited; it kills and reaps the process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], tether: GroupTether | None = None) -> None:
         self._process = process
+        self._tether = tether
         self._pidfd = os.pidfd_open(process.pid)
 
     @classmethod
-    def spawn(cls, launch: Launch) -> Child:
+    def spawn(cls, command: Command, tether: GroupTether | None = None) -> Child:
         """Start a process, on the loop's thread; blocks for some milliseconds.
+
+        With a tether, what the process starts does not outlive the daemon either.
 
         Raises:
             OSError: The program cannot be run.
         """
-        ours, (_, core_max) = os.getpid(), resource.getrlimit(resource.RLIMIT_CORE)
-        core = (
-            _NO_CORE if core_max == resource.RLIM_INFINITY else min(_NO_CORE, core_max),
-            core_max,
-        )
-        process = subprocess.Popen(
-            launch.argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=dict(launch.env),
-            cwd=launch.cwd,
-            start_new_session=True,
-            creationflags=creation_flags(),
-            preexec_fn=lambda: _prepare(ours, core),  # noqa: PLW1509 (see _die_with)
-        )
-        try:
-            return cls(process)
-        except OSError:
-            process.kill()
-            process.communicate()
-            raise
+        with ExitStack() as undo:
+            if tether:
+                undo.callback(tether.close)
+            process = _popen(command, tether)
+            undo.callback(_end, process)
+            child = cls(process, tether)
+            undo.pop_all()
+        return child
 
     @property
     def pid(self) -> int:
@@ -160,17 +162,49 @@ class Child:
             self._process.wait()
         finally:
             os.close(self._pidfd)
+            if self._tether:
+                self._tether.close()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe:
                     pipe.close()
 
 
+def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[bytes]:
+    ours, (_, core_max) = os.getpid(), resource.getrlimit(resource.RLIMIT_CORE)
+    core = (_NO_CORE if core_max == resource.RLIM_INFINITY else min(_NO_CORE, core_max), core_max)
+    try:
+        return subprocess.Popen(
+            command.argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=dict(command.env),
+            cwd=command.cwd,
+            start_new_session=True,
+            creationflags=creation_flags(),
+            pass_fds=[tether.reader] if tether else [],
+            preexec_fn=lambda: _prepare(ours, core, tether),  # noqa: PLW1509 (see _die_with)
+        )
+    finally:
+        if tether:
+            tether.spawned()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
 def _prepare(  # pragma: no cover (runs between fork and exec)
-    parent_pid: int, core: tuple[int, int]
+    parent_pid: int, core: tuple[int, int], tether: GroupTether | None
 ) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, core)
-    # A worker that answers a client which has left would die of it (build 10434).
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if tether:
+        tether.attach()
+    else:
+        # A worker that answers a client which has left would die of it (build 10434).
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _die_with(parent_pid)
 
 

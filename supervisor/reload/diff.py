@@ -148,6 +148,7 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
     yield from _node_notes(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits apply from each instance's next state"
+    yield from _hook_notes(before, after)
     for name, model in after.models.items():
         if name in before.models and before.models[name].aliases != model.aliases:
             yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
@@ -163,6 +164,11 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
 def _tls_notes(before: Settings, after: Settings) -> Iterator[str]:
     if before.proxy.tls != after.proxy.tls:
         yield "[proxy.tls] changed: it applies to new connections"
+
+
+def _hook_notes(before: Settings, after: Settings) -> Iterator[str]:
+    if before.hooks != after.hooks:
+        yield "[hooks] changed: they apply to what happens from now on"
 
 
 def _restart_notes(table: str, began_with: SettingsTable, after: SettingsTable) -> Iterator[str]:

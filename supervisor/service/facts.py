@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from supervisor.settings.hooks import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
 from supervisor.settings.schema import ModelSettings, Settings
 
 Scope = Literal["user", "system"]
@@ -47,7 +48,8 @@ class ServiceFacts:
         """The time that the daemon takes to stop at most, as in `Daemon._stop`."""
         limits = self.settings.supervisor
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
-        return round(limits.drain_timeout_s + 2 * limits.stop_timeout_s + saving_s + _STOP_MARGIN_S)
+        own_s = limits.drain_timeout_s + 2 * limits.stop_timeout_s + saving_s
+        return round(own_s + HOOKS_STOP_LIMIT_S + _STOP_MARGIN_S)
 
     @property
     def read_paths(self) -> tuple[Path, ...]:

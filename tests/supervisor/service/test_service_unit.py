@@ -14,8 +14,8 @@ def lines(service: ServiceFacts) -> list[str]:
 
 def test_systemd_waits_as_long_as_the_daemon_stops() -> None:
     limits = {"drain_timeout_s": 600, "stop_timeout_s": 7, "slot_save_timeout_s": 20}
-    assert "TimeoutStopSec=644" in lines(facts(supervisor=limits))
-    assert "TimeoutStopSec=624" in lines(facts(supervisor={**limits, "persist_slots": False}))
+    assert "TimeoutStopSec=649" in lines(facts(supervisor=limits))
+    assert "TimeoutStopSec=629" in lines(facts(supervisor={**limits, "persist_slots": False}))
 
 
 def test_a_service_is_watched_restarted_and_ends_by_itself() -> None:
