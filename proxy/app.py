@@ -7,6 +7,9 @@ GET   /slots                              the slots of all instances, as llama-s
 GET   /corral/v1/slots                    the same with instances, totals and queues
 GET   /corral/v1/requests                 the client's requests in flight
 POST  /corral/v1/requests/{id}/cancel     end one with an error
+GET   /corral/  /corral/page/{id}  …      the dashboard (`proxy.dashboard`)
+      /corral/v1/session                  signing in to it
+POST  /corral/v1/chat/completions         its chats, an instance
 GET   /metrics                            metrics for Prometheus
 GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
 GET   /corral/v1/batch                    how batch requests gathered
@@ -33,8 +36,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.access_log import Emit
+from proxy.auth.access import CHAT, Access
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
+from proxy.auth.sessions import Sessions
 from proxy.batch.batch_queue import BatchQueue
 from proxy.batch.completions import BatchCompletions
 from proxy.batch.requests import OwnRequests
@@ -42,6 +47,8 @@ from proxy.batch.stats import BatchQueueStats, metrics_of
 from proxy.body.bodies import Bodies
 from proxy.connections import Connections, descriptors_max, limit_of
 from proxy.control_endpoint import ControlEndpoint
+from proxy.dashboard.dashboard import Dashboard
+from proxy.dashboard.host import DashboardHost
 from proxy.forward.forward import Forward
 from proxy.forwarded_endpoints import ForwardedEndpoints
 from proxy.generate import batch_tokenize
@@ -74,6 +81,7 @@ class App:
 
     Attributes:
         handle_ollama: Of the address that has Ollama's API besides; None: there is none.
+        sessions: Of the dashboard; None: there is none.
     """
 
     handle: Handler
@@ -87,9 +95,10 @@ class App:
     announce: Callable[[int], Coroutine[Any, Any, None]] | None = None
     tls: RenewedContext | None = None  # None: clients connect without TLS
     handle_ollama: Handler | None = None
+    sessions: Sessions | None = None
 
 
-def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
+def build_app(  # noqa: C901, PLR0913, PLR0917 (the optional ones are what endpoints need)
     router: Router,
     loader: ModelLoader,
     settings: ProxySettings,
@@ -101,13 +110,15 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     own_key: Key | None = None,
     ollama: OllamaHost | None = None,
     process: str = "",
+    dashboard: DashboardHost | None = None,
 ) -> App:
     """Build the application.
 
     Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
     without an `engine` none about GPUs and the runtime, without a `control` none that loads and
-    unloads models, and without `ollama` none of Ollama's API. `own_key` is valid besides those of
-    the API keys file. `process` is what other proxies know this one by.
+    unloads models, without `ollama` none of Ollama's API, and without a `dashboard` none of its
+    page. `own_key` is valid besides those of the API keys file. `process` is what other proxies
+    know this one by.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
@@ -150,10 +161,16 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     ResponsesEndpoint(forwarded, store).add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
+    sessions = None
+    if dashboard and settings.dashboard:
+        sessions = Sessions(keys)
+        Dashboard(dashboard, sessions, keys, bodies).add_routes(routes)
+        routes.add(CHAT, post=forwarded.chat)
+    access = Access(keys, sessions)
 
     def guard(settings: ProxySettings, routes: Routes) -> Handler:
         return RequestMiddleware(
-            settings, routes, server_state, metrics.emit, connections, keys
+            settings, routes, server_state, metrics.emit, connections, access
         ).handle
 
     app = App(
@@ -166,6 +183,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         batch_queue.stats,
         _announcement(settings, process, metrics.emit),
         _tls(settings, metrics.emit),
+        sessions=sessions,
     )
     if ollama and settings.ollama.is_on:
         add_ollama = _ollama_routes(forwarded, loader, ollama, bodies)

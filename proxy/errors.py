@@ -6,6 +6,8 @@
     │   ├── PreviousResponseNotFound 400  no stored response of the client has the id
     │   └── BodyTooComplex           400  the body has too many values or levels
     ├── Unauthorized                 401  no API key, or an unknown one
+    │   ├── SessionRequired          401  the dashboard needs a session, or an admin's key
+    │   └── InvalidToken             401  a one-time token was used, is too old, or is none
     ├── Forbidden                    403  the Host, the Origin or the key does not allow it
     ├── NotFound                     404  no such path
     ├── UnknownModel                 404  no such model; the message lists the known ones
@@ -15,6 +17,7 @@
     ├── BodyTooLarge                 413  more bytes than the limit
     ├── BodyExpands                  413  the decompressed body is too many times larger
     ├── UnknownCoding                415  unsupported Content-Encoding
+    ├── UnsupportedMediaType         415  a request of the dashboard without JSON
     ├── ExpectationFailed            417  an Expect other than 100-continue
     ├── CrashesEngine                422  engines crashed twice while computing this request
     ├── TooManyRequests              429  the key is over its rate limit
@@ -144,6 +147,26 @@ class Unauthorized(ProxyError):
     extra_headers = MappingProxyType({"WWW-Authenticate": "Bearer"})  # RFC 9110 section 15.5.2
 
 
+class SessionRequired(Unauthorized):
+    code = "session_required"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this needs a session of the dashboard: `corral ui` on the daemon's machine opens one, "
+            "and so does an admin's API key"
+        )
+
+
+class InvalidToken(Unauthorized):
+    code = "invalid_token"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the link was used already, is older than a minute, or is of another daemon; "
+            "`corral ui` makes a new one"
+        )
+
+
 class Forbidden(ProxyError):
     status = 403
     code = "forbidden"
@@ -210,6 +233,11 @@ class UnknownCoding(ProxyError):
     code = "unknown_content_encoding"
     extra_headers = MappingProxyType({"Accept-Encoding": "gzip, deflate"})  # RFC 9110, 15.5.16
     ends_connection = True
+
+
+class UnsupportedMediaType(ProxyError):
+    status = 415
+    code = "unsupported_media_type"
 
 
 class ExpectationFailed(ProxyError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import Final
 
 from aiohttp import web
 
@@ -14,7 +15,7 @@ from proxy.batch import completions
 from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
 from proxy.body.bodies import Bodies, Share
-from proxy.endpoints import ENDPOINTS
+from proxy.endpoints import ENDPOINTS, EndpointKind
 from proxy.errors import BadRequest, NotLoaded, ProxyError
 from proxy.fallback import Fallback, is_refused
 from proxy.forward import lora_adapters, props
@@ -35,6 +36,8 @@ from proxy.router.open_request import OpenRequest
 from proxy.routes import Routes
 
 _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
+
+_CHAT: Final = Translation("/v1/chat/completions", EndpointKind.CHAT, lambda members: members)
 
 
 class ForwardedEndpoints:
@@ -106,6 +109,11 @@ class ForwardedEndpoints:
 
     async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
         return await self.answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
+
+    async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a chat at another path than OpenAI's."""
+        serve = functools.partial(self.serve, translation=_CHAT)
+        return await self.served_by(serve, request)
 
     async def translated(
         self, response: type[TranslatedResponse], request: web.BaseRequest

@@ -8,7 +8,9 @@ server, date) never reach a client.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
@@ -28,6 +30,14 @@ DRAINING: Final = "X-Corral-Draining"
 PRIORITY: Final = "X-Corral-Priority"
 # Of a response, the model that answered in place of another; of a request, `none`: no other may.
 FALLBACK: Final = "X-Corral-Fallback"
+# What concerns one client alone, below `/corral/v1/`.
+PRIVATE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+)
 
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 

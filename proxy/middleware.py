@@ -17,14 +17,14 @@ from typing import Final
 from aiohttp import HttpVersion11, web
 
 from proxy.access_log import CLIENT_GONE, AccessRecord, Emit
-from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
+from proxy.auth.access import API, CHAT, PREFIX, SIGNED_IN, UNCOUNTED, Access
+from proxy.auth.api_keys import KEY
 from proxy.auth.keys_file import read_keys
 from proxy.auth.origin import OriginPolicy, is_preflight, preflight_response
 from proxy.connections import Connections
 from proxy.errors import Draining, ExpectationFailed, InternalError, ProxyError, Unauthorized
 from proxy.forward.client_response import error_response
-from proxy.headers import DRAINING, HOP, PROCESS, RESPONSE_HEADERS, SERVER
-from proxy.prompt_cache.prefix_digest import PREFIXES
+from proxy.headers import DRAINING, HOP, PRIVATE, PROCESS, RESPONSE_HEADERS, SERVER
 from proxy.router.in_flight import ServerState
 from proxy.routes import Routes
 from proxy.settings import ProxySettings
@@ -61,12 +61,13 @@ class RequestMiddleware:
         server_state: ServerState,
         emit: Emit,
         connections: Connections[Hashable],
-        keys: ApiKeys,
+        access: Access,
     ) -> None:
         self._connections = connections
         self._origins = OriginPolicy(settings)
-        self._keys = keys
-        self._rate_limiter = keys.rate_limiter
+        self._access = access
+        self._keys = access.keys
+        self._rate_limiter = access.keys.rate_limiter
         self._routes = routes
         self._server_state = server_state
         self._emit = emit
@@ -74,15 +75,8 @@ class RequestMiddleware:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         record = AccessRecord(_request_id(request), Timeline())
         request[ACCESS_RECORD], request[KEY] = record, None
-        headers = {"Server": SERVER, "X-Request-Id": record.request_id}
-        if "Origin" in request.headers:
-            headers.update(self._origins.cors_headers(request))
-        if self._connections.is_closing:
-            headers["Connection"] = "close"
-        if HOP in request.headers:
-            headers[PROCESS] = self._server_state.process
-        if self._server_state.is_draining:
-            headers[DRAINING] = "1"
+        request[SIGNED_IN] = None
+        headers = self._headers(request, record)
         request[RESPONSE_HEADERS] = headers
         rejected_by: ProxyError | None = None
         try:
@@ -100,6 +94,20 @@ class RequestMiddleware:
         if not response.prepared:
             response.headers.update(headers)
         return response
+
+    def _headers(self, request: web.BaseRequest, record: AccessRecord) -> dict[str, str]:
+        headers = {"Server": SERVER, "X-Request-Id": record.request_id}
+        if "Origin" in request.headers:
+            headers.update(self._origins.cors_headers(request))
+        if self._connections.is_closing:
+            headers["Connection"] = "close"
+        if request.path.startswith(API):
+            headers |= PRIVATE
+        if HOP in request.headers:
+            headers[PROCESS] = self._server_state.process
+        if self._server_state.is_draining:
+            headers[DRAINING] = "1"
+        return headers
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if is_preflight(request):
@@ -125,16 +133,18 @@ class RequestMiddleware:
 
     def _authorized(self, request: web.BaseRequest) -> AbstractContextManager[None]:
         """Check the key of a request; the returned context counts it against the key's limits."""
-        is_open = request.path in OPEN_PATHS
         try:
-            key = request[KEY] = self._keys.key_of(request)
+            source = self._access if request.path.startswith(PREFIX) else self._keys
+            key = request[KEY] = source.key_of(request)
         except Unauthorized:
-            if not is_open:
+            if not self._access.is_open(request):
                 raise
             return _UNLIMITED
         self._connections.begin(request.protocol)
-        is_counted = not is_open and request.path != PREFIXES
-        return self._rate_limiter.holding(key) if key and is_counted else _UNLIMITED
+        if key is None or request.path in UNCOUNTED:
+            return _UNLIMITED
+        is_counted = request.path == CHAT or request[SIGNED_IN] is None
+        return self._rate_limiter.holding(key) if is_counted else _UNLIMITED
 
 
 def new_request_id() -> str:

@@ -162,6 +162,9 @@ class ProxySettings(SettingsTable):
         description="whether it is announced in the local network by multicast DNS, for the nodes "
         "of other machines; needs a listen that they reach",
     )
+    dashboard: bool = Field(
+        default=True, description="whether the dashboard is served, at /corral/"
+    )
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()

@@ -39,6 +39,7 @@ from supervisor.hooks.hooks import Hooks, HookSources
 from supervisor.host.paths import Directories
 from supervisor.process.exit_cause import FailureCause
 from supervisor.process.private_runtime import is_in_use
+from supervisor.proxy_adapter.dashboard_host import DashboardHostAdapter
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_files import ModelFilesAdapter
@@ -222,6 +223,7 @@ class DaemonParts:
             self.desktop_key.key if self.desktop_key else None,
             OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
             self.nodes.process,
+            DashboardHostAdapter(),
         )
 
     def _make_hooks(self) -> Hooks:

@@ -36,7 +36,7 @@ from supervisor.control.trial_status import trial_status
 from supervisor.control.worker_status import worker_statuses
 from supervisor.daemon_parts import DaemonParts
 from supervisor.desktop.hosts import DesktopHosts
-from supervisor.errors import CorralError, NoSuchRequest
+from supervisor.errors import CorralError, NoSuchRequest, SettingsInvalid
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.reload.reload import ReloadResult
@@ -119,6 +119,15 @@ class DaemonService:
             raise NoSuchRequest(
                 error.message, hint="corral requests lists those in flight"
             ) from error
+
+    def dashboard_link(self) -> str:
+        """Return a link that signs one browser in, within a minute."""
+        sessions = self._parts.app.sessions
+        if sessions is None:
+            raise SettingsInvalid(
+                "the dashboard is off", hint="set dashboard = true under [proxy] and restart"
+            )
+        return f"{self._parts.server.url}/corral/#token={sessions.new_token()}"
 
     def trials(self) -> list[TrialStatus]:
         canaries = {one.request.model for one in self._parts.canaries.running}

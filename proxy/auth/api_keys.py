@@ -69,11 +69,15 @@ class ApiKeys:
         """The key of this name; None where there is none, or no more."""
         return next((key for key in self._current() if key.name == name), None)
 
+    def with_text(self, text: str) -> Key | None:
+        """The key with this text; None where there is none."""
+        return find(text, self._current())
+
     def key_of(self, request: web.BaseRequest) -> Key | None:
         """None if no keys are configured. Raises Unauthorized."""
         if not self.are_needed:
             return None
-        key = find(_given(request), self._current())
+        key = self.with_text(_given(request))
         if key is None:
             raise Unauthorized("unknown API key; check it against `corral key list`")
         return key

@@ -62,7 +62,7 @@ class OriginPolicy:
                 "use localhost or add it to allowed_hosts under [proxy]"
             )
         origin = request.headers.get("Origin")
-        if origin is not None and not self._origins.fullmatch(origin):
+        if origin is not None and not (self._origins.fullmatch(origin) or _is_own(origin, host)):
             raise Forbidden(f"Origin {quoted(origin)} is not allowed{_how_to_allow(origin)}")
         if origin is None and "Sec-Fetch-Site" in request.headers and _is_cross_site(request):
             raise Forbidden(
@@ -86,6 +86,25 @@ class OriginPolicy:
             return True
         # DNS rebinding needs a name, not an IP address.
         return not self._is_loopback and _is_address(host)
+
+
+def is_same_origin(request: web.BaseRequest) -> bool:
+    """Return whether a page that was served from this address sent the request.
+
+    A browser says so for every request that can change something. The scheme is not compared: a
+    reverse proxy may end TLS.
+    """
+    sites = {one.strip().lower() for one in request.headers.getall("Sec-Fetch-Site", ())}
+    if not sites <= {"same-origin", "none"}:
+        return False
+    if origin := request.headers.get("Origin"):
+        return _is_own(origin, request.headers.get("Host", ""))
+    return request.method in {"GET", "HEAD"}
+
+
+def is_https(request: web.BaseRequest) -> bool:
+    """Return whether the browser uses TLS, to us or to a reverse proxy before us."""
+    return request.secure or request.headers.get("Origin", "").lower().startswith("https://")
 
 
 def is_preflight(request: web.BaseRequest) -> bool:
@@ -159,6 +178,11 @@ def _how_to_allow(origin: str) -> str:
     shared = "; pages of any site can send it" if origin in _OPAQUE else ""
     line = f'allowed_origins = ["{origin}"]'
     return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"
+
+
+def _is_own(origin: str, host: str) -> bool:
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme in {"http", "https"} and bool(host) and authority == host.lower()
 
 
 def _is_cross_site(request: web.BaseRequest) -> bool:

@@ -163,6 +163,20 @@ def status(as_json: Json = False) -> None:
 
 
 @commands.command()
+def ui(
+    no_browser: Annotated[
+        bool,
+        typer.Option("--no-browser", "--print", help="Print the link instead of opening it."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Open the dashboard in the browser, signed in: models, requests, logs, a chat."""
+    from supervisor.commands.ui import ui as call
+
+    finish("ui", lambda: call(opens=not (no_browser or as_json)), as_json=as_json)
+
+
+@commands.command()
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     interval: Annotated[

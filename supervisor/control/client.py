@@ -58,6 +58,11 @@ class Client:
         with _response(self._socket, "POST", f"/v1/requests/{quote(request_id, safe='')}/cancel"):
             pass
 
+    def dashboard_link(self) -> str:
+        """Return a link that signs one browser in; raises SettingsInvalid without a dashboard."""
+        with _response(self._socket, "POST", "/v1/dashboard/link") as response:
+            return str(json.load(response)["url"])
+
     def canaries(self) -> CanariesStatus:
         with _response(self._socket, "GET", "/v1/canaries") as response:
             return cast("CanariesStatus", json.load(response))

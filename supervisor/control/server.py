@@ -6,6 +6,7 @@
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
     GET  /v1/requests   {"requests": [...]}, those in flight, oldest first
     POST /v1/requests/ID/cancel   end one with an error
+    POST /v1/dashboard/link       {"url": …}, which signs one browser in
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
     POST /v1/stop       {"models": [names]}; until each has stopped
@@ -22,7 +23,7 @@
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but GET of status, trials, requests, canaries and balance, and cancel, are streams of
+All but GET of status, trials, requests, canaries and balance, cancel and link, are streams of
 supervisor.control.messages.StreamMessage. A client that disconnects stops no command.
 """
 
@@ -84,6 +85,9 @@ class Service(Protocol):
     def cancel_request(self, request_id: str) -> None:
         """End a request with an error; raises NoSuchRequest where none in flight has the id."""
 
+    def dashboard_link(self) -> str:
+        """Return a link that signs one browser in; raises SettingsInvalid without a dashboard."""
+
     def balances(self) -> list[BalanceStatus]: ...
 
     def balance(self, model: str, *, undo: bool) -> asyncio.Future[MovedLayers | CorralError]:
@@ -134,6 +138,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.get("/v1/trials", api.trials),
             web.get("/v1/requests", api.requests),
             web.post("/v1/requests/{id}/cancel", api.cancel_request),
+            web.post("/v1/dashboard/link", api.dashboard_link),
             web.get("/v1/canaries", api.canaries),
             web.get("/v1/balance", api.balances),
             web.get("/v1/events", api.events),
@@ -221,6 +226,9 @@ class _Api:
     async def cancel_request(self, request: web.Request) -> web.StreamResponse:
         self._service.cancel_request(request.match_info["id"])
         return _json({})
+
+    async def dashboard_link(self, _: web.Request) -> web.StreamResponse:
+        return _json({"url": self._service.dashboard_link()})
 
     async def balances(self, _: web.Request) -> web.StreamResponse:
         return _json({"balances": self._service.balances()})

@@ -182,6 +182,12 @@ class FakeOllamaHost:
         self.deleted.append(model)
 
 
+class FakeDashboardHost:
+    """A daemon with the shipped libraries (`DashboardHost`)."""
+
+    vendor = Path(__file__).parent.parent.parent / "vendor"
+
+
 class KeepAlives(NoListener):
     """Remembers how long requests want their models to stay."""
 
@@ -211,6 +217,7 @@ class ProxyHarness:
         self.engine = FakeEngine()
         self.control = FakeControl()
         self.ollama = FakeOllamaHost()
+        self.dashboard = FakeDashboardHost()
         self.sockets: Sequence[socket.socket] = ()
         self._directory = directory
         self._stack = stack
@@ -228,7 +235,11 @@ class ProxyHarness:
         await self.server.start()
         self._stack.push_async_callback(self.server.close)
         self.http = await self._stack.enter_async_context(
-            aiohttp.ClientSession(self.server.url, timeout=aiohttp.ClientTimeout(total=20))
+            aiohttp.ClientSession(
+                self.server.url,
+                timeout=aiohttp.ClientTimeout(total=20),
+                cookie_jar=aiohttp.CookieJar(unsafe=True),  # for an address
+            )
         )
 
     def build(self, settings: ProxySettings) -> Server:
@@ -242,7 +253,9 @@ class ProxyHarness:
             engine=self.engine,
             control=self.control,
             ollama=self.ollama,
+            dashboard=self.dashboard,
         )
+        self.sessions = app.sessions
         self.floor = app.server_state
         return Server(app, settings, self.sockets)
 

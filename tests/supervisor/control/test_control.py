@@ -100,6 +100,9 @@ class Service:
     def cancel_request(self, request_id: str) -> None:
         raise NoSuchRequest(f"no request in flight has the id {request_id}")
 
+    def dashboard_link(self) -> str:
+        return "http://127.0.0.1:8080/corral/#token=secret"
+
     def balances(self) -> list[BalanceStatus]:
         return []
 

@@ -1,0 +1,1 @@
+"""The dashboard below `/corral/`: its page, sessions, live state and actions."""
