@@ -1,0 +1,55 @@
+// What a person asks the daemon to do, and what came of it.
+
+import { post } from "./api.js";
+
+export const MODEL_ACTIONS = {
+  load: { label: "Load", done: (name) => `${name} is being loaded` },
+  unload: { label: "Unload", done: (name) => `${name} is being unloaded` },
+  restart: { label: "Restart", done: (name) => `${name} is being restarted` },
+  warm: { label: "Warm", done: (name) => `${name} has the prompt in its cache` },
+};
+
+export class Actions {
+  constructor(changed) {
+    this.notice = null;
+    this.busy = new Set();
+    this._changed = changed;
+  }
+
+  async model(verb, name, body = {}) {
+    const path = `/corral/v1/models/${encodeURIComponent(name)}/${verb}`;
+    await this._run(`${verb} ${name}`, () => post(path, body), MODEL_ACTIONS[verb].done(name));
+  }
+
+  async warm(name, prompt) {
+    await this.model("warm", name, { messages: [{ role: "system", content: prompt }] });
+  }
+
+  async cancel(id) {
+    const path = `/corral/v1/requests/${encodeURIComponent(id)}/cancel`;
+    await this._run(`cancel ${id}`, () => post(path), `Request ${id} was cancelled`);
+  }
+
+  dismiss() {
+    this._show(null);
+  }
+
+  async _run(key, call, done) {
+    this.busy.add(key);
+    this._show(null);
+    try {
+      await call();
+      this._show({ kind: "done", message: done });
+    } catch (error) {
+      this._show({ kind: "error", message: error.message, hint: error.hint });
+    } finally {
+      this.busy.delete(key);
+      this._changed();
+    }
+  }
+
+  _show(notice) {
+    this.notice = notice;
+    this._changed();
+  }
+}

@@ -1,0 +1,21 @@
+// Fields above a view: a filter, a choice.
+
+import { html } from "../html.js";
+
+export function Filter({ value, onInput, label }) {
+  return html`<label class="field">
+    <span>${label}</span>
+    <input type="search" data-filter value=${value}
+      onInput=${(event) => onInput(event.target.value)} />
+  </label>`;
+}
+
+// Options: pairs of value and title.
+export function Choice({ label, value, options, onChange }) {
+  return html`<label class="field">
+    <span>${label}</span>
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+      ${options.map(([one, title]) => html`<option key=${one} value=${one} selected=${one === value}>${title}</option>`)}
+    </select>
+  </label>`;
+}

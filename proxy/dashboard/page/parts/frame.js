@@ -1,0 +1,25 @@
+// Header and navigation.
+
+import { html } from "../html.js";
+import { Shape } from "./icon.js";
+import { State } from "./state.js";
+
+const THEMES = { system: ["half", "as the system"], light: ["ring", "light"], dark: ["full", "dark"] };
+
+export function Frame({ views, name, server, theme, onTheme, onShortcuts, onSignOut }) {
+  return html`<header class="top">
+    <a class="brand" href="#overview"><img src="page/icon.svg" alt="" width="22" height="22" />llama-corral</a>
+    ${server && html`<${State} name=${server.state} />
+      <span class="version wide">${server.version}</span>`}
+    <div class="tools">
+      <button type="button" class="plain" onClick=${onTheme} aria-label=${`Colours: ${THEMES[theme][1]}. Change`}
+        title=${`Colours: ${THEMES[theme][1]}`}><${Shape} name=${THEMES[theme][0]} /></button>
+      <button type="button" class="plain" onClick=${onShortcuts} aria-label="Shortcuts" title="Shortcuts">?</button>
+      <button type="button" class="plain" onClick=${onSignOut}>Sign out</button>
+    </div>
+  </header>
+  <nav aria-label="Views"><ul>
+    ${views.map((one) => html`<li key=${one.name}><a href=${`#${one.name}`}
+      aria-current=${one.name === name ? "page" : undefined}>${one.title}</a></li>`)}
+  </ul></nav>`;
+}
