@@ -45,6 +45,7 @@ from proxy.batch.completions import BatchCompletions
 from proxy.batch.requests import OwnRequests
 from proxy.batch.stats import BatchQueueStats, metrics_of
 from proxy.body.bodies import Bodies
+from proxy.capture import CapturePoint
 from proxy.connections import Connections, descriptors_max, limit_of
 from proxy.control_endpoint import ControlEndpoint
 from proxy.dashboard.dashboard import Dashboard
@@ -90,6 +91,7 @@ class App:
     server_state: ServerState
     connections: Connections[Hashable]
     requests: Requests
+    capture: CapturePoint
     batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
     # Announces a port in the local network until cancelled; None: it is not announced.
     announce: Callable[[int], Coroutine[Any, Any, None]] | None = None
@@ -124,7 +126,8 @@ def build_app(  # noqa: C901, PLR0913, PLR0917 (the optional ones are what endpo
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
     """
     server_state = ServerState(process)
-    forward = Forward(router, loader, settings, metrics.emit)
+    capture = CapturePoint()
+    forward = Forward(router, loader, settings, metrics.emit, capture)
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))
     keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
@@ -180,6 +183,7 @@ def build_app(  # noqa: C901, PLR0913, PLR0917 (the optional ones are what endpo
         server_state,
         connections,
         requests,
+        capture,
         batch_queue.stats,
         _announcement(settings, process, metrics.emit),
         _tls(settings, metrics.emit),

@@ -193,6 +193,7 @@ class Daemon:
         if self._shutdown_requests == 1:
             self._stopping_at_s = self._now_s()
             self._events.emit("daemon.stopping", reason=reason)
+            self.parts.captures.close()
             self._notifier.stopping()
             self._shutdown.set()
         elif self._drain_timeout and not self._drain_timeout.expired():

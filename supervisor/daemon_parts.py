@@ -27,6 +27,7 @@ from supervisor.canary.canaries import Canaries, CanaryParts
 from supervisor.canary.history import CanaryHistory
 from supervisor.canary.overlay import CanaryTrials
 from supervisor.canary.record import CanaryRecord
+from supervisor.capture.captures import Captures
 from supervisor.desktop.api_key import DesktopKey
 from supervisor.engines.discover import Engine
 from supervisor.events import EventStream
@@ -121,6 +122,7 @@ class DaemonParts:
         self.nodes = self._make_nodes()
         router_events.connect(self.fleet, self.admission, self.nodes)
         self.app = self._make_app()
+        self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
         self.server = Server(self.app, self.settings.proxy, environment.sockets)
         self.hooks = self._make_hooks()
         events.add_sink(self.hooks.observe)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from proxy.errors import NotFound
@@ -13,8 +14,10 @@ from proxy.requests.snapshot import RequestStats
 from supervisor import __version__
 from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.canary.canary import CanaryRequest
+from supervisor.capture.limits import CaptureLimits
 from supervisor.control.balance_status import balance_status, moved_layers
 from supervisor.control.canary_status import canary_status, ended_canary_status
+from supervisor.control.capture_request import capture_status
 from supervisor.control.messages import (
     BalanceStatus,
     CanariesStatus,
@@ -106,6 +109,7 @@ class DaemonService:
             "nodes": [node_status(stats) for stats in parts.nodes.stats()],
             "weights": weight_statuses(parts.router.instances()),
             "workers": worker_statuses(parts.settings, parts.known_workers, parts.workers),
+            "capture": capture_status(parts.captures.running),
             "batches": batch_statuses(parts.app.batch_stats()),
         }
 
@@ -128,6 +132,15 @@ class DaemonService:
                 "the dashboard is off", hint="set dashboard = true under [proxy] and restart"
             )
         return f"{self._parts.server.url}/corral/#token={sessions.new_token()}"
+
+    def capture(
+        self, model: str, limits: CaptureLimits
+    ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
+        self._fleet.planner.entry(model)
+        return self._parts.captures.begin(model, limits)
+
+    def stop_capture(self) -> None:
+        self._parts.captures.stop()
 
     def trials(self) -> list[TrialStatus]:
         canaries = {one.request.model for one in self._parts.canaries.running}

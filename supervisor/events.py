@@ -57,6 +57,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "prompt.stored": ("info", "model prompt tokens"),
     "prompt.store_failed": ("warning", "model reason"),
     "prompt.rejected": ("warning", "instance model run prompt reason"),
+    "capture.started": ("info", "model duration_s size_bytes requests"),
+    "capture.ended": ("info", "model reason requests responses dropped size_bytes"),
     "canary.started": ("info", "model engine share decides_in_s"),
     "canary.promoted": ("info", "model engine reason"),
     "canary.withdrawn": ("warning", "model engine reason"),

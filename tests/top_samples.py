@@ -16,6 +16,7 @@ STATUS: DaemonStatus = {
     "models": [],
     "nodes": [],
     "weights": [],
+    "capture": None,
     "batches": [],
     "workers": [],
 }

@@ -22,6 +22,7 @@ from typing import Final
 
 from proxy.access_log import Emit
 from proxy.adapter import MARK, MEMBER
+from proxy.capture import CapturePoint
 from proxy.errors import (
     NodeUnconnected,
     TrialCrashed,
@@ -33,6 +34,7 @@ from proxy.errors import (
     UpstreamUnavailable,
 )
 from proxy.forward.array import PromptArray, array_of
+from proxy.forward.captured_response import CapturedResponse
 from proxy.forward.client_response import RequestWriter, ResponseWriter
 from proxy.forward.continuation import ContinuedResponse, SentResponse, continuation
 from proxy.forward.node_request import for_node
@@ -62,9 +64,15 @@ _LARGE_BYTES: Final = 1024**2
 
 class Forward:
     def __init__(
-        self, router: Router, loader: ModelLoader, settings: ProxySettings, emit: Emit
+        self,
+        router: Router,
+        loader: ModelLoader,
+        settings: ProxySettings,
+        emit: Emit,
+        capture: CapturePoint | None = None,
     ) -> None:
         self._router = router
+        self._capture = capture or CapturePoint()
         self._loader = loader
         self._settings = settings
         self._emit = emit
@@ -88,10 +96,28 @@ class Forward:
         plan = plan_request(request)
         if plan.is_passed_stream:
             client_response.keep_alive(request.kind)
+        forward = self._forward_captured if self._capture.observer else self._forward_one
         try:
-            await self._forward_one(request, plan, client_response)
+            await forward(request, plan, client_response)
         finally:
             await client_response.end_wait()
+
+    async def _forward_captured(
+        self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
+    ) -> None:
+        observer = self._capture.observer
+        exchange = observer.observe(request) if observer else None
+        if exchange is None:
+            await self._forward_one(request, plan, client_response)
+            return
+        failure: BaseException | None = None
+        try:
+            await self._forward_one(request, plan, CapturedResponse(client_response, exchange))
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            exchange.end(client_response.record, failure)
 
     async def _forward_one(
         self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
@@ -145,7 +171,8 @@ class Forward:
             raise failed.exceptions[0] from None  # as it is: a task group wraps it up
 
     async def _forward_part(self, request: ProxyRequest, part: Part) -> None:
-        await self._forward_one(request, plan_request(request), part)
+        forward = self._forward_captured if self._capture.observer else self._forward_one
+        await forward(request, plan_request(request), part)
         part.end()
 
     async def _request(

@@ -9,6 +9,7 @@ import typer
 from supervisor import __version__
 from supervisor.cli import (
     batch,
+    capture,
     config,
     engine,
     hooks,
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(run.commands)
 app.add_typer(measure.commands)
+app.add_typer(capture.commands)
 app.add_typer(setup.commands)
 app.add_typer(engine.commands, name="engine")
 app.add_typer(model.commands, name="model")

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from supervisor.cli.options import Config, Json, finish, offer
+from supervisor.cli.quantities import read_seconds
 from supervisor.output import CommandResult
 
 Build = Annotated[
@@ -37,16 +38,6 @@ def _share(text: str) -> float:
         return float(number[:-1]) / 100 if number.endswith("%") else float(number)
     except ValueError as error:
         raise typer.BadParameter(f"{text} is no share; write 10% or 0.1") from error
-
-
-def _seconds(text: str) -> float:
-    """Read a time such as `10m`, `90s` or `2h`; raises BadParameter."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-    unit = units.get(text[-1:])
-    try:
-        return float(text[:-1]) * unit if unit else float(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text} is no time; write 90s, 10m or 2h") from error
 
 
 commands = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
@@ -148,7 +139,9 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     ] = "10%",  # type: ignore[assignment]
     limit_s: Annotated[
         float | None,
-        typer.Option("--for", parser=_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."),
+        typer.Option(
+            "--for", parser=read_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."
+        ),
     ] = None,
     margin: Annotated[
         float,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from supervisor.control.capture_text import capture_text
 from supervisor.control.client import Client
 from supervisor.control.messages import (
     BatchQueueStatus,
@@ -50,6 +51,7 @@ def render(status: DaemonStatus) -> str:
         *(line for model in models for line in _waiting(model)),
         *(line for model in models for line in _idle(model)),
         *(line for model in models for line in _trial(model)),
+        *_capture(status),
         *(line for model in models for line in _adapted(model)),
         *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
         *(line for _, instance in instances for line in _draft(instance)),
@@ -127,6 +129,11 @@ def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
         for one in models
         if one["not_persisted_reason"]
     ]
+
+
+def _capture(status: DaemonStatus) -> Iterator[str]:
+    if running := status["capture"]:
+        yield f"\n{colored(capture_text(running), 'yellow')} (corral capture --stop)"
 
 
 def _draft(instance: InstanceStatus) -> Iterator[str]:

@@ -63,6 +63,16 @@ class Client:
         with _response(self._socket, "POST", "/v1/dashboard/link") as response:
             return str(json.load(response)["url"])
 
+    def capture(self, body: Mapping[str, Any]) -> Iterator[bytes]:
+        """Capture requests until a limit; yield the lines as they are, and empty ones in pauses."""
+        with _response(self._socket, "POST", "/v1/capture", body) as response:
+            while line := response.readline(_MESSAGE_MAX_BYTES):
+                yield line
+
+    def stop_capture(self) -> None:
+        with _response(self._socket, "POST", "/v1/capture/stop", {}) as response:
+            response.read()
+
     def canaries(self) -> CanariesStatus:
         with _response(self._socket, "GET", "/v1/canaries") as response:
             return cast("CanariesStatus", json.load(response))

@@ -111,6 +111,17 @@ class ModelStatus(TypedDict):
     instances: list[InstanceStatus]
 
 
+class CaptureStatus(TypedDict):
+    """A capture that runs; `dropped`: requests and responses that did not get into it."""
+
+    model: str
+    requests: int
+    responses: int
+    dropped: int
+    size_bytes: int
+    left_s: float
+
+
 class NodeStatus(TypedDict):
     """`state`: up; or down, draining or same (as another node), with a `reason`.
 
@@ -280,6 +291,7 @@ class DaemonStatus(TypedDict):
     nodes: list[NodeStatus]
     weights: list[WeightStatus]
     workers: list[WorkerStatus]
+    capture: CaptureStatus | None
     batches: list[BatchQueueStatus]
 
 

@@ -19,19 +19,22 @@
     POST /v1/models/NAME/balance   {"undo": bool}; until its layers are moved as suggested, or back
     POST /v1/models/NAME/canary    {"engine", "share", "limit_s", "margin"}; until it serves
     POST /v1/models/NAME/canary/promote|withdraw    until that is done
+    POST /v1/capture    {"model", "duration_s", "size_bytes", "requests"}; the lines of a capture
+    POST /v1/capture/stop       end the capture that runs
     POST /v1/hosts      {}; be a desktop host until disconnect: first `host`, then events
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but GET of status, trials, requests, canaries and balance, cancel and link, are streams of
-supervisor.control.messages.StreamMessage. A client that disconnects stops no command.
+All but GET of status, trials, requests, canaries and balance, cancel, link, and those of captures
+are streams of supervisor.control.messages.StreamMessage. A client that disconnects stops no
+command, but its capture.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeGuard, TypeVar
@@ -43,7 +46,9 @@ from aiohttp.typedefs import Handler
 from proxy.models import PrefillResult
 from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
+from supervisor.capture.limits import CaptureLimits
 from supervisor.control.canary_request import canary_request
+from supervisor.control.capture_request import capture_request
 from supervisor.control.messages import (
     BalanceStatus,
     CanariesStatus,
@@ -87,6 +92,14 @@ class Service(Protocol):
 
     def dashboard_link(self) -> str:
         """Return a link that signs one browser in; raises SettingsInvalid without a dashboard."""
+
+    def capture(
+        self, model: str, limits: CaptureLimits
+    ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
+        """Capture requests for the block, which reads the lines; DaemonBusy if a capture runs."""
+
+    def stop_capture(self) -> None:
+        """End the capture that runs, if one does."""
 
     def balances(self) -> list[BalanceStatus]: ...
 
@@ -149,6 +162,8 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.post("/v1/models/{model}/balance", api.balance),
             web.post("/v1/models/{model}/canary", api.start_canary),
             web.post("/v1/models/{model}/canary/{verb:promote|withdraw}", api.end_canary),
+            web.post("/v1/capture", api.capture),
+            web.post("/v1/capture/stop", api.stop_capture),
             web.post("/v1/hosts", api.host),
             web.post(r"/v1/hosts/{host:\d{1,9}}/leave", api.leave),
             web.post("/v1/shutdown", api.shutdown),
@@ -229,6 +244,19 @@ class _Api:
 
     async def dashboard_link(self, _: web.Request) -> web.StreamResponse:
         return _json({"url": self._service.dashboard_link()})
+
+    async def capture(self, request: web.Request) -> web.StreamResponse:
+        model, limits = capture_request(await request.read())
+        async with self._service.capture(model, limits) as lines:
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            async for line in lines:
+                await response.write(line)
+            return response
+
+    async def stop_capture(self, _: web.Request) -> web.StreamResponse:
+        self._service.stop_capture()
+        return _json({})
 
     async def balances(self, _: web.Request) -> web.StreamResponse:
         return _json({"balances": self._service.balances()})

@@ -257,6 +257,7 @@ class ProxyHarness:
         )
         self.sessions = app.sessions
         self.floor = app.server_state
+        self.capture = app.capture
         return Server(app, settings, self.sockets)
 
     async def fake(

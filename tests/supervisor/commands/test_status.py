@@ -29,6 +29,7 @@ STATUS: DaemonStatus = {
     "models": [],
     "nodes": [],
     "weights": [],
+    "capture": None,
     "batches": [],
     "workers": [],
 }

@@ -5,7 +5,8 @@ import http.client
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fakes.slot_files import manifest
 from proxy.models import PrefillResult
 from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
+from supervisor.capture.limits import CaptureLimits
 from supervisor.control import server
 from supervisor.control.client import Client
 from supervisor.control.messages import (
@@ -87,6 +89,7 @@ class Service:
             "models": [],
             "nodes": [],
             "weights": [],
+            "capture": None,
             "batches": [],
             "workers": [],
         }
@@ -99,6 +102,20 @@ class Service:
 
     def cancel_request(self, request_id: str) -> None:
         raise NoSuchRequest(f"no request in flight has the id {request_id}")
+
+    @asynccontextmanager
+    async def capture(
+        self, model: str, limits: CaptureLimits
+    ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        if model != "chat":
+            raise NoSuchModel(f"no model {model}")
+        yield self._lines(limits)
+
+    async def _lines(self, limits: CaptureLimits) -> AsyncGenerator[bytes, None]:
+        yield f"{limits.requests}\n".encode()
+
+    def stop_capture(self) -> None:
+        self.is_cut = True
 
     def dashboard_link(self) -> str:
         return "http://127.0.0.1:8080/corral/#token=secret"
@@ -219,6 +236,17 @@ async def test_an_unknown_model_is_an_error_with_its_hint(service: Service, path
         await lines(lambda: Client(path).command("stop", ["x"]))
     assert caught.value.hint == "models there are: chat"
     assert service.commands == []
+
+
+async def test_the_lines_of_a_capture_pass_as_they_are(service: Service, path: Path) -> None:
+    body = {"model": "chat", "duration_s": 5.0, "size_bytes": 1024**2, "requests": 7}
+    client = Client(path)
+    assert await asyncio.to_thread(list, client.capture(body)) == [b"7\n"]
+    for wrong, kind in (({"model": "x"}, NoSuchModel), ({"requests": 0}, SettingsInvalid)):
+        with pytest.raises(kind):
+            await asyncio.to_thread(list, client.capture(body | wrong))
+    await asyncio.to_thread(client.stop_capture)
+    assert service.is_cut
 
 
 async def test_a_dry_run_reports_what_a_reload_would_change(service: Service, path: Path) -> None:

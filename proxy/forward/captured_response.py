@@ -1,0 +1,52 @@
+"""Passes a response on, and shows it to what captures it."""
+
+from __future__ import annotations
+
+from multidict import CIMultiDict
+
+from proxy.capture import Exchange
+from proxy.forward.client_response import ResponseWriter
+from proxy.router.lease import Lease
+
+
+class CapturedResponse:
+    """A `ResponseWriter`; what the client did not get is not captured."""
+
+    def __init__(self, writer: ResponseWriter, exchange: Exchange) -> None:
+        self._writer = writer
+        self._exchange = exchange
+        self.record = writer.record
+
+    @property
+    def has_begun(self) -> bool:
+        return self._writer.has_begun
+
+    @property
+    def is_committed(self) -> bool:
+        return self._writer.is_committed
+
+    def leased(self, lease: Lease) -> None:
+        self._writer.leased(lease)
+
+    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        self._exchange.begin(status, headers.get("Content-Type", ""))
+        await self._writer.begin(status, headers)
+
+    async def write(self, chunk: bytes) -> None:
+        await self._writer.write(chunk)
+        self._exchange.add(chunk)
+
+    def put(self, chunk: bytes) -> bool:
+        is_put = self._writer.put(chunk)
+        if is_put:
+            self._exchange.add(chunk)
+        return is_put
+
+    async def finish(self, last: bytes = b"") -> None:
+        await self._writer.finish(last)
+        self._exchange.add(last)
+
+    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        self._exchange.begin(status, headers.get("Content-Type", ""))
+        await self._writer.refuse(status, headers, body)
+        self._exchange.add(body)

@@ -1,0 +1,63 @@
+"""`corral capture`, `replay`, `report`: what was asked and answered, in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.options import Json, finish, offer
+from supervisor.cli.quantities import read_bytes, read_seconds
+from supervisor.output import CommandResult
+
+commands = typer.Typer()
+
+
+@commands.command()
+def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Whose requests.", autocompletion=offer("model")),
+    ] = None,
+    duration_s: Annotated[
+        float,
+        typer.Option("--for", parser=read_seconds, metavar="TIME", help="Such as 90s, 10m or 2h."),
+    ] = "10m",  # type: ignore[assignment]
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A new file. Unset: named after the model and the time."),
+    ] = None,
+    max_size: Annotated[
+        int, typer.Option(parser=read_bytes, metavar="SIZE", help="Of the file, such as 64MiB.")
+    ] = "64MiB",  # type: ignore[assignment]
+    max_requests: Annotated[int | None, typer.Option(min=1, help="As many requests.")] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the capture that runs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Record the requests to a model with their responses; without words, show what is recorded.
+
+    The file has prompts and answers, for you alone (mode 0600), and no keys. The capture ends with
+    this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
+    """
+    from supervisor.capture.limits import DURATION_MAX_S, SIZE_MAX_BYTES, SIZE_MIN_BYTES
+    from supervisor.commands import capture as command
+
+    if not 0 < duration_s <= DURATION_MAX_S:
+        raise typer.BadParameter("--for is above 0s and at most 24h")
+    if not SIZE_MIN_BYTES <= max_size <= SIZE_MAX_BYTES:
+        raise typer.BadParameter("--max-size is from 64KiB to 64GiB")
+    if stop and model:
+        raise typer.BadParameter("give --model or --stop, not both")
+    if output and not model:
+        raise typer.BadParameter("--output needs --model")
+
+    def call() -> CommandResult:
+        if stop:
+            return command.stop()
+        if model is None:
+            return command.show()
+        options = command.CaptureOptions(model, duration_s, max_size, max_requests, output)
+        return command.capture(options)
+
+    finish("capture", call, as_json=as_json)

@@ -1,0 +1,55 @@
+"""A capture of a real model has its requests and answers, no key, and an end."""
+
+from __future__ import annotations
+
+import json
+import stat
+import urllib.request
+from pathlib import Path
+
+from corral_cli import CorralCli, until
+
+SETTINGS = """
+[supervisor]
+persist_slots = false
+[models.chat]
+path = "{model}"
+flags = {{ parallel = 1, ctx-size = 2048, threads = 1 }}
+"""
+
+
+def ask(url: str, *, is_stream: bool) -> None:
+    messages = [{"role": "user", "content": "hello there"}]
+    body = {"model": "chat", "messages": messages, "max_tokens": 4, "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions?key=sk-secret",
+        json.dumps({**body, "stream": is_stream, "api_key": "sk-secret"}).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer sk-secret"},
+    )
+    urllib.request.urlopen(request).read()
+
+
+def test_a_capture_ends_with_its_last_request(corral: CorralCli, tiny_model: Path) -> None:
+    corral.configure(SETTINGS.format(model=tiny_model))
+    corral.ok("start")
+    assert corral.fork_server
+    file = corral.root / "it.jsonl"
+    words = ["capture", "--model", "chat", "--max-requests", "2", "--output", str(file)]
+    capture = corral.fork_server.start(words, corral.env, corral.root, {})
+    until(lambda: corral.status()["capture"] is not None)
+    assert corral("capture", "--model", "chat").returncode == 69
+    for is_stream in (False, True):
+        ask(corral.url, is_stream=is_stream)
+    assert capture.wait() == 0
+    assert corral.status()["capture"] is None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert b"sk-secret" not in file.read_bytes()
+    head, *lines, end = map(json.loads, file.read_text("utf-8").splitlines())
+    assert head["fingerprint"]["size_bytes"] == tiny_model.stat().st_size
+    assert [line["type"] for line in lines] == ["request", "response"] * 2
+    assert all(line["timings"]["decoded_tokens"] for line in lines[1::2])
+    assert lines[3]["chunks"][-1][1].endswith("data: [DONE]\n\n")
+    assert end["reason"] == "requests"
+    there = corral(*words)
+    assert there.returncode == 1
+    assert "is there already" in there.stderr

@@ -1,0 +1,69 @@
+"""An observer gets what the client gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakes.proxy_harness import ProxyHarness
+from fakes.upstream import Call
+
+from proxy.access_log import AccessRecord
+from proxy.capture import Exchange
+from proxy.request import ProxyRequest
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.body = b""
+        self.facts: list[Any] = []
+
+    def begin(self, status: int, content_type: str, /) -> None:
+        self.facts.append((status, content_type.partition(";")[0]))
+
+    def add(self, chunk: bytes, /) -> None:
+        self.body += chunk
+
+    def end(self, record: AccessRecord, failure: BaseException | None, /) -> None:
+        self.facts.append((record.instance, failure))
+
+
+class _Observer:
+    def __init__(self) -> None:
+        self.seen: list[_Seen] = []
+
+    def observe(self, request: ProxyRequest, /) -> Exchange | None:
+        assert request.model == "chat"
+        self.seen.append(_Seen())
+        return self.seen[-1]
+
+
+STREAM = b"""data: {"choices": [{"index": 0, "finish_reason": null, "delta": {"content": "hi"}}]}
+
+data: {"choices": [{"index": 0, "finish_reason": "stop", "delta": {}}]}
+
+data: [DONE]
+
+"""
+
+
+async def say_hi(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(STREAM)
+    await call.end()
+
+
+async def test_an_observer_gets_what_the_client_gets(proxy: ProxyHarness) -> None:
+    await proxy.open()
+    await proxy.fake(say_hi)
+    observer = _Observer()
+    got = []
+    with proxy.capture.observed_by(observer):
+        for is_stream in (False, True):
+            async with proxy.ask(stream=is_stream) as response:
+                got.append(await response.read())
+    await proxy.send()
+    assert [one.body for one in observer.seen] == got
+    whole, stream = (one.facts for one in observer.seen)
+    assert whole == [(200, "application/json"), ("chat.1", None)]
+    assert stream[-1] == ("chat.1", None)
+    assert (200, "text/event-stream") in stream
