@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol
 
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, RequestCancelled
+from proxy.request_trace import RequestTrace
 from proxy.timeline import Timeline
 from proxy.upstream.timings import Timings
 
@@ -50,6 +51,7 @@ class AccessRecord:
         bytes_out: Bytes of the body sent to the client.
         timings: Reported by the instance.
         timeline: Where its time goes.
+        trace: The trace it belongs to; None where it has none.
     """
 
     def __init__(self, request_id: str, timeline: Timeline) -> None:
@@ -70,6 +72,7 @@ class AccessRecord:
         self.bytes_out = 0
         self.timings: Timings | None = None
         self.timeline = timeline
+        self.trace: RequestTrace | None = None
         self._attempts = 0
         self._expected_cached = 0
         self._first_byte_ms: float | None = None

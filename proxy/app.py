@@ -31,7 +31,7 @@ the table in `endpoints`                  an instance of the model that the requ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +73,7 @@ from proxy.routes import Handler, Routes
 from proxy.settings import ProxySettings
 from proxy.tls.contexts import server_context
 from proxy.tls.renewed import RenewedContext
+from proxy.tracing.start import start_tracer
 from proxy.warm_endpoint import WarmEndpoint
 
 
@@ -100,7 +101,7 @@ class App:
     sessions: Sessions | None = None
 
 
-def build_app(  # noqa: C901, PLR0913, PLR0917 (the optional ones are what endpoints need)
+def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
     router: Router,
     loader: ModelLoader,
     settings: ProxySettings,
@@ -170,15 +171,17 @@ def build_app(  # noqa: C901, PLR0913, PLR0917 (the optional ones are what endpo
         Dashboard(dashboard, sessions, keys, bodies).add_routes(routes)
         routes.add(CHAT, post=forwarded.chat)
     access = Access(keys, sessions)
+    tracer = start_tracer(settings.tracing, process, metrics.emit)
+    closing = [bodies.close, *([tracer.close] if tracer else [])]
 
     def guard(settings: ProxySettings, routes: Routes) -> Handler:
         return RequestMiddleware(
-            settings, routes, server_state, metrics.emit, connections, access
+            settings, routes, server_state, metrics.emit, connections, access, tracer=tracer
         ).handle
 
     app = App(
         guard(settings, routes),
-        bodies.close,
+        functools.partial(_call_all, closing),
         _serve_nothing,
         server_state,
         connections,
@@ -197,12 +200,14 @@ def build_app(  # noqa: C901, PLR0913, PLR0917 (the optional ones are what endpo
     jobs = Jobs(job_storage, own_requests, loader, keys, bodies, metrics.emit)
     jobs.add_routes(routes, server_state)
     metrics.add(jobs.collect)
+    return replace(
+        app, serve=jobs.serve, close=functools.partial(_call_all, [jobs.close, *closing])
+    )
 
-    def close() -> None:
-        jobs.close()
-        bodies.close()
 
-    return replace(app, serve=jobs.serve, close=close)
+def _call_all(calls: Iterable[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _ollama_routes(

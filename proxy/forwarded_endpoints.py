@@ -161,6 +161,8 @@ class ForwardedEndpoints:
         )
         record.model, record.kind = proxy_request.model, proxy_request.kind
         record.priority, record.is_stream = proxy_request.priority, proxy_request.is_stream
+        if record.trace:
+            record.trace.pass_on(proxy_request.headers)
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
         try:

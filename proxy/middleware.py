@@ -25,11 +25,13 @@ from proxy.connections import Connections
 from proxy.errors import Draining, ExpectationFailed, InternalError, ProxyError, Unauthorized
 from proxy.forward.client_response import error_response
 from proxy.headers import DRAINING, HOP, PRIVATE, PROCESS, RESPONSE_HEADERS, SERVER
+from proxy.request_trace import RequestTrace, Tracer
 from proxy.router.in_flight import ServerState
 from proxy.routes import Routes
 from proxy.settings import ProxySettings
 from proxy.timeline import Timeline
 from proxy.tls.contexts import server_context
+from proxy.tracing.start import check_tracing
 
 ACCESS_RECORD: Final = web.RequestKey("record", AccessRecord)
 
@@ -39,7 +41,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def check(settings: ProxySettings) -> None:
-    """Check hosts, origins, keys and certificates without building a proxy.
+    """Check hosts, origins, keys, certificates and traces without building a proxy.
 
     Raises:
         ConfigError: One of them is invalid.
@@ -49,12 +51,13 @@ def check(settings: ProxySettings) -> None:
         read_keys(settings.api_keys_file)
     if settings.tls is not None:
         server_context(settings.tls)
+    check_tracing(settings.tracing)
 
 
 class RequestMiddleware:
     """Handles all requests of a server. Raises ConfigError if an origin or a host is invalid."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each is a part of the server)
         self,
         settings: ProxySettings,
         routes: Routes,
@@ -62,6 +65,8 @@ class RequestMiddleware:
         emit: Emit,
         connections: Connections[Hashable],
         access: Access,
+        *,
+        tracer: Tracer | None = None,
     ) -> None:
         self._connections = connections
         self._origins = OriginPolicy(settings)
@@ -71,9 +76,12 @@ class RequestMiddleware:
         self._routes = routes
         self._server_state = server_state
         self._emit = emit
+        self._tracer = tracer
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         record = AccessRecord(_request_id(request), Timeline())
+        if self._tracer:
+            record.trace = self._tracer.begin(request)
         request[ACCESS_RECORD], request[KEY] = record, None
         request[SIGNED_IN] = None
         headers = self._headers(request, record)
@@ -90,7 +98,8 @@ class RequestMiddleware:
             record.status = CLIENT_GONE
             raise
         finally:
-            record.emit(self._emit, rejected_by)
+            emit = _traced(record.trace, self._emit) if record.trace else self._emit
+            record.emit(emit, rejected_by)
         if not response.prepared:
             response.headers.update(headers)
         return response
@@ -164,6 +173,16 @@ async def _continue(request: web.BaseRequest) -> None:
         raise ExpectationFailed
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # nothing of the response is sent
+
+
+def _traced(trace: RequestTrace, emit: Emit) -> Emit:
+    """Emit the last event of a request, and end its trace with it."""
+
+    def emit_both(name: str, /, **fields: object) -> None:
+        emit(name, **fields)
+        trace.end(name, fields)
+
+    return emit_both
 
 
 def _request_id(request: web.BaseRequest) -> str:

@@ -13,6 +13,7 @@ from proxy.ollama_config import OllamaSettings
 from proxy.request_limits.limits import RequestLimits
 from proxy.responses_config import StoredResponseSettings
 from proxy.tls_config import TlsSettings
+from proxy.tracing_config import TracingSettings
 
 Fallbacks = Annotated[tuple[Text, ...], Field(min_length=1, max_length=8)]
 Policy = Literal["affinity", "least-busy", "round-robin"]
@@ -170,6 +171,7 @@ class ProxySettings(SettingsTable):
     stored_responses: StoredResponseSettings = StoredResponseSettings()
     tls: TlsSettings | None = None
     ollama: OllamaSettings = OllamaSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _has_two_addresses(self) -> Self:

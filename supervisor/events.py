@@ -80,6 +80,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "node.resolved": ("info", "node added removed addresses"),
     "node.unresolved": ("warning", "node reason"),
     "node.not_announced": ("warning", "reason"),
+    "traces.export_failed": ("warning", "reason"),
+    "traces.export_resumed": ("info", "lost"),
     "hook.finished": ("info", "hook model node command duration_s output"),
     "hook.failed": ("warning", "hook model node command reason duration_s output"),
     "hooks.dropped": ("warning", "hook count"),

@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"supervisor", "proxy"}
+# Modules of extras: the extra, and the only package that may import them.
+EXTRA = {"opentelemetry": ("otel", "proxy/tracing")}
 
 
 def imported(roots: Iterable[Path]) -> set[str]:
@@ -30,6 +32,11 @@ def declared(requirements: Iterable[str]) -> set[str]:
     return {normalized(name[0]) for name in names if name}
 
 
+def extras() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = PROJECT["optional-dependencies"]
+    return found
+
+
 def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -38,7 +45,15 @@ def test_the_dependencies_are_what_the_code_imports() -> None:
     distributions = packages_distributions()
     used = {
         normalized(name)
-        for module in imported([ROOT / "supervisor", ROOT / "proxy"])
+        for module in imported([ROOT / "supervisor", ROOT / "proxy"]) - EXTRA.keys()
         for name in distributions[module]
     }
     assert used == declared(PROJECT["dependencies"])
+
+
+def test_what_an_extra_installs_is_imported_in_one_package() -> None:
+    for module, (extra, package) in EXTRA.items():
+        assert module in imported([ROOT / package])
+        others = [path for path in ROOT.glob("proxy/*") if path != ROOT / package]
+        assert module not in imported([ROOT / "supervisor", *others])
+        assert all(name.startswith(module) for name in declared(extras()[extra]))

@@ -1,0 +1,1 @@
+"""Traces of requests for OpenTelemetry; `provider` and `span_queue` need the extra `otel`."""
