@@ -9,6 +9,10 @@ GET   /corral/v1/requests                 the client's requests in flight
 POST  /corral/v1/requests/{id}/cancel     end one with an error
 GET   /corral/  /corral/page/{id}  …      the dashboard (`proxy.dashboard`)
       /corral/v1/session                  signing in to it
+GET   /corral/v1/live                     its state as it changes
+POST  /corral/v1/models/{id}/load  …      load, unload or restart a model
+GET   /corral/v1/logs  /logs/{id}         the logs
+GET   /corral/v1/clients                  settings of client programs
 POST  /corral/v1/chat/completions         its chats, an instance
 GET   /metrics                            metrics for Prometheus
 GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
@@ -30,13 +34,14 @@ the table in `endpoints`                  an instance of the model that the requ
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.access_log import Emit
-from proxy.auth.access import CHAT, Access
+from proxy.auth.access import Access
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
@@ -50,6 +55,7 @@ from proxy.connections import Connections, descriptors_max, limit_of
 from proxy.control_endpoint import ControlEndpoint
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
+from proxy.dashboard.sources import Sources
 from proxy.forward.forward import Forward
 from proxy.forwarded_endpoints import ForwardedEndpoints
 from proxy.generate import batch_tokenize
@@ -165,12 +171,13 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     ResponsesEndpoint(forwarded, store).add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
-    sessions = None
+    board = None
     if dashboard and settings.dashboard:
-        sessions = Sessions(keys)
-        Dashboard(dashboard, sessions, keys, bodies).add_routes(routes)
-        routes.add(CHAT, post=forwarded.chat)
-    access = Access(keys, sessions)
+        sources = Sources(router, loader, requests, metrics, server_state)
+        board = Dashboard(dashboard, keys, bodies, sources)
+        board.add_routes(routes, forwarded.chat)
+    access = board.access if board else Access(keys)
+    tasks = [board.serve] if board else []
     tracer = start_tracer(settings.tracing, process, metrics.emit)
     closing = [bodies.close, *([tracer.close] if tracer else [])]
 
@@ -182,7 +189,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     app = App(
         guard(settings, routes),
         functools.partial(_call_all, closing),
-        _serve_nothing,
+        functools.partial(_serve, tasks),
         server_state,
         connections,
         requests,
@@ -190,7 +197,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         batch_queue.stats,
         _announcement(settings, process, metrics.emit),
         _tls(settings, metrics.emit),
-        sessions=sessions,
+        sessions=board.sessions if board else None,
     )
     if ollama and settings.ollama.is_on:
         add_ollama = _ollama_routes(forwarded, loader, ollama, bodies)
@@ -200,9 +207,8 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     jobs = Jobs(job_storage, own_requests, loader, keys, bodies, metrics.emit)
     jobs.add_routes(routes, server_state)
     metrics.add(jobs.collect)
-    return replace(
-        app, serve=jobs.serve, close=functools.partial(_call_all, [jobs.close, *closing])
-    )
+    tasks.append(jobs.serve)
+    return replace(app, close=functools.partial(_call_all, [jobs.close, *closing]))
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
@@ -251,5 +257,7 @@ def _announcement(
     return lambda port: announce(settings.host, port, process, emit)
 
 
-async def _serve_nothing() -> None:
-    pass
+async def _serve(tasks: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for task in tasks:
+            group.create_task(task())

@@ -40,7 +40,7 @@ from supervisor.hooks.hooks import Hooks, HookSources
 from supervisor.host.paths import Directories
 from supervisor.process.exit_cause import FailureCause
 from supervisor.process.private_runtime import is_in_use
-from supervisor.proxy_adapter.dashboard_host import DashboardHostAdapter
+from supervisor.proxy_adapter.dashboard_host import Address, DashboardHostAdapter
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_files import ModelFilesAdapter
@@ -225,8 +225,20 @@ class DaemonParts:
             self.desktop_key.key if self.desktop_key else None,
             OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
             self.nodes.process,
-            DashboardHostAdapter(),
+            DashboardHostAdapter(
+                self.fleet,
+                self.admission,
+                self.nodes,
+                self.events,
+                self.directories,
+                self._address,
+            ),
         )
+
+    def _address(self) -> Address:
+        cert = self.tls_cert
+        needs_key = bool(self.desktop_key or self.settings.proxy.api_keys_file)
+        return Address(self.server.url, str(cert) if cert else None, needs_key)
 
     def _make_hooks(self) -> Hooks:
         sources = HookSources(

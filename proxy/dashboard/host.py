@@ -2,11 +2,146 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+from proxy.nodes.stats import NodeStats
+
+Verb = Literal["load", "unload", "restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostModel:
+    """A model of this machine, beside what clients may see of it.
+
+    Attributes:
+        unload_in_s: None while it is busy, or where it has no limit.
+        place: Among the models that wait for memory, from 1; None: it does not wait.
+        leaving: Models that are unloaded for it.
+    """
+
+    profile: str
+    unload_in_s: float | None = None
+    place: int | None = None
+    leaving: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostInstance:
+    """One llama-server process, or the lack of one.
+
+    Attributes:
+        is_retiring: It only finishes its requests, because new settings replaced it.
+        run: The number of its latest process, from 1; 0 before the first.
+        since_s: The monotonic time at which it entered its state.
+        error: Why it does not serve: `code`, `message` and `hint`.
+    """
+
+    name: str
+    model: str
+    state: str
+    since_s: float
+    run: int = 0
+    restarts: int = 0
+    is_retiring: bool = False
+    pid: int | None = None
+    rss_bytes: int | None = None
+    retry_in_s: float | None = None
+    load_progress: float | None = None
+    engine: str | None = None
+    error: Mapping[str, str] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class HostEvent(Protocol):
+    """An event of the daemon; no field has a prompt or a secret."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def at(self) -> datetime: ...
+
+    @property
+    def level(self) -> str: ...
+
+    @property
+    def fields(self) -> Mapping[str, object]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFile:
+    path: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Settings of one client program for this server.
+
+    Attributes:
+        command: Writes them on this machine.
+        run: How it is started then.
+    """
+
+    name: str
+    title: str
+    files: tuple[ClientFile, ...]
+    notes: tuple[str, ...]
+    command: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Settings of client programs, for one model; `models` are those that answer chats."""
+
+    models: tuple[str, ...] = ()
+    model: str | None = None
+    key_variable: str = ""
+    clients: tuple[ClientSettings, ...] = field(default=())
 
 
 class DashboardHost(Protocol):
     @property
     def vendor(self) -> Path:
         """The folder with the libraries of the page."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the proxy."""
+
+    def models(self) -> Mapping[str, HostModel]: ...
+
+    def instances(self) -> Sequence[HostInstance]: ...
+
+    def nodes(self) -> Sequence[NodeStats]: ...
+
+    def observe(self, take: Callable[[HostEvent], None], /) -> None:
+        """Pass on each event from now on; `take` does not block."""
+
+    def command(self, verb: Verb, model: str, /) -> None:
+        """Begin a command on a model.
+
+        Raises:
+            UnknownModel: It is not configured.
+            Unavailable: The daemon is stopping.
+        """
+
+    def log_sources(self) -> Sequence[str]:
+        """The names of the logs that there are."""
+
+    async def log_tail(self, source: str, lines: int, /) -> Sequence[str]:
+        """The last lines of a log; raises NotFound."""
+
+    def log_lines(self, source: str, lines: int, /) -> AsyncGenerator[str, None]:
+        """Its last lines, then each new one; raises NotFound at once."""
+
+    async def clients(self, model: str | None, /) -> Clients:
+        """Settings of client programs; raises UnknownModel."""

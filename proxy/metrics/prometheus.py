@@ -20,7 +20,13 @@ from prometheus_client.core import (
 
 from proxy.access_log import AccessRecord, Emit
 from proxy.failures import FAILURES
-from proxy.metrics.counters import BY_INSTANCE, COUNTERS, HISTOGRAMS, RequestCounters
+from proxy.metrics.counters import (
+    BY_INSTANCE,
+    COUNTERS,
+    HISTOGRAMS,
+    Histogram,
+    RequestCounters,
+)
 from proxy.metrics.engine_metrics import Passes, Scrape, Scraped, merged, passes_of
 from proxy.metrics.exposition import encoder
 from proxy.metrics.slots_endpoint import SlotTotals, all_slots, totals_of
@@ -99,6 +105,14 @@ class Metrics:
         """Count an event, and pass it on."""
         self._counters.observe(name, fields)
         self._emit(name, **fields)
+
+    def counts(self, name: str) -> Mapping[tuple[str, ...], float]:
+        """A counter of requests, by its labels; the first is the model."""
+        return self._counters.counts[name]
+
+    def histograms(self, name: str) -> Collection[Histogram]:
+        """Those of all models and instances."""
+        return self._counters.histograms[name].values()
 
     def counting(self, record: AccessRecord) -> Counting:
         """Count a request as in flight for the length of a `with` block."""

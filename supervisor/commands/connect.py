@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from supervisor.commands.connect_facts import check, daemon_facts
 from supervisor.commands.connect_files import SettingsFiles
 from supervisor.connect.client import Client, FileSettings
 from supervisor.connect.clients import CLIENTS
-from supervisor.connect.facts import KEY_VARIABLE, Facts, Places
-from supervisor.connect.formats.texts import texts_of
+from supervisor.connect.facts import Places
+from supervisor.connect.shown import notes_of, text_of
 from supervisor.errors import CorralError
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, table
@@ -42,9 +41,9 @@ def show(name: str, model: str | None, small: str | None) -> CommandResult:
     client = _client(name)
     facts = daemon_facts(model, small)
     settings = client.files(facts, _places())
-    text = "\n\n".join(f"# {one.path}\n{_text_of(one)}".rstrip() for one in settings)
+    text = "\n\n".join(f"# {one.path}\n{text_of(one)}".rstrip() for one in settings)
     data = {"client": name, "files": [_data(one) for one in settings]}
-    notes = (*_notes(client, facts), f"corral connect {name} --write writes them")
+    notes = (*notes_of(client, facts), f"corral connect {name} --write writes them")
     return CommandResult(data, text, notes)
 
 
@@ -71,7 +70,7 @@ def write(name: str, model: str | None, small: str | None, *, checks: bool) -> C
         "backups": [str(one.backup) for one in written if one.backup],
         "is_checked": checks,
     }
-    notes = (*backups, *_notes(client, facts), f"start it: {client.run(facts)}")
+    notes = (*backups, *notes_of(client, facts), f"start it: {client.run(facts)}")
     return CommandResult(data, "\n".join(lines), notes)
 
 
@@ -118,31 +117,5 @@ def _row(client: Client, places: Places, files: SettingsFiles) -> dict[str, obje
     }
 
 
-def _text_of(settings: FileSettings) -> str:
-    texts, text = texts_of(settings.format), ""
-    for place, value in {**settings.defaults, **settings.values}.items():
-        text = texts.put(text, place, value)
-    return text
-
-
 def _data(settings: FileSettings) -> dict[str, object]:
-    return {"path": str(settings.path), "content": _text_of(replace(settings))}
-
-
-def _notes(client: Client, facts: Facts) -> Sequence[str]:
-    notes = []
-    if facts.needs_key:
-        same = client.key_variable == KEY_VARIABLE
-        source = "" if same else f' (export {client.key_variable}="${KEY_VARIABLE}")'
-        notes.append(f"{client.title} reads the API key from {client.key_variable}{source}")
-    if facts.certificate and not client.writes_ca:
-        notes.append(
-            f"{client.title} must trust the certificate: "
-            f"export {client.ca_variable}={facts.certificate}"
-        )
-    elif facts.url.startswith("https:") and not facts.certificate:
-        notes.append(
-            "where no public CA issued the certificate, the client must trust the CA that did: "
-            f"export {client.ca_variable}=FILE.pem"
-        )
-    return notes
+    return {"path": str(settings.path), "content": text_of(replace(settings))}

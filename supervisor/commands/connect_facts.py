@@ -12,6 +12,7 @@ import httpx
 from supervisor.commands.batch_client import KEY_VARIABLE, connected
 from supervisor.commands.batch_tls import raise_if_refused
 from supervisor.connect import probe
+from supervisor.connect.certificate import self_signed
 from supervisor.connect.client import Api
 from supervisor.connect.facts import Facts, ServedModel
 from supervisor.control.client import Client
@@ -51,7 +52,7 @@ def daemon_facts(model: str | None, small: str | None) -> Facts:
         model=chosen,
         small=_chosen(small, models, [chosen.name]),
         needs_key=needs_key,
-        certificate=_certificate(status["tls_cert"]),
+        certificate=self_signed(status["tls_cert"]),
     )
 
 
@@ -76,17 +77,6 @@ def check(facts: Facts, api: Api) -> None:
             f"{facts.model.name} broke off its answer at {api.value}",
             hint=f"corral logs {facts.model.name} shows why",
         )
-
-
-def _certificate(path: str | None) -> Path | None:
-    """Return the daemon's certificate if it signed itself: then clients can trust that alone."""
-    from cryptography.x509 import load_pem_x509_certificates
-
-    try:
-        found = load_pem_x509_certificates(Path(path).read_bytes())[0] if path else None
-    except (OSError, ValueError, IndexError):  # the daemon reports it
-        return None
-    return Path(path) if path and found and found.issuer == found.subject else None
 
 
 def _listed(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:

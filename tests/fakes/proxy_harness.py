@@ -19,9 +19,11 @@ import aiohttp
 from fakes.upstream import Fake, Script, say_ok
 
 from proxy.app import build_app
-from proxy.errors import ProxyError
+from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
+from proxy.errors import NotFound, ProxyError
 from proxy.metrics.prometheus import Metrics
 from proxy.models import GpuUse, ModelInfo, ModelNames, OnLoad, PrefillResult, nothing
+from proxy.nodes.stats import NodeStats
 from proxy.ollama.host import ModelDetails, Progress, Residence
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.listener import NoListener
@@ -183,9 +185,55 @@ class FakeOllamaHost:
 
 
 class FakeDashboardHost:
-    """A daemon with the shipped libraries (`DashboardHost`)."""
+    """A daemon with one instance, a log and an event stream that a test fills (`DashboardHost`)."""
 
     vendor = Path(__file__).parent.parent.parent / "vendor"
+    version = "1.2.3"
+    url = "http://127.0.0.1:8080"
+
+    def __init__(self) -> None:
+        self.known = {"chat": HostModel("default")}
+        self.processes = [HostInstance("chat.1", "chat", "ready", since_s=0.0, pid=42)]
+        self.commands: list[tuple[str, str]] = []
+        self.log: list[str] = []
+        self.takes: list[Callable[[HostEvent], None]] = []
+
+    def models(self) -> Mapping[str, HostModel]:
+        return self.known
+
+    def instances(self) -> Sequence[HostInstance]:
+        return self.processes
+
+    def nodes(self) -> Sequence[NodeStats]:
+        return ()
+
+    def observe(self, take: Callable[[HostEvent], None], /) -> None:
+        self.takes.append(take)
+
+    def command(self, verb: Verb, model: str, /) -> None:
+        self.commands.append((verb, model))
+
+    def log_sources(self) -> Sequence[str]:
+        return ["daemon"]
+
+    async def log_tail(self, source: str, lines: int, /) -> Sequence[str]:
+        return self._last(source, lines)
+
+    def log_lines(self, source: str, lines: int, /) -> AsyncGenerator[str, None]:
+        return self._follow(self._last(source, lines))
+
+    def _last(self, source: str, lines: int) -> Sequence[str]:
+        if source != "daemon":
+            raise NotFound("there is no such log")
+        return self.log[-lines:]
+
+    async def _follow(self, lines: Sequence[str]) -> AsyncGenerator[str, None]:
+        for line in lines:
+            yield line
+        await asyncio.Event().wait()
+
+    async def clients(self, model: str | None, /) -> Clients:
+        return Clients(("chat",), model or "chat", "CORRAL_API_KEY")
 
 
 class KeepAlives(NoListener):

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fakes.dashboard_page import SESSION as URL
+from fakes.dashboard_page import origin, sign_in, signed_in
 from fakes.proxy_harness import CHAT, ProxyHarness
 
-URL = "/corral/v1/session"
 KEYS = (
     '[keys.root]\nkey = "corral-admin-123"\nadmin = true\n[keys.laptop]\nkey = "corral-laptop-12"\n'
 )
-
-
-def origin(proxy: ProxyHarness) -> dict[str, str]:
-    return {"Origin": proxy.server.url}
-
-
-async def sign_in(proxy: ProxyHarness, **members: str) -> tuple[int, dict[str, Any]]:
-    async with proxy.http.post(URL, json=members, headers=origin(proxy)) as response:
-        return response.status, await response.json()
-
-
-async def signed_in(proxy: ProxyHarness) -> None:
-    """Sign in with a token; the client keeps its cookie."""
-    assert proxy.sessions
-    status, _ = await sign_in(proxy, token=proxy.sessions.new_token())
-    assert status == 200
 
 
 async def post(proxy: ProxyHarness, path: str, **headers: str) -> int:
