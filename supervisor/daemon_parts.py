@@ -244,10 +244,15 @@ class DaemonParts:
         sources = HookSources(
             settings=lambda: self.settings.hooks,
             directory=lambda: hook_directory(self.reload.loaded.path),
-            busy_models=lambda: {one.model for one in self.app.requests.stats() if one.model},
+            busy_models=self._busy_models,
             cause_of=self._failure_of,
         )
         return Hooks(sources, self.events.emit)
+
+    def _busy_models(self) -> set[str]:
+        """The models with requests in flight: those of clients, also queued, and of batches."""
+        leased = {one.upstream.model for one in self.router.instances() if one.leases}
+        return leased | {one.model for one in self.app.requests.stats() if one.model}
 
     def _failure_of(self, instance: str) -> FailureCause | None:
         found = (one.instance for one in self.fleet.all_replicas() if one.name == instance)

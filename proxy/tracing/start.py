@@ -13,18 +13,19 @@ from proxy.request_trace import Tracer
 from proxy.tracing_config import TracingSettings
 
 _PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-def is_wanted(settings: TracingSettings, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether settings or environment name a collector, and nothing turns traces off.
+def endpoint_of(settings: TracingSettings, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the collector that settings or environment name; None where traces are off.
 
     Source: OpenTelemetry, "Environment Variable Specification".
     """
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if is_off or environ.get("OTEL_TRACES_EXPORTER", "").lower() == "none":
-        return False
-    return settings.endpoint is not None or any(environ.get(name) for name in _ENDPOINTS)
+        return None
+    named = (settings.endpoint, *map(environ.get, _ENDPOINTS))
+    return next(filter(None, named), None)
 
 
 def check_tracing(settings: TracingSettings) -> None:
@@ -33,7 +34,7 @@ def check_tracing(settings: TracingSettings) -> None:
     Raises:
         ConfigError: It is not.
     """
-    if settings.endpoint and is_wanted(settings) and not _is_installed():
+    if settings.endpoint and endpoint_of(settings) and not _is_installed():
         raise ConfigError(
             "traces are on, but OpenTelemetry is not installed",
             hint="pip install 'llama-corral[otel]', or unset proxy.tracing.endpoint",
@@ -45,7 +46,7 @@ def start_tracer(settings: TracingSettings, process: str, emit: Emit) -> Tracer 
 
     A variable that is there for other programs stops no daemon.
     """
-    if not is_wanted(settings):
+    if endpoint_of(settings) is None:
         return None
     if not _is_installed():
         reason = "OTEL_EXPORTER_OTLP_ENDPOINT is set, but the extra otel is not installed"

@@ -22,6 +22,7 @@ from supervisor.doctor.host import (
 )
 from supervisor.doctor.models import MemoryNeed, check_memory, check_models
 from supervisor.doctor.processor import check_processor
+from supervisor.doctor.traces import check_traces
 from supervisor.doctor.workers import check_workers
 from supervisor.engines.discover import Engine
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
@@ -66,6 +67,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
     yield check_clients(loaded.settings.proxy)
     yield from check_hooks(loaded)
+    yield from check_traces(loaded.settings.proxy.tracing)
     yield from check_directories(where)
     yield check_leftovers(where, is_running=status is not None)
 

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from proxy.errors import ConfigError
 from proxy.tracing import span_queue, start
 from proxy.tracing.span_queue import SpanQueue
-from proxy.tracing.start import check_tracing, is_wanted
+from proxy.tracing.start import check_tracing, endpoint_of
 from proxy.tracing_config import TracingSettings
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -190,9 +190,11 @@ def test_a_full_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tracing_is_on_where_something_names_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     off, on = TracingSettings(), TracingSettings(endpoint="http://127.0.0.1:4318")
     named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
-    assert [is_wanted(off, {}), is_wanted(on, {}), is_wanted(off, named)] == [False, True, True]
-    assert not is_wanted(on, {"OTEL_SDK_DISABLED": "true"})
-    assert not is_wanted(off, {**named, "OTEL_TRACES_EXPORTER": "none"})
+    assert endpoint_of(off, {}) is None
+    assert endpoint_of(on, named) == on.endpoint
+    assert endpoint_of(off, named) == "http://c:4318"
+    assert endpoint_of(on, {"OTEL_SDK_DISABLED": "true"}) is None
+    assert endpoint_of(off, {**named, "OTEL_TRACES_EXPORTER": "none"}) is None
     monkeypatch.setattr(start, "_PACKAGES", ("opentelemetry.missing",))
     check_tracing(off)
     with pytest.raises(ConfigError, match="not installed"):
