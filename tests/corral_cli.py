@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,16 +159,21 @@ class CorralCli:
 
     def engines(self) -> list[psutil.Process]:
         """Engine processes of this daemon; those that are about to exit too, zombies not."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
+        return [process for process, _ in self._engines()]
 
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            line = process.cmdline()
-            alive = process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
-        ours = any(str(self.root) in word for word in line)
-        return alive and ours and "llama-server" in line[0]
+    def engine_argvs(self) -> list[list[str]]:
+        """The command line of each of them: a process may end before it can be asked for it."""
+        return [argv for _, argv in self._engines()]
+
+    def _engines(self) -> Iterator[tuple[psutil.Process, list[str]]]:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                argv = process.cmdline()
+                if process.status() != psutil.STATUS_ZOMBIE and self._is_engine(argv):
+                    yield process, argv
+
+    def _is_engine(self, argv: Sequence[str]) -> bool:
+        return any(str(self.root) in word for word in argv) and "llama-server" in argv[0]
 
     @property
     def daemon_pid(self) -> int:

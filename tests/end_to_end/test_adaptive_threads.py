@@ -59,8 +59,8 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
 def threads(corral: CorralCli) -> list[str]:
     """Return the decode threads of each engine."""
-    lines = [engine.cmdline() for engine in corral.engines()]
-    return [words[words.index("--threads") + 1] for words in lines if "--threads" in words]
+    argvs = corral.engine_argvs()
+    return [argv[argv.index("--threads") + 1] for argv in argvs if "--threads" in argv]
 
 
 @pytest.fixture

@@ -78,8 +78,7 @@ def test_a_plan_shows_the_origin_of_each_flag_and_the_command_that_runs(
     plan = configured.data("plan", "tiny")
     assert all(line["origin"] for line in plan["lines"])
     configured.ok("start")
-    (engine,) = configured.engines()
-    assert engine.cmdline() == plan["argv"]
+    assert configured.engine_argvs() == [plan["argv"]]
 
 
 def test_a_usage_error_exits_with_2(corral: CorralCli) -> None:

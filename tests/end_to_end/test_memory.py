@@ -78,9 +78,8 @@ def test_a_draft_beside_the_model_is_found_and_used(corral: CorralCli, large: Pa
     plan = corral.data("plan", "chat")
     assert plan["memory"]["host"]["draft"] > draft.stat().st_size / 2
     corral.ok("start")
-    (engine,) = corral.engines()
-    words = engine.cmdline()
-    assert words[words.index("--spec-draft-model") + 1] == str(draft)
+    (argv,) = corral.engine_argvs()
+    assert argv[argv.index("--spec-draft-model") + 1] == str(draft)
     assert "slots" in corral.ok("plan", "chat")
 
 

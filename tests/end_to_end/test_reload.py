@@ -242,7 +242,7 @@ def test_a_stopped_model_stays_down_and_starts_with_the_new_settings(
     assert corral.data("reload")["changed"] == ["tiny.0"]
     assert corral.engines() == []
     corral.ok("start", "tiny")
-    assert all("1024" in engine.cmdline() for engine in corral.engines())
+    assert all("1024" in argv for argv in corral.engine_argvs())
 
 
 def test_a_sighup_reloads(corral: CorralCli, configure: Configure) -> None:
