@@ -83,7 +83,7 @@ class Daemon:
     def _clean_up(self) -> None:
         """Remove what a daemon that was killed left behind."""
         kill_orphans(self._directories.runtime, self._events.emit)
-        clean_up(self.parts.fleet.planner.slot_persistence, self._events.emit)
+        clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:

@@ -78,7 +78,7 @@ class DaemonService:
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]
         return self._fleet.spawn(
-            cache_commands.save(replicas, self._fleet.planner.slot_persistence)
+            cache_commands.save(replicas, self._fleet.planner.launches.slot_persistence)
         )
 
     def warm(

@@ -179,7 +179,7 @@ class AdaptiveController:
 
     def _is_uneven(self, name: str) -> bool:
         """Whether an instance runs without what another got, because its replacement failed."""
-        wanted, trial_at = values(self._adapted.of(name)), self._fleet.planner.trial_at
+        wanted, trial_at = values(self._adapted.of(name)), self._fleet.planner.places.trial_at
         replicas = self._fleet.models[name].replicas
         plans = [one.plan for one in replicas if trial_at(one.place) is None]
         return any(plan and values(plan.adapted) != wanted for plan in plans)

@@ -194,7 +194,7 @@ class MemoryUsage:
         name, planner = replica.place.model, self._fleet.planner
         if planner is not self._planner:
             self._planner, self._estimates = planner, {}
-        trial = planner.trial_at(replica.place) if name in planner.entries else None
+        trial = planner.places.trial_at(replica.place) if name in planner.entries else None
         key, changed = (name, trial is not None), (planner.adapted(name), planner.reduced(name))
         if key not in self._estimates or self._estimates[key][0] != changed:
             self._estimates[key] = changed, _planned(planner, name, trial)

@@ -67,7 +67,7 @@ def _generates_nothing(plan: Plan) -> bool:
 
 def _plans(planner: LaunchPlanner, model: str) -> Iterator[Plan]:
     yield planner.plan(model)
-    if trial := planner.trial(model):
+    if trial := planner.places.trial(model):
         yield planner.plan_trial(model, trial)
 
 

@@ -71,16 +71,16 @@ def plan(word: str, config: Path | None) -> CommandResult:
     misfit = misfit_reason(made.estimate, room)
     found = _Found(
         plan=made,
-        argv=planner.launch_argv(made, f"{made.model}.0"),
+        argv=planner.launches.argv(made, f"{made.model}.0"),
         room=room,
         free_bytes=machine.read().memory_available_bytes,
         device_free_bytes=_device_free(made),
-        replicas=planner.replicas(name),
+        replicas=planner.places.replicas(name),
         misfit=misfit,
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
         tuned=planner.tuned_profiles.used(planner.entry(name)),
-        not_persisted_reason=planner.slot_persistence.reason(made),
-        restored=planner.slot_persistence.outcome(made),
+        not_persisted_reason=planner.launches.slot_persistence.reason(made),
+        restored=planner.launches.slot_persistence.outcome(made),
         most_slots=most_slots(planner, name),
     )
     notes = [*_draft_note(made)]

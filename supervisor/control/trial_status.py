@@ -29,7 +29,7 @@ Memory = Callable[[Replica], int | None]
 
 def trial_note(model: Model) -> TrialNote | None:
     for replica in model.replicas:
-        if trial := replica.planner.trial_at(replica.place):
+        if trial := replica.planner.places.trial_at(replica.place):
             profile = trial.label(model.entry.profile)
             return {
                 "profile": profile,

@@ -63,7 +63,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
         yield from _models(planner, engine, status, here)
         yield from check_workers(loaded.settings, engine, status)
     yield check_processor(_own_pids(status))
-    yield check_files(max(1, planner.instances))
+    yield check_files(max(1, planner.places.instances))
     yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
     yield check_clients(loaded.settings.proxy)
     yield from check_hooks(loaded)

@@ -48,16 +48,16 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
             yield failed(f"model {name}", error)
             continue
         yield from check_plan(plan)
-        if reason := planner.slot_persistence.reason(plan):
+        if reason := planner.launches.slot_persistence.reason(plan):
             text = f"conversations are not saved across restarts: {reason}"
             yield Finding(f"model {name}", "ok", text)
         yield from _check_trial(planner, name)
-        found = memory_need(plan, len(planner.places(name)))
+        found = memory_need(plan, len(planner.places.of(name)))
         yield replace(found, is_preloaded=planner.model_settings(name).preload)
 
 
 def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:
-    if (trial := planner.trial(name)) is None:
+    if (trial := planner.places.trial(name)) is None:
         return
     try:
         planner.plan_trial(name, trial)

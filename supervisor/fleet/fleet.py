@@ -80,7 +80,7 @@ class Fleet:
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
             self.models[entry.name] = Model(entry, planner.model_settings(entry.name))
-            for place in planner.places(entry.name):
+            for place in planner.places.of(entry.name):
                 self.add(place, planner)
 
     async def serve(self) -> None:
@@ -322,7 +322,7 @@ class Fleet:
         return SlotManager(
             owner=lambda: cache_commands.replica_ref(model(), replica),
             plan=lambda: replica.plan,
-            persistence=lambda: replica.planner.slot_persistence,
+            persistence=lambda: replica.planner.launches.slot_persistence,
             fingerprints=lambda slots: self._fingerprints(replica.name, slots),
             save_predecessors=lambda: cache_commands.save_predecessors(model(), replica),
             emit=self._emit,

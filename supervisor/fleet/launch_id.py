@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from supervisor.engines.help import FlagValue
 from supervisor.flags.batching import BatchingSettings
@@ -28,6 +29,14 @@ class FileVersion:
     path: Path
     size_bytes: int | None = None
     mtime_ns: int | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        try:
+            found = path.stat()
+        except (OSError, ValueError):  # missing, or not a path
+            return cls(path)
+        return cls(path, found.st_size, found.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)

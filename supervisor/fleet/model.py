@@ -55,7 +55,7 @@ class Replica:
         self.plan, self.attempted = plan, plan.reduced
         self.shards = self.planner.shards(plan)
         try:
-            return self.planner.launch(plan, self.name, self.shards)
+            return self.planner.launches.launch(plan, self.name, self.shards)
         except BaseException:
             if self.shards:
                 self.shards.close()
@@ -63,7 +63,7 @@ class Replica:
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
         plan, endpoint = self.plan, snapshot.endpoint
-        trial = self.planner.trial_at(self.place)
+        trial = self.planner.places.trial_at(self.place)
         return Upstream(
             name=snapshot.name,
             model=snapshot.model,

@@ -78,7 +78,7 @@ class StartMemory:
     def reduce(self, replica: Replica, cause: FailureCause) -> bool:
         """Whether a replica whose start failed is to start again at once, with less."""
         planner, model = replica.planner, replica.place.model
-        is_meant = planner.may_reduce(model) and planner.trial_at(replica.place) is None
+        is_meant = planner.may_reduce(model) and planner.places.trial_at(replica.place) is None
         if cause.code not in OUT_OF_MEMORY or not is_meant:
             return False
         try:

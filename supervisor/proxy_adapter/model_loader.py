@@ -11,8 +11,8 @@ from supervisor.admission.controller import AdmissionController
 from supervisor.events import EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launches import adapters_of
 from supervisor.fleet.model import Model
-from supervisor.fleet.planner import adapters_of
 from supervisor.proxy_adapter.model_metas import ModelMetas
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.settings.types import CATCH_ALL

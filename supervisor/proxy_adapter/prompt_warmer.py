@@ -27,10 +27,10 @@ class PromptWarmerAdapter:
         self._emit = emit
 
     def learns(self, model: str) -> bool:
-        return self._fleet.planner.learns_prompts(model)
+        return self._fleet.planner.launches.learns_prompts(model)
 
     def learn(self, model: str, prefix: SharedPrefix) -> None:
-        learned = self._fleet.planner.learned
+        learned = self._fleet.planner.launches.learned
         with suppress(DaemonBusy):  # the daemon is stopping
             self._fleet.spawn(save_and_emit(learned, model, prefix.body, prefix.tokens, self._emit))
 

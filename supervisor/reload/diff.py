@@ -126,7 +126,7 @@ def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
     return {
         place: planner.fingerprint(place, planner.engine_at(place))
         for name in planner.entries
-        for place in planner.places(name)
+        for place in planner.places.of(name)
     }
 
 

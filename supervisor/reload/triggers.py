@@ -14,7 +14,6 @@ from typing import Final
 from proxy.failures import FAILURES, persist
 from supervisor.errors import CorralError, DaemonBusy
 from supervisor.fleet.launch_id import FileVersion
-from supervisor.fleet.planner import file_version
 from supervisor.reload.reload import Reload, ReloadResult
 
 _CHECK_EVERY_S: Final = 2.0
@@ -97,4 +96,4 @@ class ReloadTriggers:
 
     def _current_version(self) -> FileVersion | None:
         path = self._reload.loaded.path
-        return file_version(path) if path else None
+        return FileVersion.of(path) if path else None

@@ -140,7 +140,7 @@ class Trials:
 
     def _has_trial(self, model: str) -> bool:
         planner = self._fleet.planner
-        return model in planner.entries and planner.trial(model) is not None
+        return model in planner.entries and planner.places.trial(model) is not None
 
     def age_s(self, trial: Trial) -> float:
         return self._clock() - trial.began_at_s
@@ -197,7 +197,7 @@ def _is_ready(replica: Replica) -> bool:
 
 
 def side_of(replica: Replica) -> SideName:
-    return "trial" if replica.planner.trial_at(replica.place) else "base"
+    return "trial" if replica.planner.places.trial_at(replica.place) else "base"
 
 
 def replicas_by_side(model: Model) -> dict[SideName, list[Replica]]:

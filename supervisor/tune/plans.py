@@ -50,7 +50,7 @@ class VariantPlans:
         """Plan a variant; raises CorralError."""
         if variant not in self._plans:
             planner = self._planner(variant)
-            count = planner.replicas(self.model).count
+            count = planner.places.replicas(self.model).count
             self._plans[variant] = PlannedVariant(planner.plan(self.model), count)
         return self._plans[variant]
 

@@ -65,7 +65,7 @@ class FleetHarness:
         stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
         self.traffic = RecordingTraffic()
         self.planner = LaunchPlanner(settings, Directories(*[home] * 5))
-        self.store = self.planner.slot_persistence.store
+        self.store = self.planner.launches.slot_persistence.store
         self.fleet = Fleet(self.planner, self.traffic, stream.emit)
 
     @property

@@ -24,6 +24,7 @@ from supervisor.flags.plan import Plan
 from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.launches import Launches
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.instance.snapshot import InstanceSnapshot
@@ -51,8 +52,35 @@ GREEDY = (
 )
 
 
+class FakeLaunches(Launches):
+    """Takes a model's `args` for the program to run, or the program for its number of slots."""
+
+    def __init__(
+        self, settings: Settings, runtime: Path, programs: Mapping[int, tuple[str, ...]]
+    ) -> None:
+        super().__init__(settings, Directories(*[runtime] * 5))
+        self._runtime = runtime
+        self._programs = programs
+        self._args = {name: model.args for name, model in settings.models.items()}
+
+    def launch(self, plan: Plan, instance: str, shards: ShardRun | None = None) -> Launch:
+        assert shards is None
+        socket = self._runtime / f"{instance}.sock"
+        program = self._programs.get(plan.slots, self._args[plan.model])
+        return Launch(
+            argv=(*program, "--host", str(socket)),
+            env=clean_environment(
+                {}, program=self._runtime, library_dirs=(), api_key="k", marker=instance
+            ),
+            cwd=self._runtime,
+            endpoint=Endpoint(socket),
+            api_key="k",
+            log_path=self._runtime / f"{instance}.log",
+        )
+
+
 class FakePlanner(LaunchPlanner):
-    """Takes a model's `args` for the program to run, or that of its adapted number of slots."""
+    """Plans without files; a model's adapted number of slots shows in its plan."""
 
     def __init__(
         self,
@@ -62,8 +90,7 @@ class FakePlanner(LaunchPlanner):
         programs: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         super().__init__(settings, Directories(*[runtime] * 5), adapted)
-        self._runtime = runtime
-        self._programs = programs
+        self.launches = FakeLaunches(settings, runtime, programs)
 
     def engine(self) -> Engine:
         return engine()
@@ -96,24 +123,6 @@ class FakePlanner(LaunchPlanner):
     def fingerprint(self, place: ReplicaId, _: Engine) -> LaunchFingerprint:
         file = FileVersion(Path("/models/chat.gguf"))
         return LaunchFingerprint(file, (), file, None, {}, self.entry(place.model).args)
-
-    def launch(self, plan: Plan, instance: str, shards: ShardRun | None = None) -> Launch:
-        assert shards is None
-        socket = self._runtime / f"{instance}.sock"
-        return Launch(
-            argv=(
-                *self._programs.get(plan.slots, self.entry(plan.model).args),
-                "--host",
-                str(socket),
-            ),
-            env=clean_environment(
-                {}, program=self._runtime, library_dirs=(), api_key="k", marker=instance
-            ),
-            cwd=self._runtime,
-            endpoint=Endpoint(socket),
-            api_key="k",
-            log_path=self._runtime / f"{instance}.log",
-        )
 
 
 class FakeTraffic:

@@ -53,9 +53,9 @@ def value(shop: LaunchPlanner, number: int, flag: str) -> str | None:
 
 
 def test_replicas_are_as_set_or_as_many_as_pay(make: Any) -> None:
-    assert make(replicas=3).replicas("chat").count == 3
+    assert make(replicas=3).places.replicas("chat").count == 3
     shop = make(replicas="auto")
-    assert (shop.replicas("chat").count, shop.instances) == (2, 2)
+    assert (shop.places.replicas("chat").count, shop.places.instances) == (2, 2)
     assert value(shop, 0, "--threads-batch") == "8"
 
 
@@ -66,9 +66,9 @@ def test_each_replica_has_its_device_where_each_device_has_one(make: Any) -> Non
 
 
 def test_a_model_that_cannot_be_planned_has_one_replica(make: Any, tmp_path: Path) -> None:
-    assert make(replicas="auto", path=tmp_path / "none.gguf").replicas("chat").count == 1
+    assert make(replicas="auto", path=tmp_path / "none.gguf").places.replicas("chat").count == 1
     with pytest.raises(NoSuchModel):
-        make().replicas("code")
+        make().places.replicas("code")
 
 
 def test_what_is_worked_out_follows_the_budget(make: Any) -> None:
@@ -127,8 +127,8 @@ def test_a_tuned_profile_lies_between_the_profile_and_the_models_own_flags(
 
 def test_a_tuned_number_of_replicas_is_for_models_without_one(make: Any, tmp_path: Path) -> None:
     tuned(tmp_path, "replicas = 3\n")
-    assert (make().replicas("chat").count, make().instances) == (3, 3)
-    assert make(replicas=1).replicas("chat").count == 1
+    assert (make().places.replicas("chat").count, make().places.instances) == (3, 3)
+    assert make(replicas=1).places.replicas("chat").count == 1
 
 
 def test_a_tuned_profile_of_another_profile_is_not_used_and_the_plan_says_so(
@@ -137,14 +137,14 @@ def test_a_tuned_profile_of_another_profile_is_not_used_and_the_plan_says_so(
     tuned(tmp_path, 'extends = "base"\nreplicas = 3\n[flags]\nthreads = 3\n')
     shop = make(profile="low-latency")
     assert value(shop, 0, "--threads") != "3"
-    assert shop.replicas("chat").count == 1
+    assert shop.places.replicas("chat").count == 1
     assert any("chat.toml is not used" in warning for warning in shop.plan("chat").warnings)
 
 
 def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_path: Path) -> None:
     tuned(tmp_path, "nonsense")
     shop = make()
-    assert shop.instances == 1
+    assert shop.places.instances == 1
     with pytest.raises(SettingsInvalid, match=r"chat\.toml is not TOML"):
         shop.plan("chat")
 
@@ -152,13 +152,13 @@ def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_pa
 def test_a_trial_is_one_more_replica_with_its_own_profile_and_flags(make: Any) -> None:
     trial = {"profile": "high-throughput", "share": 0.2, "flags": {"poll": 0}}
     shop = make(replicas=2, flags={"poll": 50, "prio": 1}, trial=trial)
-    places = shop.places("chat")
+    places = shop.places.of("chat")
     assert places == tuple(ReplicaId("chat", number) for number in range(3))
     assert [value(shop, number, "--parallel") for number in range(3)] == ["4", "4", "16"]
     assert [value(shop, number, "--poll") for number in range(3)] == ["50", "50", "0"]
     assert value(shop, 2, "--prio") == "1"
-    assert [shop.trial_at(place) is None for place in places] == [True, True, False]
-    assert shop.instances == 3
+    assert [shop.places.trial_at(place) is None for place in places] == [True, True, False]
+    assert shop.places.instances == 3
 
 
 def test_only_the_trial_has_another_fingerprint(make: Any) -> None:
@@ -182,9 +182,9 @@ def test_a_model_and_its_trial_may_have_engines_of_their_own(
     monkeypatch.setattr("supervisor.fleet.planner.engines.load", found)
     new = {"engine": "/opt/new/llama-server", "share": 0.1}
     shop = make(engine="/opt/own/llama-server", trial=new)
-    used = [shop.plan_at(place).engine.path for place in shop.places("chat")]
+    used = [shop.plan_at(place).engine.path for place in shop.places.of("chat")]
     assert used == [Path("/opt/own/llama-server"), Path("/opt/new/llama-server")]
-    own, tried = (shop.fingerprint(one, shop.engine_at(one)) for one in shop.places("chat"))
+    own, tried = (shop.fingerprint(one, shop.engine_at(one)) for one in shop.places.of("chat"))
     assert (own.engine.path, tried.engine.path) == tuple(used)
     assert make().plan("chat").engine.path == engine().path
 
@@ -227,4 +227,5 @@ def test_adapted_values_are_of_one_model_and_another_planner(make: Any) -> None:
 def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> None:
     shop = make(replicas="auto")
     huge = {"parallel": Setting(1024, "demand", "requests waited")}
-    assert shop.adapting("chat", huge).replicas("chat").count == shop.replicas("chat").count == 2
+    assert shop.places.replicas("chat").count == 2
+    assert shop.adapting("chat", huge).places.replicas("chat").count == 2

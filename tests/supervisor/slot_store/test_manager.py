@@ -291,7 +291,7 @@ async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_i
         restored = await again.complete([*prompt, 300], id_slot=slot)
         computed = await again.complete([*prompt, 300], cache_prompt=False)
         assert again.replica.plan
-        outcome = again.planner.slot_persistence.outcome(again.replica.plan)
+        outcome = again.planner.launches.slot_persistence.outcome(again.replica.plan)
     assert restored["timings"]["cache_n"] == kept.tokens == len(prompt) - 1
     assert restored["tokens"] == computed["tokens"]
     assert outcome == RestoreOutcome("chat", kept.tokens, kept.tokens)

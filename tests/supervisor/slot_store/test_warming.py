@@ -75,12 +75,12 @@ async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_i
     tiny_model: Path, runtime: Path, prompt: Path, *, learns: bool
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, prompts=(prompt,), learns=learns)
-    name = harness.planner.learned.save("chat", dict(of_text("", "be brief").body))
+    name = harness.planner.launches.learned.save("chat", dict(of_text("", "be brief").body))
     async with harness.up():
         pass
     read = [one["prompt"] for one in harness.emitted("prompt.prefilled")]
     assert read == (["kind.txt", name] if learns else ["kind.txt"])
-    assert harness.planner.learned.counts() == {"chat": 1}
+    assert harness.planner.launches.learned.counts() == {"chat": 1}
 
 
 async def test_a_prompt_that_is_not_there_is_reason_a_start_fails(
