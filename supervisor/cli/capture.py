@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Json, finish, offer
+from supervisor.cli.options import Config, Json, finish, offer
 from supervisor.cli.quantities import read_bytes, read_seconds
 from supervisor.output import CommandResult
 
@@ -61,3 +61,25 @@ def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
         return command.capture(options)
 
     finish("capture", call, as_json=as_json)
+
+
+@commands.command()
+def report(
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A new file. Unset: named after the time, in here."),
+    ] = None,
+    with_prompts: Annotated[
+        bool, typer.Option("--with-prompts", help="Keep what logs and settings have of prompts.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Write one archive for a bug report: versions, checks, plans, settings, logs and figures.
+
+    It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
+    without a daemon, and with settings that are wrong.
+    """
+    from supervisor.commands.report import report as call
+
+    finish("report", lambda: call(config, output, with_prompts=with_prompts), as_json=as_json)

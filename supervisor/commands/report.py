@@ -1,0 +1,156 @@
+"""`corral report`: one archive for a bug report."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from supervisor.commands.doctor import doctor
+from supervisor.commands.engine import list_engines
+from supervisor.commands.plan import plan
+from supervisor.commands.report_logs import FoundLogs, read_logs
+from supervisor.control.client import Client
+from supervisor.doctor.finding import secrets_of
+from supervisor.errors import CorralError
+from supervisor.host.paths import Directories, directories
+from supervisor.output import CommandResult, size, table, to_json
+from supervisor.report.anonymous import Anonymizer
+from supervisor.report.archive import write_archive
+from supervisor.report.event_log import LEFT_OUT, cut_quote
+from supervisor.report.facts import machine_facts, versions
+from supervisor.report.part import Part
+from supervisor.report.settings_values import without_secrets
+from supervisor.settings.load import Loaded, flatten, load
+
+_MODELS_MAX: Final = 32
+_UNSAFE: Final = re.compile(r"[^\w.-]")
+_SENTENCES: Final = frozenset({"hint", "message", "not_persisted_reason", "reason"})
+_PERSONAL: Final = frozenset({"client"})
+_SECRET_VARIABLE: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
+
+
+def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> CommandResult:
+    """Write the archive; works without a daemon, and with settings that are wrong."""
+    where = directories()
+    folder = f"corral-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    path = (output or Path(f"{folder}.tar.gz")).absolute()
+    loaded = _loaded(config, where)
+    logs = read_logs(where, with_prompts=with_prompts)
+    found = [*_parts(config, loaded, where, logs, with_prompts=with_prompts)]
+    clean = _anonymizer(loaded).clean
+    parts = [Part(one.name, clean(one.text), one.note) for one in found]
+    notes = [f"{one.name}: {one.note}" for one in parts if one.note]
+    parts.insert(0, Part("README.txt", _readme(parts, notes, with_prompts=with_prompts)))
+    size_bytes = write_archive(path, folder, parts)
+    sizes = {one.name: len(one.text.encode(errors="replace")) for one in parts}
+    data = {"path": str(path), "size_bytes": size_bytes, "files": sizes, "left_out": notes}
+    rows = [(name, size(count)) for name, count in sizes.items()]
+    text = f"{table(('FILE', 'SIZE'), rows)}\n\n{path} ({size(size_bytes)})"
+    return CommandResult(data, text, (*notes, _content(with_prompts=with_prompts)))
+
+
+def _loaded(config: Path | None, where: Directories) -> Loaded | CorralError:
+    try:
+        return load(config, config_dir=where.config)
+    except CorralError as error:
+        return error
+
+
+def _parts(
+    config: Path | None,
+    loaded: Loaded | CorralError,
+    where: Directories,
+    logs: FoundLogs,
+    *,
+    with_prompts: bool,
+) -> Iterator[Part]:
+    yield Part("versions.json", to_json(versions(), indent=True))
+    yield Part("machine.json", to_json(machine_facts(where), indent=True))
+    yield _of_command("engines.txt", lambda: list_engines(config))
+    yield _of_command("doctor.txt", lambda: doctor(config))
+    if isinstance(loaded, CorralError):
+        yield Part("settings.txt", _error_text(loaded))
+    else:
+        values = flatten(loaded.settings.model_dump(mode="json"))
+        lines = without_secrets(values, loaded.origins, with_prompts=with_prompts)
+        yield Part("settings.txt", "\n".join([str(loaded.path or "no settings file"), *lines]))
+        for model in list(loaded.settings.models)[:_MODELS_MAX]:
+            name = f"plans/{_UNSAFE.sub('_', model)}.txt"
+            yield _of_command(name, lambda model=model: plan(model, config))  # type: ignore[misc]
+    yield from _of_daemon(where, has_quotes=logs.is_verbose and not with_prompts)
+    yield from logs.parts
+
+
+def _of_command(name: str, call: Callable[[], CommandResult]) -> Part:
+    try:
+        result = call()
+    except CorralError as error:
+        return Part(name, _error_text(error))
+    return Part(name, "\n".join([result.text, *result.notes]))
+
+
+def _of_daemon(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
+    client = Client(where.control_socket)
+    try:
+        status, requests = client.status(), client.requests()
+    except CorralError as error:
+        yield Part("status.txt", _error_text(error))
+        return
+    for name, found in (("status.json", status), ("requests.json", requests)):
+        yield Part(name, to_json(_without_texts(found, has_quotes=has_quotes), indent=True))
+
+
+def _without_texts(value: Any, *, has_quotes: bool) -> Any:
+    """Return a status without clients, and without what its sentences may quote."""
+    if isinstance(value, Mapping):
+        return {
+            key: _sentence(inner, has_quotes=has_quotes)
+            if key in _SENTENCES and isinstance(inner, str)
+            else _without_texts(inner, has_quotes=has_quotes)
+            for key, inner in value.items()
+            if key not in _PERSONAL
+        }
+    if isinstance(value, list):
+        return [_without_texts(inner, has_quotes=has_quotes) for inner in value]
+    return value
+
+
+def _sentence(text: str, *, has_quotes: bool) -> str:
+    return LEFT_OUT if has_quotes else cut_quote(text)
+
+
+def _anonymizer(loaded: Loaded | CorralError) -> Anonymizer:
+    user = ""
+    with suppress(OSError, KeyError):  # a user without a name
+        user = getpass.getuser()
+    secrets = [] if isinstance(loaded, CorralError) else [*secrets_of(loaded.settings)]
+    secrets += [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
+    home = os.path.expanduser("~")  # noqa: PTH111 (a text, and no error without a home)
+    return Anonymizer(home, user, socket.gethostname(), secrets)
+
+
+def _error_text(error: CorralError) -> str:
+    return "\n".join(filter(None, [error.message, error.hint]))
+
+
+def _content(*, with_prompts: bool) -> str:
+    if with_prompts:
+        return "it may contain prompts and answers; keys are taken out"
+    return "it contains no prompts, no answers and no keys; look through it before you publish it"
+
+
+def _readme(parts: Sequence[Part], notes: Sequence[str], *, with_prompts: bool) -> str:
+    lines = [
+        "A report of `corral report`.",
+        f"As far as known, {_content(with_prompts=with_prompts)}.",
+    ]
+    lines += ["", "Files:", *(f"  {one.name}" for one in parts)]
+    lines += ["", "Left out:", *(f"  {note}" for note in notes)] if notes else []
+    return "\n".join([*lines, ""])
