@@ -5,7 +5,8 @@ GET   /health/live                        that requests are answered
 GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
 GET   /corral/v1/slots                    the same with instances, totals and queues
-GET   /corral/v1/requests                 the client's requests in flight
+GET   /corral/v1/requests                 the client's requests in flight, or ended
+GET   /corral/v1/requests/{id}            figures of one
 POST  /corral/v1/requests/{id}/cancel     end one with an error
 GET   /corral/  /corral/page/{id}  …      the dashboard (`proxy.dashboard`)
       /corral/v1/session                  signing in to it
@@ -70,6 +71,7 @@ from proxy.model_control.endpoints import ModelControlEndpoints
 from proxy.models import EngineReader, ModelLoader, PromptWarmer
 from proxy.ollama.host import OllamaHost
 from proxy.requests.endpoint import RequestsEndpoint
+from proxy.requests.history import RequestHistory
 from proxy.requests.requests import Requests
 from proxy.responses.store import ResponseStore
 from proxy.responses_endpoint import ResponsesEndpoint
@@ -120,14 +122,15 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     ollama: OllamaHost | None = None,
     process: str = "",
     dashboard: DashboardHost | None = None,
+    history: RequestHistory | None = None,
 ) -> App:
     """Build the application.
 
     Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
     without an `engine` none about GPUs and the runtime, without a `control` none that loads and
-    unloads models, without `ollama` none of Ollama's API, and without a `dashboard` none of its
-    page. `own_key` is valid besides those of the API keys file. `process` is what other proxies
-    know this one by.
+    unloads models, without `ollama` none of Ollama's API, without a `dashboard` none of its page,
+    and without a `history` nothing of the past. `own_key` is valid besides those of the API keys
+    file. `process` is what other proxies know this one by.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
@@ -156,7 +159,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     connections = Connections[Hashable](limit)
     routes = Routes()
     local.add_routes(routes)
-    RequestsEndpoint(requests).add_routes(routes)
+    RequestsEndpoint(requests, history).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     if warmer:
         WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)

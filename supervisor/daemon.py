@@ -101,6 +101,7 @@ class Daemon:
             admission = group.create_task(persist("admission", parts.admission.serve))
             adaptive = group.create_task(persist("adaptive", parts.adaptive.serve))
             recorder = group.create_task(persist("request record", parts.recorder.serve))
+            history = group.create_task(persist("history", parts.history.serve))
             trials = group.create_task(persist("trials", parts.trials.serve))
             canaries = group.create_task(persist("canaries", parts.canaries.serve))
             jobs = group.create_task(persist("jobs", parts.server.serve))
@@ -117,7 +118,7 @@ class Daemon:
             await self._drain()
             admission.cancel()
             await self._stop()
-            for task in (*serving, hooks, recorder, trials, workers, notifier):
+            for task in (*serving, hooks, recorder, history, trials, workers, notifier):
                 task.cancel()
 
     @asynccontextmanager

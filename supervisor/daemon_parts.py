@@ -35,6 +35,8 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.reductions import Reductions
 from supervisor.fleet.stats import StatsReader
+from supervisor.history.database import HistoryDatabase
+from supervisor.history.history import History
 from supervisor.hooks.command import hook_directory
 from supervisor.hooks.hooks import Hooks, HookSources
 from supervisor.host.paths import Directories
@@ -47,6 +49,7 @@ from supervisor.proxy_adapter.model_files import ModelFilesAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.ollama_host import OllamaHostAdapter
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
+from supervisor.proxy_adapter.request_history import RequestHistoryAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
@@ -114,6 +117,10 @@ class DaemonParts:
         self.recorder = RequestRecorder(
             RecordFiles(directories.request_record), events, self._is_recorded
         )
+        self.history = History(
+            HistoryDatabase(directories.history), events.emit, lambda: self.settings.history
+        )
+        events.add_sink(self.history.observe)
         self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
         events.add_sink(self.trials.observe)
         self.canaries = self._make_canaries()
@@ -233,6 +240,7 @@ class DaemonParts:
                 self.directories,
                 self._address,
             ),
+            RequestHistoryAdapter(self.history),
         )
 
     def _address(self) -> Address:

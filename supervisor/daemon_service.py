@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from proxy.errors import NotFound
 from proxy.models import PrefillResult
+from proxy.requests.history import HistoryQuery, StoredRequest
 from proxy.requests.snapshot import RequestStats
 from supervisor import __version__
 from supervisor.admission.model_state import UnloadTime, Waiting
@@ -141,6 +142,12 @@ class DaemonService:
 
     def stop_capture(self) -> None:
         self._parts.captures.stop()
+
+    async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
+        return await self._parts.history.requests(query)
+
+    async def forget_requests(self, model: str | None) -> int:
+        return await self._parts.history.forget(model)
 
     def trials(self) -> list[TrialStatus]:
         canaries = {one.request.model for one in self._parts.canaries.running}

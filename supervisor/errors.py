@@ -21,7 +21,8 @@
     ├── ServiceFailed                 1    systemd refuses, or does not run here
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
-    ├── NoSuchRequest                 4    no request in flight of that id
+    ├── NoSuchRequest                 4    no request of that id
+    ├── HistoryUnavailable            1    figures of past requests are not kept, or not readable
     ├── ModelKept                     1    another program keeps that model
     ├── ModelInUse                   69    an engine serves the model that is to be removed
     ├── NotConfirmed                  2    nobody can be asked, and --yes was not given
@@ -165,6 +166,10 @@ class NoSuchModel(CorralError):
 class NoSuchRequest(CorralError):
     code = "no_such_request"
     exit_code = 4
+
+
+class HistoryUnavailable(CorralError):
+    code = "history_unavailable"
 
 
 class ModelKept(CorralError):

@@ -99,6 +99,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "batches.paused": ("warning", "reason"),
     "batches.resumed": ("info", ""),
     "requests.record_failed": ("warning", "reason"),
+    "history.write_failed": ("warning", "reason"),
+    "history.replaced": ("warning", "reason kept"),
     "request.rejected": (
         "warning",
         (

@@ -1,1 +1,1 @@
-"""Requests of clients in flight: listed, and cancelled by their id."""
+"""Requests of clients in flight: listed, and cancelled by their id; those that ended."""

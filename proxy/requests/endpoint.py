@@ -1,30 +1,66 @@
-"""`/corral/v1/requests`: a client's own requests in flight; to an admin, everybody's."""
+"""`/corral/v1/requests`: a client's own requests, in flight or ended; to an admin, everybody's."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Final
 
 from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
+from proxy.errors import BadRequest, NotFound
 from proxy.json_response import json_response
+from proxy.requests.history import HistoryQuery, RequestHistory
+from proxy.requests.past_query import past_query
 from proxy.requests.requests import Requests
 from proxy.routes import PATH_ID, Routes
 
-_PATH = "/corral/v1/requests"
+_PATH: Final = "/corral/v1/requests"
+_IN_FLIGHT, _FINISHED = "in_flight", "finished"
 
 
 class RequestsEndpoint:
-    def __init__(self, requests: Requests) -> None:
+    """`history` has those that ended; None: none is kept."""
+
+    def __init__(self, requests: Requests, history: RequestHistory | None = None) -> None:
         self._requests = requests
+        self._history = history
 
     def add_routes(self, routes: Routes) -> None:
+        """Add them; the last stands for any path below, so others come before it."""
         routes.add(_PATH, get=self.list)
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
+        routes.add(f"{_PATH}/{{id}}", get=self.one)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
-        found = self._requests.stats(visible_client(request))
-        return json_response({"requests": [asdict(one) for one in found]})
+        """Raises BadRequest, StorageFailed."""
+        state = request.query.get("state", _IN_FLIGHT)
+        if state not in {_IN_FLIGHT, _FINISHED}:
+            raise BadRequest(f"state must be {_IN_FLIGHT} or {_FINISHED}")
+        client = visible_client(request)
+        if state == _IN_FLIGHT:
+            return json_response(
+                {"requests": [asdict(one) for one in self._requests.stats(client)]}
+            )
+        query = past_query(request.query, client)
+        found = await self._history.requests(query) if self._history else ()
+        return json_response({"requests": found})
+
+    async def one(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the figures of a request; of several with its id, the latest.
+
+        Raises:
+            NotFound: None has it, or it is another client's.
+            StorageFailed: Those that ended cannot be read.
+        """
+        request_id, client = request[PATH_ID], visible_client(request)
+        for running in self._requests.stats(client):
+            if running.id == request_id:
+                return json_response({"state": _IN_FLIGHT, **asdict(running)})
+        query = HistoryQuery(limit=1, request_id=request_id, client=client)
+        for ended in await self._history.requests(query) if self._history else ():
+            return json_response({"state": _FINISHED, **ended})
+        raise NotFound(f"no request has the id {request_id}")
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
         """Raises NotFound."""

@@ -11,10 +11,12 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
+from proxy.requests.history import HistoryQuery, StoredRequest
 from supervisor.control.messages import (
     BalanceStatus,
     CanariesStatus,
@@ -72,6 +74,16 @@ class Client:
     def stop_capture(self) -> None:
         with _response(self._socket, "POST", "/v1/capture/stop", {}) as response:
             response.read()
+
+    def past_requests(self, query: HistoryQuery) -> list[StoredRequest]:
+        """Return requests that have ended, the latest first; raises HistoryUnavailable."""
+        with _response(self._socket, "POST", "/v1/history", asdict(query)) as response:
+            return cast("list[StoredRequest]", json.load(response)["requests"])
+
+    def forget_requests(self, model: str | None) -> int:
+        """Delete what is stored of a model's requests, or of all; return of how many."""
+        with _response(self._socket, "POST", "/v1/history/forget", {"model": model}) as response:
+            return cast("int", json.load(response)["count"])
 
     def canaries(self) -> CanariesStatus:
         with _response(self._socket, "GET", "/v1/canaries") as response:

@@ -6,6 +6,8 @@
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
     GET  /v1/requests   {"requests": [...]}, those in flight, oldest first
     POST /v1/requests/ID/cancel   end one with an error
+    POST /v1/history    a HistoryQuery; {"requests": [...]}, those that ended, the latest first
+    POST /v1/history/forget   {"model": name or null}; {"count": n}
     POST /v1/dashboard/link       {"url": …}, which signs one browser in
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
@@ -25,9 +27,9 @@
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but GET of status, trials, requests, canaries and balance, cancel, link, and those of captures
-are streams of supervisor.control.messages.StreamMessage. A client that disconnects stops no
-command, but its capture.
+All but GET of status, trials, requests, canaries and balance, cancel, link, history, and those of
+captures are streams of supervisor.control.messages.StreamMessage. A client that disconnects stops
+no command, but its capture.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from proxy.models import PrefillResult
+from proxy.requests.history import HistoryQuery, StoredRequest
 from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control.canary_request import canary_request
 from supervisor.control.capture_request import capture_request
+from supervisor.control.history_query import history_query
 from supervisor.control.messages import (
     BalanceStatus,
     CanariesStatus,
@@ -86,6 +90,12 @@ class Service(Protocol):
     def trials(self) -> list[TrialStatus]: ...
 
     def requests(self) -> list[RequestStats]: ...
+
+    async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
+        """Return requests that have ended, the latest first; raises HistoryUnavailable."""
+
+    async def forget_requests(self, model: str | None) -> int:
+        """Delete what is stored of a model's requests, or of all; return of how many."""
 
     def cancel_request(self, request_id: str) -> None:
         """End a request with an error; raises NoSuchRequest where none in flight has the id."""
@@ -151,6 +161,8 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.get("/v1/trials", api.trials),
             web.get("/v1/requests", api.requests),
             web.post("/v1/requests/{id}/cancel", api.cancel_request),
+            web.post("/v1/history", api.past_requests),
+            web.post("/v1/history/forget", api.forget_requests),
             web.post("/v1/dashboard/link", api.dashboard_link),
             web.get("/v1/canaries", api.canaries),
             web.get("/v1/balance", api.balances),
@@ -237,6 +249,14 @@ class _Api:
 
     async def requests(self, _: web.Request) -> web.StreamResponse:
         return _json({"requests": [request_status(one) for one in self._service.requests()]})
+
+    async def past_requests(self, request: web.Request) -> web.StreamResponse:
+        query = history_query(await request.read())
+        return _json({"requests": await self._service.past_requests(query)})
+
+    async def forget_requests(self, request: web.Request) -> web.StreamResponse:
+        model = await _member(request, "model", _is_name_or_none, '{"model": name or null}')
+        return _json({"count": await self._service.forget_requests(model)})
 
     async def cancel_request(self, request: web.Request) -> web.StreamResponse:
         self._service.cancel_request(request.match_info["id"])
@@ -420,6 +440,10 @@ async def _models(request: web.Request) -> list[str]:
 
 def _is_names(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_name_or_none(value: object) -> TypeGuard[str | None]:
+    return value is None or isinstance(value, str)
 
 
 def _is_bool(value: object) -> TypeGuard[bool]:

@@ -84,6 +84,10 @@ class Directories:
         return self.data / "requests"
 
     @property
+    def history(self) -> Path:
+        return self.data / "history" / "requests.db"
+
+    @property
     def jobs(self) -> Path:
         return self.data / "jobs"
 

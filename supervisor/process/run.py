@@ -20,6 +20,7 @@ from supervisor.process.exit_cause import FailureCause
 from supervisor.process.launch import Launch
 from supervisor.process.load_progress import EXIT_LINE, Progress, ReportReader
 from supervisor.process.log_file import LineSplitter, LogFile, LogRing
+from supervisor.process.quoted_requests import QuotedRequests
 
 # Builds differ in the words before it; the last ones are "listening on unix:///path.sock".
 _LISTENING: Final = re.compile(rb"listening on (?:(?P<scheme>\w+)://)?(?P<where>\S+)")
@@ -48,6 +49,7 @@ class ProcessRun:
         self._clock = clock
         self._on_progress = on_progress
         self._ring = LogRing()
+        self._on_out, self._on_err = QuotedRequests(), QuotedRequests()
         self._log: LogFile | None = None
         self._child: Child | None = None
         self._reports = ReportReader()
@@ -86,6 +88,7 @@ class ProcessRun:
             self._child = Child.spawn(self.launch)
             return await self._child.wait(self._on_stdout, self._on_stderr)
         finally:
+            self._record(self._on_out.flush() + self._on_err.flush())
             self._child = None
             self._remove_socket()
 
@@ -126,7 +129,7 @@ class ProcessRun:
             if report.state == "ready":
                 self._set_listening()
         if log:
-            self._record(log)
+            self._record(self._on_out.feed(log))
         self.alive_at_s = self._clock()
 
     def _set_progress(self, progress: Progress) -> None:
@@ -135,7 +138,7 @@ class ProcessRun:
             self._on_progress(progress)
 
     def _on_stderr(self, chunk: bytes) -> None:
-        self._record(chunk)
+        self._record(self._on_err.feed(chunk))
         if self._lines:
             for line in self._lines.feed(chunk):
                 self._find_address(line)

@@ -22,6 +22,7 @@ from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.limits import InstanceLimits
 from supervisor.settings.adaptive import SlotSettings
 from supervisor.settings.balance import BalanceSettings
+from supervisor.settings.history import HistorySettings
 from supervisor.settings.hooks import HookSettings
 from supervisor.settings.releases import ReleaseSettings
 from supervisor.settings.types import (
@@ -245,6 +246,7 @@ class Settings(BaseSettings):
     balance: BalanceSettings = BalanceSettings()
     jobs: JobSettings = JobSettings()
     releases: ReleaseSettings = ReleaseSettings()
+    history: HistorySettings = HistorySettings()
     hooks: HookSettings = HookSettings()
     models: dict[ModelName, ModelSettings] = Field(
         default_factory=dict, description="the models, by the name clients use"

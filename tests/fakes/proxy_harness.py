@@ -26,6 +26,7 @@ from proxy.models import GpuUse, ModelInfo, ModelNames, OnLoad, PrefillResult, n
 from proxy.nodes.stats import NodeStats
 from proxy.ollama.host import ModelDetails, Progress, Residence
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
+from proxy.requests.history import HistoryQuery, StoredRequest
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
 from proxy.server import Server
@@ -236,6 +237,22 @@ class FakeDashboardHost:
         return Clients(("chat",), model or "chat", "CORRAL_API_KEY")
 
 
+class FakeHistory:
+    """Has what a test says of the past (`RequestHistory`), the latest first."""
+
+    def __init__(self) -> None:
+        self.stored: list[StoredRequest] = []
+        self.asked: list[HistoryQuery] = []
+
+    async def requests(self, query: HistoryQuery, /) -> Sequence[StoredRequest]:
+        self.asked.append(query)
+        return [
+            one
+            for one in self.stored
+            if query.request_id in {None, one["id"]} and query.client in {None, one["client"]}
+        ][: query.limit]
+
+
 class KeepAlives(NoListener):
     """Remembers how long requests want their models to stay."""
 
@@ -265,6 +282,7 @@ class ProxyHarness:
         self.engine = FakeEngine()
         self.control = FakeControl()
         self.ollama = FakeOllamaHost()
+        self.history = FakeHistory()
         self.dashboard = FakeDashboardHost()
         self.sockets: Sequence[socket.socket] = ()
         self._directory = directory
@@ -301,6 +319,7 @@ class ProxyHarness:
             engine=self.engine,
             control=self.control,
             ollama=self.ollama,
+            history=self.history,
             dashboard=self.dashboard,
         )
         self.sessions = app.sessions

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
+
+from proxy.requests.history import HistoryQuery
 
 URL = "/corral/v1/requests"
 KEYS = ("corral-one-12345", "corral-two-12345", "corral-admin-123")
@@ -157,4 +160,40 @@ async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
         for headers, status in ((two, 404), (admin, 200)):
             async with proxy.http.post(f"{URL}/a/cancel", headers=headers) as response:
                 assert response.status == status
+        for headers, status in ((one, 404), (two, 404), (admin, 200)):
+            proxy.history.stored = [{"id": "old", "client": "other"}]
+            async with proxy.http.get(f"{URL}/old?client=other", headers=headers) as response:
+                assert response.status == status
     assert task.result() == 499
+
+
+async def test_what_ended_is_listed_and_found_by_its_id(proxy: ProxyHarness) -> None:
+    proxy.history.stored = [{"id": "b", "client": "x"}, {"id": "a", "client": "127.0.0.1"}]
+    query = "state=finished&limit=5&model=chat&client=x&failed=true&since=12.5"
+    async with proxy.http.get(f"{URL}?{query}") as response:
+        assert (await response.json())["requests"] == [{"id": "b", "client": "x"}]
+    assert proxy.history.asked == [HistoryQuery(5, None, "chat", "x", is_failed=True, since=12.5)]
+    async with proxy.http.get(f"{URL}/a") as response:
+        assert await response.json() == {"state": "finished", "id": "a", "client": "127.0.0.1"}
+    async with proxy.http.get(f"{URL}/c") as response:
+        assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "failed=maybe", "since=yesterday", "limit=10001"]
+)
+async def test_a_wrong_question_about_the_past_is_400(proxy: ProxyHarness, query: str) -> None:
+    async with proxy.http.get(f"{URL}?state=finished&{query}") as response:
+        assert response.status == 400
+    async with proxy.http.get(f"{URL}?state=old") as response:
+        assert response.status == 400
+
+
+async def test_one_in_flight_is_found_by_its_id(proxy: ProxyHarness) -> None:
+    await proxy.fake(generates)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asked(proxy))
+        await shows(proxy, lambda one: one["phase"] == "decode")
+        async with proxy.http.get(f"{URL}/a") as response:
+            assert (await response.json())["state"] == "in_flight"
+        await cancelled(proxy, "a")

@@ -14,6 +14,7 @@ import pytest
 from fakes.slot_files import manifest
 
 from proxy.models import PrefillResult
+from proxy.requests.history import HistoryQuery, StoredRequest
 from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
@@ -99,6 +100,12 @@ class Service:
 
     def requests(self) -> list[RequestStats]:
         return []
+
+    async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
+        return [{"id": query.request_id}]
+
+    async def forget_requests(self, model: str | None) -> int:
+        return 3 if model else 7
 
     def cancel_request(self, request_id: str) -> None:
         raise NoSuchRequest(f"no request in flight has the id {request_id}")

@@ -1,0 +1,1 @@
+"""Requests that have ended, in a database: figures only, never a text of theirs."""
