@@ -15,6 +15,7 @@ POST  /corral/v1/models/{id}/load  …      load, unload or restart a model
 GET   /corral/v1/logs  /logs/{id}         the logs
 GET   /corral/v1/clients                  settings of client programs
 POST  /corral/v1/chat/completions         its chats, an instance
+POST  /corral/v1/estimate                 when the first token of a request would come
 GET   /metrics                            metrics for Prometheus
 GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
 GET   /corral/v1/batch                    how batch requests gathered
@@ -57,6 +58,9 @@ from proxy.control_endpoint import ControlEndpoint
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
 from proxy.dashboard.sources import Sources
+from proxy.estimate.load_forecast import LoadForecaster
+from proxy.estimate_endpoint import EstimateEndpoint
+from proxy.estimator import Estimator
 from proxy.forward.forward import Forward
 from proxy.forwarded_endpoints import ForwardedEndpoints
 from proxy.generate import batch_tokenize
@@ -123,6 +127,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     process: str = "",
     dashboard: DashboardHost | None = None,
     history: RequestHistory | None = None,
+    load_forecaster: LoadForecaster | None = None,
 ) -> App:
     """Build the application.
 
@@ -130,14 +135,16 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     without an `engine` none about GPUs and the runtime, without a `control` none that loads and
     unloads models, without `ollama` none of Ollama's API, without a `dashboard` none of its page,
     and without a `history` nothing of the past. `own_key` is valid besides those of the API keys
-    file. `process` is what other proxies know this one by.
+    file. `process` is what other proxies know this one by. Without a `load_forecaster`, estimates
+    say nothing of loads.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
     """
     server_state = ServerState(process)
     capture = CapturePoint()
-    forward = Forward(router, loader, settings, metrics.emit, capture)
+    estimator = _estimator(router, load_forecaster, metrics)
+    forward = Forward(router, loader, settings, metrics.emit, estimator, capture)
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))
     keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
@@ -155,11 +162,11 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     requests = Requests(router, server_state)
     batches = BatchCompletions(own_requests, batch_queue)
     forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies, batches)
-    limit = limit_of(settings.max_connections, descriptors_max())
-    connections = Connections[Hashable](limit)
+    connections = Connections[Hashable](limit_of(settings.max_connections, descriptors_max()))
     routes = Routes()
     local.add_routes(routes)
     RequestsEndpoint(requests, history).add_routes(routes)
+    EstimateEndpoint(loader, estimator, server_state, bodies).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     if warmer:
         WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)
@@ -170,8 +177,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
             loader, control, server_state, bodies, loads_for_others=loads_for_others
         ).add_routes(routes)
     forwarded.add_routes(routes)
-    store = ResponseStore(settings.stored_responses)
-    ResponsesEndpoint(forwarded, store).add_routes(routes)
+    ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses)).add_routes(routes)
     tokenize = functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve)
     routes.add(batch_tokenize.PATH, post=tokenize)
     board = None
@@ -217,6 +223,14 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
     for call in calls:
         call()
+
+
+def _estimator(
+    router: Router, load_forecaster: LoadForecaster | None, metrics: Metrics
+) -> Estimator:
+    estimator = Estimator(router, load_forecaster)
+    metrics.add(estimator.collect)
+    return estimator
 
 
 def _ollama_routes(

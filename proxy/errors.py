@@ -42,6 +42,7 @@
     │   ├── ModelLoading             503  one is loading
     │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
     │   ├── QueueTimeout             503  the request waited too long for a slot
+    │   ├── WaitTooLong              503  the first token is expected later than the client waits
     │   ├── BodyMemoryFull           503  the bodies of all requests use too much memory
     │   ├── StorageFailed            503  the database of jobs cannot be used
     │   └── Draining                 503  the proxy is stopping
@@ -374,6 +375,10 @@ class NotLoaded(Unavailable):
 
 class QueueTimeout(Unavailable):
     code = "queue_timeout"
+
+
+class WaitTooLong(Unavailable):
+    code = "wait_too_long"
 
 
 class BodyMemoryFull(Unavailable):

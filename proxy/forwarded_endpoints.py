@@ -24,6 +24,7 @@ from proxy.forward.forward import Forward
 from proxy.forward.lora_adapters import LoraAdaptersResponse
 from proxy.forward.props import NOTHING, ROUTER, PropsResponse, Remembered, router_page
 from proxy.generate.translated import TRANSLATED, TranslatedResponse
+from proxy.headers import RESPONSE_HEADERS
 from proxy.json_response import json_response
 from proxy.metrics.prometheus import Metrics
 from proxy.middleware import ACCESS_RECORD
@@ -163,6 +164,8 @@ class ForwardedEndpoints:
         record.priority, record.is_stream = proxy_request.priority, proxy_request.is_stream
         if record.trace:
             record.trace.pass_on(proxy_request.headers)
+        if proxy_request.wait_s is not None:
+            request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
         if gathers(proxy_request):
             await self._batches.queue.gather(proxy_request.model)
         try:

@@ -66,6 +66,7 @@ class ProxyRequest:
             None: it says nothing.
         adapter: The name of the LoRA adapter that its `lora` stands for, empty for none; None where
             the model has none here, or the client wrote `lora`.
+        wait_s: How long the client waits for the first token; None: it does not say.
     """
 
     request_id: str
@@ -91,6 +92,7 @@ class ProxyRequest:
     is_autoload: bool = True
     keep_alive_s: float | None = None
     adapter: str | None = None
+    wait_s: float | None = None
 
     @property
     def may_load(self) -> bool:
@@ -176,7 +178,8 @@ def request_of(
     content: Content,
 ) -> ProxyRequest:
     """Return a request whose body was read."""
-    members, key = content.members, request[KEY]
+    members, key, wait_s = content.members, request[KEY], _wait_s(request)
+    timeout_s = settings.queue_timeout_s
     return ProxyRequest(
         request_id=request_id,
         method=request.method,
@@ -189,7 +192,7 @@ def request_of(
         model=content.model,
         client=client_of(request),
         priority="batch" if key and key.priority == "batch" else _priority(request, members),
-        queue_timeout_s=_queue_timeout_s(request, settings.queue_timeout_s),
+        queue_timeout_s=timeout_s if wait_s is None else min(wait_s, timeout_s),
         prompt=content.prompt,
         session=session_id(request.headers, members),
         is_from_proxy=HOP in request.headers,
@@ -199,6 +202,7 @@ def request_of(
         is_autoload=_is_autoload(request),
         keep_alive_s=content.keep_alive_s,
         adapter=content.adapter,
+        wait_s=wait_s,
     )
 
 
@@ -299,13 +303,13 @@ def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
     return "batch" if header == "batch" or members.get("service_tier") == "flex" else "interactive"
 
 
-def _queue_timeout_s(request: web.BaseRequest, limit_s: float) -> float:
-    """The client's preference `wait`, capped at the setting. Source: RFC 7240 section 4.3."""
+def _wait_s(request: web.BaseRequest) -> float | None:
+    """The client's preference `wait`. Source: RFC 7240 section 4.3."""
     if "Prefer" not in request.headers:
-        return limit_s
+        return None
     prefer = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
     wanted = _WAIT.search(prefer)
-    return min(float(wanted[1]), limit_s) if wanted else limit_s
+    return float(wanted[1]) if wanted else None
 
 
 def _is_autoload(request: web.BaseRequest) -> bool:

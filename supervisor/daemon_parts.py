@@ -44,6 +44,7 @@ from supervisor.process.exit_cause import FailureCause
 from supervisor.process.private_runtime import is_in_use
 from supervisor.proxy_adapter.dashboard_host import Address, DashboardHostAdapter
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
+from supervisor.proxy_adapter.load_forecaster import LoadForecasterAdapter
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_files import ModelFilesAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
@@ -241,6 +242,7 @@ class DaemonParts:
                 self._address,
             ),
             RequestHistoryAdapter(self.history),
+            LoadForecasterAdapter(self.fleet, self.admission),
         )
 
     def _address(self) -> Address:

@@ -33,6 +33,7 @@ from proxy.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
+from proxy.estimator import Estimator
 from proxy.forward.array import PromptArray, array_of
 from proxy.forward.captured_response import CapturedResponse
 from proxy.forward.client_response import RequestWriter, ResponseWriter
@@ -69,8 +70,10 @@ class Forward:
         loader: ModelLoader,
         settings: ProxySettings,
         emit: Emit,
+        estimator: Estimator,
         capture: CapturePoint | None = None,
     ) -> None:
+        self._estimator = estimator
         self._router = router
         self._capture = capture or CapturePoint()
         self._loader = loader
@@ -87,8 +90,18 @@ class Forward:
 
         Raises:
             ConnectionError: The client left before its response was complete.
+            WaitTooLong: It would wait longer than its client does.
             ProxyError: No instance took it, or none answered to the end.
         """
+        if request.wait_s is None and not self._estimator.is_due:
+            await self._handle(request, client_response, turn)
+            return
+        with self._estimator.observed(request, client_response.record):
+            await self._handle(request, client_response, turn)
+
+    async def _handle(
+        self, request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
+    ) -> None:
         if array := array_of(request):
             await self._forward_parts(array, client_response)
             return

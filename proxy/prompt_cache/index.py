@@ -111,6 +111,12 @@ class PrefixIndex:
         hint = CacheHint(conversation.owner if conversation else None, cached, conversation)
         return self._with_remote(hint, prompt) if self.remote else hint
 
+    def held_tokens(self, prompt: Prompt, instance: int) -> int:
+        """Return the most tokens of a prompt that one of a set of instances was given before."""
+        levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
+        held = (blocks for blocks, holders in levels if holders & instance)
+        return min(BLOCK_TOKENS * max(held, default=0), prompt.tokens)
+
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
         """Return how many of the latest conversations of a model each instance owns."""
         counts = self._conversations.latest(model).counts

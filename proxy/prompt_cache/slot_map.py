@@ -85,6 +85,17 @@ class SlotMap:
         """Tokens of conversations that they hold, as far as known."""
         return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
 
+    def slot_of(self, conversation: object) -> int | None:
+        """Return the number of the idle slot that holds a conversation, as far as known."""
+        idle = (one for one in self._slots if one.holder is None)
+        return next((one.id_slot for one in idle if one.conversation is conversation), None)
+
+    @property
+    def idle_slots(self) -> list[int]:
+        """The numbers of the idle slots, in the order in which the engine takes them."""
+        idle = [one for one in self._slots if one.holder is None]
+        return [one.id_slot for one in sorted(idle, key=_age)]
+
     def add_restored(self, filled: RestoredSlot, conversation: object | None) -> None:
         """Note what a slot holds as the process begins; call in the order of their tasks."""
         for tracked in self._slots:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -85,9 +85,21 @@ class FairQueue(Generic[P]):
 
     def order(self, now_s: float) -> Iterator[P]:
         """Yield all entries in the order in which they would be served now."""
-        first = deque(self._priorities["interactive"].entries)
-        second = deque(self._priorities["batch"].entries)
-        turns = self._turns
+        return self._served(
+            self._priorities["interactive"].entries, self._priorities["batch"].entries, now_s
+        )
+
+    def order_with(self, entry: P, now_s: float) -> list[P]:
+        """Return the same as if an entry had joined; only its tag and number are set."""
+        entry.tag, entry.number = self._priorities[entry.priority].next_turn(entry.client)
+        entries: dict[Priority, list[P]] = {
+            priority: list(one.entries) for priority, one in self._priorities.items()
+        }
+        insort(entries[entry.priority], entry, key=_turn)
+        return list(self._served(entries["interactive"], entries["batch"], now_s))
+
+    def _served(self, interactive: Iterable[P], batch: Iterable[P], now_s: float) -> Iterator[P]:
+        first, second, turns = deque(interactive), deque(batch), self._turns
         while first or second:
             if second and (not first or _is_due(second[0], turns, now_s)):
                 turns = 0
@@ -126,11 +138,14 @@ class _PriorityQueue(Generic[P]):
 
     def join(self, entry: P) -> None:
         if entry.tag < 0:
+            entry.tag, entry.number = self.next_turn(entry.client)
             self._count += 1
-            entry.number = self._count
-            entry.tag = max(self._time, self._next.get(entry.client, 0.0))
             self._next[entry.client] = entry.tag + 1
         insort(self.entries, entry, key=_turn)
+
+    def next_turn(self, client: str) -> tuple[float, int]:
+        """Return the tag and the number that a client's next entry would get."""
+        return max(self._time, self._next.get(client, 0.0)), self._count + 1
 
     def leave(self, entry: P) -> None:
         if entry not in self.entries:

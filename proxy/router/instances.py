@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.adapter import MARK
+from proxy.estimate.finished import FinishedRequests
 from proxy.router.in_flight import InFlight
 from proxy.router.prefill_admission import InstanceWork
 from proxy.router.weights import EQUAL, Speed, Weight
@@ -69,6 +70,7 @@ class Instance:
         bit: Its place in sets of instances: a number of one bit, as of `PrefixIndex`.
         changed: Gets it where its leases, its turn or its rates have changed.
         bytes_received: Of responses to requests that are over.
+        finished: Its latest requests, as estimates learn from them.
         chunk_turn: Held for a chunk of a prompt, and for the pause after it.
     """
 
@@ -82,6 +84,7 @@ class Instance:
     bytes_received: int = 0
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
+    finished: FinishedRequests = field(default_factory=FinishedRequests)
     chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

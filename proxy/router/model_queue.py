@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from proxy.errors import QueueFull
+from proxy.estimate.measures import ModelMeasures
+from proxy.estimate.work import EngineWork
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.request import ProxyRequest
+from proxy.router.finished import note_finished
 from proxy.router.instance_registry import Instances
 from proxy.router.instances import Instance
 from proxy.router.lease import Lease
@@ -24,6 +27,7 @@ from proxy.router.queued_request import QueuedRequest
 from proxy.router.request_queue import QueueStats, RequestQueue
 from proxy.router.response_progress import Clock
 from proxy.router.slot_assignment import SlotAssignment
+from proxy.router.work_reader import EstimatedWork, WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 
@@ -59,6 +63,10 @@ class ModelQueue:
         self._queue = RequestQueue(model, settings)
         self._assignment = SlotAssignment(
             self._queue, instances, prefix_index, clock, self.assign_slots
+        )
+        self.measures = ModelMeasures()
+        self._reader = WorkReader(
+            self._queue, instances, prefix_index, self._assignment, self.measures, clock
         )
         self._granted: dict[Lease, QueuedRequest] = {}
         self._recheck: asyncio.TimerHandle | None = None
@@ -186,6 +194,11 @@ class ModelQueue:
         if timings:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2
             instance.set_rates(instance.rates.after(timings, sequences, now_s))
+            note_finished(lease, timings, now_s)
+
+    def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
+        """Return what the instances have to do, with a request that has not come."""
+        return self._reader.work(request, idle)
 
     # Granting slots.
 

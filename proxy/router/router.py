@@ -14,6 +14,8 @@ from contextlib import AbstractAsyncContextManager
 
 from proxy.access_log import Emit, discard
 from proxy.errors import UpstreamShutDown
+from proxy.estimate.measures import ModelMeasures
+from proxy.estimate.work import EngineWork
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prefix_digest import Digest
@@ -34,6 +36,7 @@ from proxy.router.request_queue import QueueStats
 from proxy.router.response_progress import Clock
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.weights import EQUAL
+from proxy.router.work_reader import EstimatedWork
 from proxy.settings import ProxySettings
 from proxy.upstream.slots import SlotState
 from proxy.upstream.upstream import Upstream
@@ -220,6 +223,17 @@ class Router:
     def queue_positions(self) -> Mapping[str, int]:
         """Return the place of each waiting request in its queue by its id, from 1."""
         return self._queues.positions()
+
+    def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
+        """Return what the instances of a model have to do, with a request that has not come.
+
+        `idle` are the engines of a model that has none in service.
+        """
+        return self._queues.of(request.model).work(request, idle)
+
+    def measures(self, model: str) -> ModelMeasures:
+        """Return what is measured of a model's engines."""
+        return self._queues.of(model).measures
 
     # A request.
 

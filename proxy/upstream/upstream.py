@@ -55,6 +55,8 @@ class Upstream:
         trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.
         resumable_prompts: Of a recurrent model, whose state cannot be cut back: from how many of a
             conversation's latest prompts it can go on; 0 for others, which go on from any prefix.
+        batch_tokens: The most tokens that it computes in one pass; llama-server's default where
+            that is not known.
         prefer_pure_decode: Whether its running streams come before the first token of others: it
             computes one prompt at a time while it decodes.
     """
@@ -74,6 +76,7 @@ class Upstream:
     node: Node | None = None
     trial_share: float = 0.0
     resumable_prompts: int = 0
+    batch_tokens: int = 2048
     prefer_pure_decode: bool = False
 
     @property

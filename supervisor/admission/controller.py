@@ -15,6 +15,8 @@ from typing import Final, Protocol
 
 from proxy.router.model_demand import ModelDemand
 from supervisor.admission.decide import Actions, decide, queue
+from supervisor.admission.forecast import Eviction, eviction
+from supervisor.admission.load_times import LoadTimes
 from supervisor.admission.memory_usage import HOST, MemoryUsage
 from supervisor.admission.model_state import ModelState, UnloadTime, Waiting
 from supervisor.events import Emit
@@ -60,8 +62,7 @@ class AdmissionController:
         self._commanded_at_s: dict[str, float] = {}
         self._for_others: dict[str, asyncio.Future[str | None]] = {}
         self._paused: frozenset[str] = frozenset()
-        self._load_began_at_s: dict[str, float] = {}
-        self._last_load_s: dict[str, float] = {}
+        self._load_times = LoadTimes()
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -172,6 +173,20 @@ class AdmissionController:
             for place, wanted in enumerate(queue(self._model_states()), 1)
         }
 
+    # What would be.
+
+    def forecast(self, model: Model) -> Eviction:
+        """Return what would be unloaded for a model if a request for it came now."""
+        if phase_of(model, snapshots_of(model)) is Phase.LOADING:
+            return Eviction()
+        patience_s = self._fleet.planner.supervisor.eviction_wait_s
+        return eviction(model.entry.name, self._model_states(), self._decide, patience_s)
+
+    def load_s(self, model: Model) -> float | None:
+        """Return how long a model takes until it is loaded, from now; None: it never was."""
+        progress = min(one.load_progress or 0.0 for one in snapshots_of(model))
+        return self._load_times.left_s(model.entry.name, progress, self._clock())
+
     def _waited_for(self) -> list[Model]:
         names = {
             *self._commanded_at_s,
@@ -187,24 +202,21 @@ class AdmissionController:
     def _reconcile(self) -> float | None:
         """Do what is to be done now; return the seconds until the next look, None for no limit."""
         for model in self._fleet.models.values():
-            self._time_load(model)
+            phase = phase_of(model, snapshots_of(model))
+            self._load_times.observe(model.entry.name, phase, self._clock())
             self._forget_keep_alive(model)
-        actions = decide(
-            self._model_states(),
+        actions = self._decide(self._model_states())
+        self._perform(actions)
+        return actions.look_again_s
+
+    def _decide(self, states: Sequence[ModelState]) -> Actions:
+        return decide(
+            states,
             self._memory_usage.capacity(),
             self._memory_usage.free(),
             self._fleet.planner.supervisor,
             self._memory_usage.returning(),
         )
-        self._perform(actions)
-        return actions.look_again_s
-
-    def _time_load(self, model: Model) -> None:
-        name, phase = model.entry.name, phase_of(model, snapshots_of(model))
-        if phase is not Phase.LOADING and name in self._load_began_at_s:
-            duration_s = self._clock() - self._load_began_at_s.pop(name)
-            if phase is Phase.LOADED:
-                self._last_load_s[name] = duration_s
 
     def _forget_keep_alive(self, model: Model) -> None:
         if phase_of(model, snapshots_of(model)) in {Phase.DOWN, Phase.FAILED}:
@@ -222,6 +234,7 @@ class AdmissionController:
         requested_at_s = self._requested_at_s.get(name, [])
         resident_s = max(one.up_s for one in snapshots)
         required = self._memory_usage.required(model)
+        load_s = self._load_times.usual_s(name)
         return ModelState(
             name=name,
             phase=phase,
@@ -237,7 +250,7 @@ class AdmissionController:
             idle_s=0.0 if demand.working else min(resident_s, now_s - demand.idle_since_s),
             resident_s=resident_s,
             progress=min(one.load_progress or 0.0 for one in snapshots),
-            reload_cost_s=self._last_load_s.get(name, required.get(HOST, 0) / _BYTES_PER_SECOND),
+            reload_cost_s=required.get(HOST, 0) / _BYTES_PER_SECOND if load_s is None else load_s,
             cached_tokens=demand.cached_tokens,
             keep_alive_s=self._keep_alive_s.get(name),
         )
@@ -273,7 +286,7 @@ class AdmissionController:
         self._commanded_at_s.pop(model.entry.name, None)
         self._answer(model.entry.name, None)
         model.refusal = None
-        self._load_began_at_s.setdefault(model.entry.name, self._clock())
+        self._load_times.begin(model.entry.name, self._clock())
         for replica in model.replicas:
             replica.instance.start()
 

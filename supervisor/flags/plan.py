@@ -44,6 +44,10 @@ class PlanLine:
     reason: str  # a clause; empty if the origin says it all
 
 
+# Source: common/common.h of llama.cpp, `n_batch`.
+BATCH_TOKENS: Final = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The command line and properties of a model's instances."""
@@ -83,6 +87,12 @@ class Plan:
     @property
     def is_speculative(self) -> bool:
         return self.memory_inputs.chosen.get("spec-type", "none") != "none"
+
+    @property
+    def batch_tokens(self) -> int:
+        """The most tokens in one pass; llama-server's default where the engine decides."""
+        size = self.memory_inputs.chosen.get("batch-size", BATCH_TOKENS)
+        return size if isinstance(size, int) and size > 0 else BATCH_TOKENS
 
     @property
     def resumable_prompts(self) -> int:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from proxy.upstream.upstream import Upstream
-from supervisor.flags.plan import ModelEntry, Plan
+from supervisor.flags.plan import BATCH_TOKENS, ModelEntry, Plan
 from supervisor.flags.setting import Settings
 from supervisor.fleet.gpu_use import gpu_use
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
@@ -79,6 +79,7 @@ class Replica:
             gpu_layers=gpu_use([plan.estimate]).layers if plan else 0,
             trial_share=trial.share if trial else 0.0,
             resumable_prompts=plan.resumable_prompts if plan else 0,
+            batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
         )
 

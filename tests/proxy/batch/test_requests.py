@@ -14,6 +14,7 @@ from openai_events import check_response
 
 from proxy.batch.requests import OwnAnswer, OwnRequests
 from proxy.body.bodies import Bodies
+from proxy.estimator import Estimator
 from proxy.forward.forward import Forward
 from supervisor.engines.discover import Engine
 
@@ -27,7 +28,9 @@ def socket(engine: Engine, slow_model: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def own(proxy: ProxyHarness) -> OwnRequests:
-    forward = Forward(proxy.router, proxy.loader, proxy.settings, proxy.metrics.emit)
+    forward = Forward(
+        proxy.router, proxy.loader, proxy.settings, proxy.metrics.emit, Estimator(proxy.router)
+    )
     return OwnRequests(forward, Bodies(proxy.settings), proxy.metrics, proxy.floor)
 
 

@@ -1,0 +1,1 @@
+"""When a request's first token comes: measured figures, and a model of the engine. Pure."""
