@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from aiohttp import web
@@ -14,7 +13,7 @@ from multidict import CIMultiDict
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
@@ -82,10 +81,10 @@ class _Trace:
 
     def end(self, name: str, fields: Mapping[str, Any]) -> None:
         span = self._span
-        if name not in {"request.finished", "request.rejected"} or not span.is_recording():
-            return
-        now_ns = round(datetime.now(tz=UTC).timestamp() * 1000) * _NS_PER_MS
-        began_ns = now_ns - round(fields["duration_ms"] * _NS_PER_MS)
+        is_last = name in {"request.finished", "request.rejected"}
+        if not is_last or not isinstance(span, ReadableSpan) or span.start_time is None:
+            return  # not sampled
+        began_ns = span.start_time
         span.update_name(span_name(self._method, fields))
         span.set_attributes(attributes(fields))
         if is_error(fields):
@@ -95,7 +94,7 @@ class _Trace:
             begin_ns = began_ns + round(phase.begin_ms * _NS_PER_MS)
             child = self._tracer.start_span(phase.name, context, start_time=begin_ns)
             child.end(began_ns + round(phase.end_ms * _NS_PER_MS))
-        span.end(now_ns)
+        span.end(began_ns + round(fields["duration_ms"] * _NS_PER_MS))
 
 
 def _resource(settings: TracingSettings, process: str) -> Resource:

@@ -90,7 +90,7 @@ class SpanQueue(SpanProcessor):
 
 
 class _Reasons(logging.Handler):
-    """Takes what the library logs, and keeps why the last attempt failed.
+    """Silences the library, and keeps why the last attempt failed.
 
     A warning is about one attempt, and its first value is the reason; an error without several
     values only says that there were enough of them.
@@ -99,9 +99,9 @@ class _Reasons(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last = "no reason given"
-        logger = logging.getLogger("opentelemetry")
-        logger.handlers = [self]
-        logger.propagate = False
+        library = logging.getLogger("opentelemetry")
+        library.handlers, library.propagate = [logging.NullHandler()], False
+        logging.getLogger("opentelemetry.exporter").handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()

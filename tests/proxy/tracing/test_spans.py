@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
+
 from proxy.tracing.spans import Phase, attributes, is_error, method_of, phases, span_name
+from supervisor.events import EVENTS
 
 FINISHED: dict[str, Any] = {
     "request": "r",
@@ -58,6 +62,14 @@ def test_attributes_follow_the_conventions() -> None:
         "corral.slot": 0,
         "corral.stalled_ms": 50.0,
     }
+
+
+def test_names_are_those_of_the_events_and_of_the_conventions() -> None:
+    assert FINISHED.keys() <= set(EVENTS["request.finished"][1])
+    tables = (error_attributes, gen_ai_attributes, http_attributes)
+    known = {value for table in tables for value in vars(table).values() if isinstance(value, str)}
+    found = attributes({**FINISHED, "code": "upstream_failed"})
+    assert {name for name in found if not name.startswith("corral.")} <= known
 
 
 def test_phases_lead_up_to_the_first_token_and_on_from_it() -> None:
