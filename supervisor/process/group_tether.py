@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+from contextlib import suppress
 
 
 class GroupTether:
@@ -23,9 +24,10 @@ class GroupTether:
 
     def attach(self) -> None:  # pragma: no cover (runs between fork and exec)
         """Call it in the child, which leads its group."""
-        fcntl.fcntl(self.reader, fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)
+        with suppress(OSError):  # a sandbox without such signals
+            fcntl.fcntl(self.reader, fcntl.F_SETOWN, -os.getpid())
+            fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)
 
     def spawned(self) -> None:
         """Leave the reader to the child."""
