@@ -96,6 +96,7 @@ class App:
     Attributes:
         handle_ollama: Of the address that has Ollama's API besides; None: there is none.
         sessions: Of the dashboard; None: there is none.
+        handle_engine_ui: Of the address that has llama.cpp's web UI; None: there is none.
     """
 
     handle: Handler
@@ -111,6 +112,7 @@ class App:
     tls: RenewedContext | None = None  # None: clients connect without TLS
     handle_ollama: Handler | None = None
     sessions: Sessions | None = None
+    handle_engine_ui: Handler | None = None
 
 
 def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
@@ -190,7 +192,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     tracer = start_tracer(settings.tracing, process, metrics.emit)
     closing = [bodies.close, *([tracer.close] if tracer else [])]
 
-    def guard(settings: ProxySettings, routes: Routes) -> Handler:
+    def guard(settings: ProxySettings, routes: Routes, access: Access = access) -> Handler:
         return RequestMiddleware(
             settings, routes, server_state, metrics.emit, connections, access, tracer=tracer
         ).handle
@@ -207,6 +209,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         _announcement(settings, process, metrics.emit),
         _tls(settings, metrics.emit),
         sessions=board.sessions if board else None,
+        handle_engine_ui=_handle_engine_ui(settings, router, keys, routes, guard),
     )
     if ollama and settings.ollama.is_on:
         add_ollama = _ollama_routes(forwarded, loader, ollama, bodies)
@@ -255,6 +258,23 @@ def _handle_ollama(
         return None
     add_ollama(beside := Routes(beneath=routes))
     return guard(settings.model_copy(update={"listen": listen}), beside)
+
+
+def _handle_engine_ui(
+    settings: ProxySettings,
+    router: Router,
+    keys: ApiKeys,
+    routes: Routes,
+    guard: Callable[[ProxySettings, Routes, Access], Handler],
+) -> Handler | None:
+    if settings.engine_ui is None:
+        return None
+    # Imported here: most daemons need no memory for it.
+    from proxy.engine_ui import EngineUi, EngineUiAccess  # noqa: PLC0415
+
+    EngineUi(router, settings).add_routes(beside := Routes(beneath=routes))
+    own = settings.model_copy(update={"listen": settings.engine_ui})
+    return guard(own, beside, EngineUiAccess(keys))
 
 
 def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:

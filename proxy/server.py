@@ -81,9 +81,13 @@ class Server:
         host, port = self._settings.host, self._settings.port
         try:
             await self._start(self._app.handle, host, port, self._sockets)
-            if (handle := self._app.handle_ollama) and (ollama := self._settings.ollama.listen):
-                host, port = host_of(ollama), port_of(ollama)
-                await self._start(handle, host, port, ())
+            for handle, address in (
+                (self._app.handle_ollama, self._settings.ollama.listen),
+                (self._app.handle_engine_ui, self._settings.engine_ui),
+            ):
+                if handle and address:
+                    host, port = host_of(address), port_of(address)
+                    await self._start(handle, host, port, ())
         except OSError as error:
             self._stop_listening()
             self._app.close()

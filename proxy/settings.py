@@ -166,6 +166,11 @@ class ProxySettings(SettingsTable):
     dashboard: bool = Field(
         default=True, description="whether the dashboard is served, at /corral/"
     )
+    engine_ui: Address | None = Field(
+        None,
+        description="HOST:PORT of a second address, which has llama.cpp's own web UI besides all "
+        "others; unset: it is not served",
+    )
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()
@@ -177,6 +182,12 @@ class ProxySettings(SettingsTable):
     def _has_two_addresses(self) -> Self:
         if self.ollama.listen == self.listen and self.port:
             raise ValueError("ollama.listen is listen; set enabled = true under [proxy.ollama]")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_ui_address(self) -> Self:
+        if self.engine_ui in {self.listen, self.ollama.listen} and self.engine_ui is not None:
+            raise ValueError("engine_ui: the address is taken; the web UI needs one of its own")
         return self
 
     @model_validator(mode="after")

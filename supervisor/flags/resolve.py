@@ -72,6 +72,7 @@ class ModelEntry:
     projector: Path | None = None  # found beside it; None where its settings decide
     loras: tuple[Lora, ...] = ()  # that requests choose by name
     workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
+    serves_ui: bool = False  # whether browsers get the engine's own web UI
     split: str | None = None  # the `--tensor-split` to which its layers were moved
     # What replaces all of the above after its engine ran out of memory.
     reduced: Settings = field(default_factory=dict)
@@ -105,6 +106,8 @@ def is_auto(key: str, value: FlagValue) -> bool:
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> Settings:
     """All settings in today's vocabulary; the last source wins."""
     ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
+    if entry.serves_ui:
+        ours["ui"] = Setting(value=True, origin=CORRAL, reason="engine_ui under [proxy]")
     named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")
     given = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
     own = {**entry.batching.settings(), **given}

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from supervisor.errors import NoSuchModel
 from supervisor.flags.loras import loras_of
 from supervisor.flags.plan import ModelEntry
-from supervisor.settings.schema import ModelSettings
+from supervisor.settings.schema import ModelSettings, Settings
 
 
-def entries_of(models: Mapping[str, ModelSettings]) -> dict[str, ModelEntry]:
-    return {name: _entry(name, model) for name, model in models.items()}
+def entries_of(settings: Settings) -> dict[str, ModelEntry]:
+    serves_ui = settings.proxy.engine_ui is not None
+    return {
+        name: _entry(name, model, serves_ui=serves_ui) for name, model in settings.models.items()
+    }
 
 
 def entry_named(entries: Mapping[str, ModelEntry], model: str) -> ModelEntry:
@@ -22,7 +25,7 @@ def entry_named(entries: Mapping[str, ModelEntry], model: str) -> ModelEntry:
     raise NoSuchModel(f"no model is named {model!r}", hint=f"models: {known}")
 
 
-def _entry(name: str, model: ModelSettings) -> ModelEntry:
+def _entry(name: str, model: ModelSettings, *, serves_ui: bool) -> ModelEntry:
     return ModelEntry(
         name=name,
         path=model.path,
@@ -35,4 +38,5 @@ def _entry(name: str, model: ModelSettings) -> ModelEntry:
         aliases=model.aliases,
         batching=model.batching,
         loras=loras_of(model.loras),
+        serves_ui=serves_ui,
     )

@@ -81,7 +81,7 @@ class LaunchPlanner:
         self._settings = settings
         self._directories = directories
         self.tuned_profiles = TunedProfiles(directories, read_tuned)
-        self.entries: Mapping[str, ModelEntry] = entries_of(settings.models)
+        self.entries: Mapping[str, ModelEntry] = entries_of(settings)
         self.launches = Launches(settings, directories)
         self.places = Places(settings, self.entries, self.tuned_profiles, self._plan_unadapted)
         self._files = ModelFiles(directories.cache)

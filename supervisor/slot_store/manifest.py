@@ -23,6 +23,7 @@ FORMAT: Final = 3
 _WITHOUT_EFFECT: Final = frozenset(
     {
         "--model", "--alias", "--ctx-size", "--metrics", "--slots", "--no-ui", "--no-webui",
+        "--ui", "--webui",
         "--cors-origins", "--offline", "--jinja", "--log-colors", "--sse-ping-interval",
         "--threads", "--threads-batch", "--prio", "--prio-batch", "--poll", "--poll-batch",
         "--cpu-mask", "--cpu-range", "--cpu-strict", "--numa", "--batch-size", "--ubatch-size",

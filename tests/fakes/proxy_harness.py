@@ -350,9 +350,11 @@ class ProxyHarness:
             pass
 
     @asynccontextmanager
-    async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def raw(
+        self, port: int | None = None
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Open a connection to speak HTTP on by hand."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port or self.server.port)
         try:
             yield reader, writer
         finally:
@@ -390,6 +392,13 @@ class ProxyHarness:
 
     def _hear(self, name: str, /, **fields: object) -> None:
         self.emitted.append((name, fields))
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port: int = trial.getsockname()[1]
+        return port
 
 
 async def until(claim: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 import tiny_gguf
-from fakes.proxy_harness import ProxyHarness
+from fakes.proxy_harness import ProxyHarness, free_port
 
 from proxy.control_endpoint import PATH
 from proxy.upstream.upstream import Upstream
@@ -27,7 +28,7 @@ def socket(engine_path: Path) -> Iterator[Path]:
         model = Path(directory, "slow.gguf")
         tiny_gguf.make(model, mode="cycle", embd=256, heads=8, layers=12, ff=1024, ctx=8192)
         path = Path(directory, "engine.sock")
-        options = ["--alias", "chat", "-c", "8192", "-np", "1", "-t", "1", "--no-ui"]
+        options = ["--alias", "chat", "-c", "8192", "-np", "1", "-t", "1"]
         with Popen(
             [engine_path, "-m", model, "--host", path, *options],
             env={"LLAMA_API_KEY": KEY, "LLAMA_SERVER_ROUTER_PORT": "1"},
@@ -70,6 +71,23 @@ async def test_of_a_member_given_twice_the_engine_too_takes_the_last(
     async with proxy.http.post("/completion", data=io.BytesIO(body)) as response:
         answer = await response.json()
     assert (response.status, answer["tokens_predicted"]) == (200, 5)
+
+
+async def test_the_web_ui_of_the_engine_is_at_an_address_of_its_own(
+    proxy: ProxyHarness, socket: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    await proxy.server.close()
+    await proxy.open(engine_ui=address)
+    proxy.router.admit(upstream(socket, KEY))
+    async with proxy.http.get(f"http://{address}/") as response:
+        assert response.content_type == "text/html"
+        page = await response.text()
+    links = re.findall(r'(?:src|href)="\./(_app/[^"]+)"', page)
+    assert links
+    for link in links:
+        async with proxy.http.get(f"http://{address}/{link}") as response:
+            assert response.status == 200
 
 
 async def test_a_chat_is_answered(client: openai.AsyncOpenAI) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.proxy_harness import CHAT, ProxyHarness, model_info
+from fakes.proxy_harness import CHAT, ProxyHarness, free_port, model_info
 from fakes.upstream import Call, say_ok
 
 from proxy.errors import Unavailable
@@ -55,13 +55,6 @@ async def break_off(call: Call) -> None:
     await call.begin_stream()
     await call.chunk(TOKEN)
     call.drop()
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
 
 
 async def lines_of(response: aiohttp.ClientResponse) -> list[dict[str, Any]]:

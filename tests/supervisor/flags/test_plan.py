@@ -137,6 +137,11 @@ def test_every_engine_gets_our_defaults() -> None:
         assert wanted in words
 
 
+def test_an_engine_has_its_web_ui_where_browsers_get_it() -> None:
+    words = planned(serves_ui=True).argv(host="127.0.0.1", port=0)
+    assert "--no-ui" not in words
+
+
 def test_unsupported_defaults_are_omitted_silently() -> None:
     plan = planned(on=engine("b6324"))
     assert "--cors-origins" not in omitted(plan)
