@@ -21,6 +21,9 @@ PHASES: Final[tuple[Phase, ...]] = (
     "other",
 )
 _WAITS: Final = frozenset({"other", "queued", "evict", "load"})
+_NO_TIME: Final[Mapping[Phase, float]] = dict.fromkeys(PHASES, 0.0)
+# `other` is what is left of the duration.
+_TIMED: Final = tuple((phase, f"{phase}_ms") for phase in PHASES[:-1])
 
 
 class Timeline:
@@ -48,7 +51,7 @@ class Timeline:
         self.began_at_s = self._since_s = time.monotonic()
         self.first_token_ms: float | None = None
         self._phase: Phase = "other"
-        self._spent_s: dict[Phase, float] = {}
+        self._spent_s = {**_NO_TIME}
         self._leases = 0
         self._stalls = 0
 
@@ -107,18 +110,21 @@ class Timeline:
         duration_ms = round((time.monotonic() - self.began_at_s) * 1000, 1)
         self._charge(self.began_at_s + duration_ms / 1000)
         spent_s = self._spent_s
-        if engine_decode_ms and "decode" not in spent_s and "prefill" in spent_s:
+        if engine_decode_ms and not spent_s["decode"]:
             spent_s["decode"] = min(spent_s["prefill"], engine_decode_ms / 1000)
             spent_s["prefill"] -= spent_s["decode"]
-        parts = {f"{one}_ms": int(spent_s.get(one, 0.0) * 10_000) / 10 for one in PHASES[:-1]}
-        other_ms = max(0.0, round(duration_ms - sum(parts.values()), 1))
-        return {"duration_ms": duration_ms, **parts, "other_ms": other_ms}
+        times_ms = {
+            name: int(spent * 10_000) / 10 if (spent := spent_s[phase]) else 0.0
+            for phase, name in _TIMED
+        }
+        times_ms["other_ms"] = max(0.0, round(duration_ms - sum(times_ms.values()), 1))
+        times_ms["duration_ms"] = duration_ms
+        return times_ms
 
     def _enter(self, phase: Phase, at_s: float) -> None:
         self._charge(at_s)
         self._phase = phase
 
     def _charge(self, at_s: float) -> None:
-        phase: Phase = "stalled" if self._stalls else self._phase
-        self._spent_s[phase] = self._spent_s.get(phase, 0.0) + at_s - self._since_s
+        self._spent_s["stalled" if self._stalls else self._phase] += at_s - self._since_s
         self._since_s = at_s

@@ -116,6 +116,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
     {name: (level, tuple(fields.split())) for name, (level, fields) in _TABLE.items()}
 )
+_FIELDS: Final = {name: frozenset(fields) for name, (_, fields) in EVENTS.items()}
 
 _LISTENER_QUEUE_MAX: Final = 1024
 # Events that clients can cause at will, and the field that names the cause (never a client's text).
@@ -186,12 +187,12 @@ class EventStream:
 
     def emit(self, name: str, /, **fields: object) -> None:
         """Pass on an event; never blocks, and no sink or listener makes it fail."""
-        if fields.keys() != set(EVENTS[name][1]):
+        if fields.keys() != _FIELDS[name]:
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
         cause = _CLIENT_CAUSED.get(name)
         if cause and not self._throttle.admit((name, str(fields[cause]))):
             return
-        event = Event(name, _now(), MappingProxyType(dict(fields)))
+        event = Event(name, _now(), MappingProxyType(fields))
         for sink in self._sinks:
             with suppress(OSError, ValueError):  # a full disk, a closed stream
                 sink(event)

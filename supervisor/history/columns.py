@@ -63,13 +63,8 @@ Row = tuple[object, ...]
 
 def row_of(event: Event, run: int) -> Row:
     """Return the row of a request that ended, in the order of COLUMNS."""
-    fields = event.fields
-    return (
-        fields["request"],
-        event.at.timestamp(),
-        run,
-        *(fields.get(name) for name in FIGURES),
-    )
+    figures = map(event.fields.get, FIGURES)
+    return (event.fields["request"], event.at.timestamp(), run, *figures)
 
 
 def request_of(row: Mapping[str, Any]) -> StoredRequest:

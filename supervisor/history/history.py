@@ -15,12 +15,12 @@ from proxy.requests.history import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import Emit, Event
 from supervisor.history import statements
-from supervisor.history.columns import FINISHED, REJECTED, Row, row_of
+from supervisor.history.columns import FINISHED, REJECTED, row_of
 from supervisor.history.database import HistoryDatabase, HistoryFailedError
 
 # What is not written yet is lost when the daemon is killed.
 _BATCH_S: Final = 1.0
-# Rows that wait to be written; the oldest are dropped above it.
+# Requests that wait to be written; the oldest are dropped above it.
 _PENDING_MAX: Final = 8192
 _RUN_BITS: Final = 48
 _DAY_S: Final = 86_400
@@ -51,14 +51,14 @@ class History:
         self._emit = emit
         self._limits = limits
         self._run = secrets.randbits(_RUN_BITS)
-        self._pending: deque[Row] = deque(maxlen=_PENDING_MAX)
+        self._pending: deque[Event] = deque(maxlen=_PENDING_MAX)
         self._arrived = asyncio.Event()
         self._has_failed = False
 
     def observe(self, event: Event) -> None:
         """Take an event (a sink of `EventStream`); most are of no interest."""
         if event.name in {FINISHED, REJECTED} and self.is_on:
-            self._pending.append(row_of(event, self._run))
+            self._pending.append(event)
             self._arrived.set()
 
     async def serve(self) -> None:
@@ -94,10 +94,10 @@ class History:
         return await self._read(lambda: self._database.forget(model))
 
     async def _flush(self) -> None:
-        if not (rows := self._taken()):
+        if not (events := self._taken()):
             return
         try:
-            await asyncio.to_thread(self._add, rows)
+            await asyncio.to_thread(self._add, events)
         except HistoryFailedError as error:
             self._report(str(error))
         else:
@@ -106,15 +106,16 @@ class History:
     def _write(self) -> None:
         """Write at once, as the daemon ends."""
         with suppress(HistoryFailedError):
-            if rows := self._taken():
-                self._add(rows)
+            if events := self._taken():
+                self._add(events)
 
-    def _taken(self) -> list[Row]:
-        rows = list(self._pending)
+    def _taken(self) -> list[Event]:
+        events = list(self._pending)
         self._pending.clear()
-        return rows
+        return events
 
-    def _add(self, rows: Sequence[Row]) -> None:
+    def _add(self, events: Sequence[Event]) -> None:
+        rows = [row_of(event, self._run) for event in events]
         limits = self._limits()
         oldest_at = datetime.now(UTC).timestamp() - limits.max_age_days * _DAY_S
 
