@@ -109,15 +109,15 @@ def _resource(settings: TracingSettings, process: str) -> Resource:
 def _queue(settings: TracingSettings, emit: Emit) -> SpanQueue:
     loop = asyncio.get_running_loop()
 
-    def report(name: str, **fields: object) -> None:
+    def emit_soon(name: str, **fields: object) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(functools.partial(emit, name, **fields))
 
     return SpanQueue(
         _exporter(settings),
         _delay_s(os.environ),
-        on_failure=lambda reason: report("traces.export_failed", reason=reason),
-        on_recovery=lambda lost: report("traces.export_resumed", lost=lost),
+        on_failure=lambda reason: emit_soon("traces.export_failed", reason=reason),
+        on_recovery=lambda lost: emit_soon("traces.export_resumed", lost=lost),
     )
 
 
