@@ -1,34 +1,37 @@
-// A table that scrolls sideways where it is wider than the page.
+// A table; on a phone each row is a block of its own. The roles are written out, because a browser may
+// take a table that is laid out otherwise for none.
 
 import { html } from "../html.js";
 
-// A column: title, cell(row), and where it helps: figure (right-aligned), wide (left out on phones),
-// acts (buttons: always in sight; its title is for screen readers only).
+// A column: title, cell(row), and what it is: figure (right-aligned), wide (left out on phones),
+// acts (buttons; its title is for screen readers only).
 export function Table({ caption, columns, rows, rowKey, empty }) {
   return html`<div class="scroll" role="region" aria-label=${caption} tabindex="0">
-    <table>
+    <table role="table">
       <caption>${caption}</caption>
-      <thead><tr>${columns.map(heading)}</tr></thead>
-      <tbody>
-        ${rows.map((row) => html`<tr key=${rowKey(row)}>
+      <thead role="rowgroup"><tr role="row">${columns.map(heading)}</tr></thead>
+      <tbody role="rowgroup">
+        ${rows.map((row) => html`<tr role="row" key=${rowKey(row)}>
           ${columns.map((column, i) => cell(column, row, i))}
         </tr>`)}
-        ${rows.length === 0 && html`<tr><td class="empty" colspan=${columns.length}>${empty}</td></tr>`}
+        ${rows.length === 0 && html`<tr role="row">
+          <td role="cell" class="empty" colspan=${columns.length}>${empty}</td>
+        </tr>`}
       </tbody>
     </table>
   </div>`;
 }
 
 function heading({ title, ...column }) {
-  return html`<th scope="col" class=${classes(column)}>
+  return html`<th role="columnheader" scope="col" class=${classes(column)}>
     ${column.acts ? html`<span class="unseen">${title}</span>` : title}
   </th>`;
 }
 
-function cell({ cell: content, ...column }, row, i) {
+function cell({ cell: content, title, ...column }, row, i) {
   return i === 0
-    ? html`<th scope="row" class=${classes(column)}>${content(row)}</th>`
-    : html`<td class=${classes(column)}>${content(row)}</td>`;
+    ? html`<th role="rowheader" scope="row" class=${classes(column)}>${content(row)}</th>`
+    : html`<td role="cell" class=${classes(column)} data-title=${title}>${content(row)}</td>`;
 }
 
 function classes(column) {

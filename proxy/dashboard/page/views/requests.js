@@ -20,7 +20,7 @@ export function Requests({ live, store, detail, actions }) {
       rowKey=${(row) => row.id} empty="No request is in flight." />
     <${Loaded} version=${finished} load=${() => get(`/corral/v1/requests/finished?limit=${FINISHED_SHOWN}`)}
       show=${({ requests }) => html`<${Table} caption="Finished" columns=${FINISHED} rows=${requests}
-        rowKey=${(row) => row.request} empty="No request has finished yet." />`} />
+        rowKey=${(row) => `${row.id} ${row.ended_at}`} empty="No request has finished yet." />`} />
     ${detail && html`<${Explanation} key=${detail} id=${detail} />`}`;
 }
 
@@ -55,8 +55,8 @@ function prompt(row) {
 }
 
 const FINISHED = [
-  { title: "Request", cell: (row) => html`<a href=${`#requests/${encodeURIComponent(row.request)}`}><code>${row.request}</code></a>` },
-  { title: "Ended", wide: true, cell: (row) => clock(row.time) },
+  { title: "Request", cell: (row) => html`<a href=${`#requests/${encodeURIComponent(row.id)}`}><code>${row.id}</code></a>` },
+  { title: "Ended", wide: true, cell: (row) => clock(row.ended_at) },
   { title: "Model", cell: (row) => text(row.model) },
   { title: "Client", wide: true, cell: (row) => text(row.client) },
   { title: "Status", cell: (row) => html`<span class=${row.status >= 400 ? "bad" : ""}>${text(row.status)}</span>` },

@@ -1,0 +1,248 @@
+"""The dashboard in Chromium, against the real engine: one browser and one daemon for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from corral_cli import CorralCli, begin_stream, rest_of
+from dashboard_page import VIEWS, Dashboard, chromium
+from fork_server import ForkServer
+from playwright.sync_api import Browser, expect
+
+_SETTINGS = """
+[models.tiny]
+path = "{tiny}"
+flags = {{ ctx-size = 512, parallel = 2, threads = 1 }}
+[models.slow]
+path = "{slow}"
+preload = false
+flags = {{ ctx-size = 4096, parallel = 1, threads = 1 }}
+[supervisor.restart]
+backoff_initial_s = 0.01
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    browser: Browser,
+    tmp_path_factory: pytest.TempPathFactory,
+    fork_server: ForkServer,
+    tiny_model: Path,
+    slow_model: Path,
+) -> Iterator[CorralCli]:
+    corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
+    corral.configure(_SETTINGS.format(tiny=tiny_model, slow=slow_model))
+    corral.ok("start")
+    yield corral
+    corral.end()
+
+
+@pytest.fixture
+def dashboard(browser: Browser, daemon: CorralCli) -> Iterator[Dashboard]:
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(30_000)
+    dashboard = Dashboard(context, daemon.url)
+    dashboard.sign_in(daemon.data("ui", "--no-browser")["url"])
+    yield dashboard
+    context.close()
+    assert dashboard.foreign == [], "the page asks other hosts"
+    assert dashboard.complaints == []
+
+
+def test_every_view_is_accessible_and_fits_a_phone(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for view in VIEWS:
+            dashboard.show(view)
+            page.locator(".waiting").wait_for(state="detached")
+            assert dashboard.violations() == [], f"{view}, {scheme}"
+    page.set_viewport_size({"width": 360, "height": 740})
+    for view in VIEWS:
+        dashboard.show(view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+def test_keys_show_views_and_filters(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("6")
+    expect(page.get_by_role("heading", name="Events")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("daemon.started 5")
+    expect(page.get_by_label("Filter")).to_have_value("daemon.started 5")
+    page.locator("main").focus()
+    page.keyboard.press("?")
+    page.get_by_label("Keys of one character work").uncheck()
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    expect(page.get_by_role("heading", name="Events")).to_be_visible()
+
+
+def test_a_model_is_loaded_chats_is_explained_and_unloaded(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.get_by_role("button", name="Load slow").click()
+    expect(dashboard.row("Models", "slow")).to_contain_text("loaded")
+    dashboard.show("chat")
+    page.get_by_label("Model").select_option("tiny")
+    page.get_by_label("Message").fill("hello <b>there</b>")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Explain").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("table", name="Time")).to_contain_text("Decode")
+    assert dashboard.violations() == []
+    page.keyboard.press("Escape")
+    dashboard.show("chat")
+    expect(page.get_by_role("log")).to_contain_text("hello <b>there</b>")
+    expect(page.get_by_role("log")).to_contain_text("tokens/s")
+    dashboard.show("overview")
+    page.get_by_role("button", name="Unload slow").click()
+    expect(dashboard.row("Models", "slow")).to_contain_text("unloaded")
+
+
+def test_a_chat_is_stopped(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.show("chat/slow")
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant .text")).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".message.assistant")).to_contain_text("(stopped)")
+    dashboard.show("requests")
+    expect(page.get_by_role("table", name="In flight")).to_contain_text("No request is in flight")
+
+
+def test_a_request_is_shown_and_cancelled(dashboard: Dashboard, daemon: CorralCli) -> None:
+    page = dashboard.page
+    with begin_stream(daemon, 30_000, "slow") as stream:
+        slot = page.get_by_role("article", name="Instance slow.0").get_by_role("listitem")
+        expect(slot).to_contain_text("decode")
+        dashboard.show("requests")
+        row = dashboard.row("In flight", "slow")
+        expect(row).to_contain_text("decode")
+        row.get_by_role("button", name="Cancel").click()
+        assert "request_cancelled" in rest_of(stream)
+    expect(page.get_by_role("table", name="In flight")).to_contain_text("No request is in flight")
+
+
+def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
+    page = dashboard.page
+    restarts = daemon.instances()["tiny.0"]["restarts"]
+    os.kill(daemon.instances()["tiny.0"]["pid"] or 0, signal.SIGSEGV)
+    instance = page.get_by_role("article", name="Instance tiny.0")
+    expect(instance).to_contain_text(f"Restarts{restarts + 1}")
+    expect(instance).to_contain_text("ready")
+    expect(page.locator("[aria-live=polite]")).to_contain_text("tiny")
+    dashboard.show("events")
+    exits = dashboard.row("Events, newest first", "instance.exited")
+    expect(exits.first).to_contain_text("SIGSEGV")
+    dashboard.show("logs/tiny.0")
+    expect(page.get_by_role("log")).to_contain_text("model")
+
+
+def test_a_lost_connection_is_told_and_comes_back(dashboard: Dashboard) -> None:
+    page, banner = dashboard.page, "The connection to the daemon is lost."
+    page.route("**/corral/v1/**", lambda route: route.abort())
+    page.evaluate("dispatchEvent(new Event('offline'))")
+    dashboard.show("logs")
+    expect(page.get_by_role("alert").filter(has_text=banner)).to_be_visible()
+    page.unroute("**/corral/v1/**")
+    page.get_by_role("button", name="Try now").click()
+    expect(page.get_by_text(banner)).to_have_count(0)
+    dashboard.complaints.clear()  # the browser's own, of the requests that were aborted
+
+
+def test_strangers_are_refused(browser: Browser, daemon: CorralCli) -> None:
+    link = daemon.data("ui", "--no-browser")["url"]
+    dashboard = Dashboard(browser.new_context(), daemon.url)
+    dashboard.sign_in(link)
+    old = Dashboard(browser.new_context(), daemon.url)
+    old.page.goto(link)
+    expect(old.page.get_by_role("alert")).to_contain_text("corral ui")
+    expect(old.page.get_by_label("API key with the admin right")).to_be_visible()
+    (cookie,) = dashboard.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    session = f"{cookie['name']}={cookie['value']}"
+    assert post(daemon, session) == 200
+    assert post(daemon, session, Origin="https://example.com") == 403
+    assert post(daemon, session, Host="example.com") == 403
+    assert post(daemon, "") == 401
+    for one in (dashboard, old):
+        one.context.close()
+
+
+def post(daemon: CorralCli, cookie: str, **headers: str) -> int:
+    """Load a model as the page does; return the status."""
+    request = urllib.request.Request(
+        f"{daemon.url}/corral/v1/models/tiny/load",
+        data=json.dumps({}).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "Cookie": cookie,
+            "Origin": daemon.url,
+            "Sec-Fetch-Site": "same-origin",
+            **headers,
+        },
+    )
+    try:
+        with urllib.request.urlopen(request) as response:
+            status: int = response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    return status
+
+
+_MODULES = """async () => {
+  const { mergePatch } = await import("/corral/page/live/merge_patch.js");
+  const { Rates } = await import("/corral/page/live/rates.js");
+  const { changes } = await import("/corral/page/live/changes.js");
+  const { bytes, duration, seconds } = await import("/corral/page/format.js");
+  const kept = { a: 1 };
+  const patched = mergePatch(
+    { kept, b: { c: 1, d: 2 }, e: [1] },
+    { b: { c: null }, e: [2], f: { g: null } },
+  );
+  const rates = new Rates({ at_s: 9, interval_s: 1, tokens_per_second: [1, 2],
+    prompt_tokens_per_second: [0, 0], queued: [0, 0], first_token_s: [0.5, null] });
+  rates.take({ at_s: 10, tokens_per_second: 3, prompt_tokens_per_second: 0, queued: 0 });
+  rates.take({ at_s: 10, tokens_per_second: 4, prompt_tokens_per_second: 0, queued: 0 });
+  return {
+    patched, isKept: patched.kept === kept,
+    samples: rates.times,
+    first: rates.latest("first_token_s"),
+    now: rates.last("tokens_per_second"),
+    changes: changes(
+      { models: { m: { state: "loading" } } },
+      { models: { m: { state: "failed", cause: "x" } } },
+    ),
+    bytes: [0, 2048, 5.4e9, null].map(bytes),
+    times: [duration(75), duration(90000), seconds(0.25)],
+  };
+}"""
+
+
+def test_modules_compute_what_they_say(dashboard: Dashboard) -> None:
+    assert dashboard.page.evaluate(_MODULES) == {
+        "patched": {"kept": {"a": 1}, "b": {"d": 2}, "e": [2], "f": {}},
+        "isKept": True,
+        "samples": [8, 9, 10],
+        "first": 0.5,
+        "now": 3,
+        "changes": ["Model m is failed: x"],
+        "bytes": ["0 B", "2.0 KiB", "5.0 GiB", "–"],
+        "times": ["1 min 15 s", "1 d 1 h", "250 ms"],
+    }
