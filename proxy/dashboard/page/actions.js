@@ -9,6 +9,8 @@ export const MODEL_ACTIONS = {
   warm: { label: "Warm", done: (name) => `${name} has the prompt in its cache` },
 };
 
+const SHOWN_MS = 6000;
+
 export class Actions {
   constructor(changed) {
     this.notice = null;
@@ -48,7 +50,10 @@ export class Actions {
     }
   }
 
+  // What went well is soon seen in the figures; what failed stays until it is dismissed.
   _show(notice) {
+    clearTimeout(this._timer);
+    if (notice?.kind === "done") this._timer = setTimeout(() => this.dismiss(), SHOWN_MS);
     this.notice = notice;
     this._changed();
   }

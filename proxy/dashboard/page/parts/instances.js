@@ -20,9 +20,10 @@ function Instance({ instance, context, clock }) {
   const { name, error } = instance;
   return html`<article class="card instance" aria-label=${`Instance ${name}`}>
     <header>
-      <h3><a href=${`#logs/${encodeURIComponent(name)}`}>${name}</a></h3><${State} name=${instance.state} />
+      <h3><a href=${`#logs/${encodeURIComponent(name)}`}>${name}</a></h3><span><${State} name=${instance.state} />
+        ${instance.since_at_s != null && html`<span class="quiet"> for ${duration(clock.since(instance.since_at_s))}</span>`}</span>
       ${instance.load_progress < 1 && html`<${Progress} value=${instance.load_progress} label=${`${name}: loaded`} />`}
-      <${Facts} instance=${instance} clock=${clock} />
+      <${Facts} instance=${instance} />
     </header>
     ${error && html`<p class="cause">${error.message}${error.hint && ` ${error.hint}`}</p>`}
     ${instance.warnings?.map((one) => html`<p key=${one} class="warning">${one}</p>`)}
@@ -32,13 +33,12 @@ function Instance({ instance, context, clock }) {
   </article>`;
 }
 
-function Facts({ instance, clock }) {
+function Facts({ instance }) {
   return html`<dl class="facts">
     ${instance.node && html`<div><dt>Node</dt><dd>${instance.node}</dd></div>`}
     <div><dt>Prefill</dt><dd>${rate(instance.prefill_tokens_per_second)} tokens/s</dd></div>
     <div><dt>Decode</dt><dd>${rate(instance.decode_tokens_per_second)} tokens/s</dd></div>
     <div><dt>Memory</dt><dd>${bytes(instance.rss_bytes)}</dd></div>
-    <div><dt>Up</dt><dd>${duration(clock.since(instance.ready_at_s))}</dd></div>
     <div><dt>Restarts</dt><dd>${whole(instance.restarts)}</dd></div>
     <div class="wide"><dt>PID</dt><dd>${text(instance.pid)}</dd></div>
   </dl>`;

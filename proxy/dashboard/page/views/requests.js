@@ -18,7 +18,7 @@ export function Requests({ live, store, detail, actions }) {
     <h1>Requests</h1>
     <${Table} caption="In flight" columns=${inFlight(actions, store.clock)} rows=${byAge(live.requests)}
       rowKey=${(row) => row.id} empty="No request is in flight." />
-    <${Loaded} version=${finished} load=${() => get(`/corral/v1/requests/finished?limit=${FINISHED_SHOWN}`)}
+    <${Loaded} version=${finished} load=${() => get(`/corral/v1/requests?state=finished&limit=${FINISHED_SHOWN}`)}
       show=${({ requests }) => html`<${Table} caption="Finished" columns=${FINISHED} rows=${requests}
         rowKey=${(row) => `${row.id} ${row.ended_at}`} empty="No request has finished yet." />`} />
     ${detail && html`<${Explanation} key=${detail} id=${detail} />`}`;
