@@ -16,6 +16,7 @@
     ├── WorkerFailed                  1    an RPC worker that was started here does not listen
     ├── DownloadFailed                1    a file could not be fetched or verified
     ├── HubAccessDenied               1    the hub wants a token, or conditions to be accepted
+    ├── CaptureInvalid               78    a file is no capture, or nothing in it can be played
     ├── DiskFull                      1    a file does not fit on its disk
     ├── AccessDenied                  1    a directory, socket or log cannot be used
     ├── ServiceFailed                 1    systemd refuses, or does not run here
@@ -139,6 +140,11 @@ class DownloadFailed(CorralError):
 
 class HubAccessDenied(CorralError):
     code = "hub_access_denied"
+
+
+class CaptureInvalid(CorralError):
+    code = "capture_invalid"
+    exit_code = 78
 
 
 class DiskFull(CorralError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from supervisor.cli.options import Config, Json, finish, offer
-from supervisor.cli.quantities import read_bytes, read_seconds
+from supervisor.cli.quantities import read_bytes, read_flag, read_seconds
 from supervisor.output import CommandResult
 
 commands = typer.Typer()
@@ -61,6 +61,56 @@ def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
         return command.capture(options)
 
     finish("capture", call, as_json=as_json)
+
+
+@commands.command()
+def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
+    capture_file: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file of `capture`.")],
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Another build, or a path.", autocompletion=offer("engine")),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Another profile.", autocompletion=offer("profile"))
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A flag, such as cache-type-k=q8_0."),
+    ] = None,
+    daemon: Annotated[
+        bool, typer.Option("--daemon", help="Play against the running daemon.")
+    ] = False,
+    speed: Annotated[
+        Literal["full", "as-recorded"],
+        typer.Option(help="As fast as answers come, or not before the time of each request."),
+    ] = "full",
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Unset: as many as were in flight.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Unset: the model of the capture.", autocompletion=offer("model")),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Play the requests of a capture with other settings or another build, on an engine of its own.
+
+    Greedy, with one seed. Shows speed, cache use, and the first token of each answer that differs
+    from the captured one where that was greedy, else from that of the model's present settings,
+    which are played first. A running daemon is not disturbed, but for the processor.
+    """
+    from supervisor.commands.replay import ReplayOptions
+    from supervisor.commands.replay import replay as call
+
+    if daemon and (engine or profile or changes):
+        raise typer.BadParameter("--daemon plays with the daemon's settings; leave the others out")
+    flags = dict(map(read_flag, changes or ()))
+    is_as_recorded = speed == "as-recorded"
+    options = ReplayOptions(
+        model, engine, profile, flags, daemon, is_as_recorded, concurrency, config
+    )
+    finish("replay", lambda: call(capture_file, options), as_json=as_json)
 
 
 @commands.command()

@@ -27,3 +27,22 @@ def read_bytes(text: str) -> int:
         return int(float(text[:-_UNIT_CHARACTERS]) * unit) if unit else int(text)
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{text} is no size; write 64MiB or 1GiB") from error
+
+
+def read_flag(text: str) -> tuple[str, bool | int | float | str]:
+    """Read a flag such as `threads=4`; raises BadParameter."""
+    key, is_given, value = text.partition("=")
+    if not (key and is_given):
+        raise typer.BadParameter(f"{text} is no setting; write KEY=VALUE")
+    return key.strip().lstrip("-"), _flag_value(value.strip())
+
+
+def _flag_value(text: str) -> bool | int | float | str:
+    if text in {"true", "false"}:
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,4 +1,4 @@
-"""A capture of a real model has its requests and answers, no key, and an end."""
+"""A capture of a real model has its requests and answers, no key, and can be played again."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ flags = {{ parallel = 1, ctx-size = 2048, threads = 1 }}
 """
 
 
-def ask(url: str, *, is_stream: bool) -> None:
+def ask(url: str, *, is_stream: bool, temperature: float = 0.0) -> None:
     messages = [{"role": "user", "content": "hello there"}]
-    body = {"model": "chat", "messages": messages, "max_tokens": 4, "temperature": 0}
+    body = {"model": "chat", "messages": messages, "max_tokens": 4, "temperature": temperature}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions?key=sk-secret",
         json.dumps({**body, "stream": is_stream, "api_key": "sk-secret"}).encode(),
@@ -38,8 +38,8 @@ def test_a_capture_ends_with_its_last_request(corral: CorralCli, tiny_model: Pat
     capture = corral.fork_server.start(words, corral.env, corral.root, {})
     until(lambda: corral.status()["capture"] is not None)
     assert corral("capture", "--model", "chat").returncode == 69
-    for is_stream in (False, True):
-        ask(corral.url, is_stream=is_stream)
+    ask(corral.url, is_stream=False)
+    ask(corral.url, is_stream=True, temperature=2.0)
     assert capture.wait() == 0
     assert corral.status()["capture"] is None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -53,3 +53,18 @@ def test_a_capture_ends_with_its_last_request(corral: CorralCli, tiny_model: Pat
     there = corral(*words)
     assert there.returncode == 1
     assert "is there already" in there.stderr
+
+    _replay(corral, file)
+
+
+def _replay(corral: CorralCli, file: Path) -> None:
+    """The greedy answer is compared with the captured one, the sampled one with a first play."""
+    found = corral.data("replay", str(file), "--set", "batch-size=64")
+    assert [one["compared"] for one in found["requests"]] == [True, True]
+    assert [one["difference"] for one in found["requests"]] == [None, None]
+    assert found["replay"]["decode_rate"] > 0
+    assert found["present"]["generated_tokens"] == found["replay"]["generated_tokens"] == 8
+    assert found["replay"]["cached_tokens"] > 0
+    against = corral.data("replay", str(file), "--daemon")
+    assert [one["compared"] for one in against["requests"]] == [True, False]
+    assert corral("replay", str(file), "--set", "nonsense=1").returncode == 78

@@ -1,0 +1,1 @@
+"""Plays the requests of a capture again, and compares speed and answers."""
