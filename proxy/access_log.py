@@ -10,7 +10,7 @@ The proxy's own endpoints are logged only when rejected, because of health probe
 from __future__ import annotations
 
 import time
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, RequestCancelled
@@ -29,6 +29,15 @@ class Emit(Protocol):
 
 def discard(_name: str, /, **_fields: object) -> None:
     """An `Emit` that ignores events."""
+
+
+class CacheFigures(Protocol):
+    """What was found of a prompt in the cache; without text."""
+
+    @property
+    def cause(self) -> str: ...
+
+    def as_fields(self) -> dict[str, Any]: ...
 
 
 class AccessRecord:
@@ -50,6 +59,8 @@ class AccessRecord:
         code: Of the error that broke a response off.
         bytes_out: Bytes of the body sent to the client.
         timings: Reported by the instance.
+        cache: What was found of the prompt in the cache, and why not more; None where the instance
+            reports nothing.
         timeline: Where its time goes.
         trace: The trace it belongs to; None where it has none.
     """
@@ -71,6 +82,7 @@ class AccessRecord:
         self.code: str | None = None
         self.bytes_out = 0
         self.timings: Timings | None = None
+        self.cache: CacheFigures | None = None
         self.timeline = timeline
         self.trace: RequestTrace | None = None
         self._attempts = 0
@@ -106,6 +118,7 @@ class AccessRecord:
         if part.timings:
             self._expected_cached += part._expected_cached if self.timings else 0
             self.timings = part.timings.added_to(self.timings)
+            self.cache = self.cache or part.cache
 
     def count(self, chunk: bytes) -> None:
         """Bytes were sent to the client."""
@@ -116,6 +129,18 @@ class AccessRecord:
     def fail(self, error: ProxyError) -> None:
         """Note what the client gets, or what broke its response off."""
         self.status, self.code = error.status, error.code
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of `request.finished` that explain it, until now."""
+        return {
+            "request": self.request_id,
+            "model": self.model,
+            "instance": self.instance,
+            "first_token_ms": self.timeline.first_token_ms,
+            "cache": self.cache.as_fields() if self.cache else None,
+            **self.timeline.times_ms(self.timings.decode_ms if self.timings else None),
+            **self._tokens(),
+        }
 
     def emit(self, emit: Emit, rejected_by: ProxyError | None) -> None:
         times_ms = self.timeline.times_ms(self.timings.decode_ms if self.timings else None)
@@ -154,6 +179,8 @@ class AccessRecord:
                 first_token_ms=self.timeline.first_token_ms,
                 bytes_out=self.bytes_out,
                 cancelled=self._cancelled_by(),
+                cache_cause=self.cache.cause if self.cache else None,
+                cache=self.cache.as_fields() if self.cache else None,
                 **times_ms,
                 **self._tokens(),
             )

@@ -39,6 +39,9 @@ PRIVATE: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+# Of a request: its answer is to explain where the time went, and why its prompt was not cached.
+EXPLAIN: Final = "X-Corral-Explain"
+
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 
 _HOP_BY_HOP: Final = frozenset(

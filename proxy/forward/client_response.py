@@ -28,7 +28,7 @@ from multidict import CIMultiDict
 from proxy.access_log import AccessRecord
 from proxy.endpoints import EndpointKind
 from proxy.errors import ProxyError, anthropic_type, openai_type
-from proxy.headers import EVENT_STREAM, FALLBACK, RESPONSE_HEADERS, for_client
+from proxy.headers import EVENT_STREAM, EXPLAIN, FALLBACK, RESPONSE_HEADERS, for_client
 from proxy.responses.event import failed, written
 from proxy.router.lease import Lease
 
@@ -131,7 +131,12 @@ class ClientResponse:
 
     def writer(self) -> RequestWriter:
         """Return what an instance's response is written to."""
-        return self
+        if EXPLAIN not in self._request.headers:
+            return self
+        # Imported here: most daemons never need it.
+        from proxy.forward.explained_writer import ExplainedWriter  # noqa: PLC0415
+
+        return ExplainedWriter(self)
 
     def ping(self, kind: EndpointKind) -> bytes:
         """Return a piece of a stream that clients skip."""

@@ -280,6 +280,7 @@ class ResponseRelay:
         # Before the client has taken the end: a slow one must not keep the slot.
         self._client_response.record.timings = completion.timings
         self._router.finish(self._lease, completion)
+        self._client_response.record.cache = self._lease.finding
 
     async def _read(self) -> bytes:
         """Read while nothing of the response was sent: what breaks can be retried."""

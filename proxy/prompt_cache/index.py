@@ -22,6 +22,7 @@ from proxy.prompt_cache.prefix_digest import PrefixDigests
 from proxy.prompt_cache.prefix_tree import PrefixTree
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
 from proxy.prompt_cache.prompt_ends import PromptEnds
+from proxy.prompt_cache.recent_prompts import RecentPrompts
 from proxy.prompt_cache.remote_prefixes import RemotePrefixes
 from proxy.prompt_cache.runs import RATIO_STEPS, Run, Runs
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
@@ -62,6 +63,7 @@ class PrefixIndex:
     Attributes:
         digests: What other machines are told of the instances of this one.
         remote: What other machines tell of theirs.
+        recent: The latest prompts of conversations.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class PrefixIndex:
     ) -> None:
         self.digests = PrefixDigests(clock)
         self.remote = RemotePrefixes(prefix_index_max_blocks)
+        self.recent = RecentPrompts()
         self._clock = clock
         self._prompts = PrefixTree(prefix_index_max_blocks)
         self._ends = PromptEnds(max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH))
@@ -99,6 +102,15 @@ class PrefixIndex:
     def slot_map(self, name: str) -> SlotMap:
         return self._runs[name].slot_map
 
+    def run(self, name: str) -> Run | None:
+        """Return the latest process of an instance."""
+        return self._runs.get(name)
+
+    def note_failure(self, name: str) -> None:
+        """Note that the process of an instance ended although nobody had stopped it."""
+        if run := self._runs.get(name):
+            run.has_failed = True
+
     # Questions.
 
     def look_up(self, prompt: Prompt | None, session: int | None) -> CacheHint:
@@ -116,6 +128,11 @@ class PrefixIndex:
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
         held = (blocks for blocks, holders in levels if holders & instance)
         return min(BLOCK_TOKENS * max(held, default=0), prompt.tokens)
+
+    def ended_conversation(self, prompt: Prompt) -> Conversation | None:
+        """Return the conversation that a prompt continues whose process has ended, if any."""
+        found = map(self._conversations.get, reversed(prompt.turn_hashes))
+        return next((one for one in found if one and not self._runs.is_latest(one.run)), None)
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
         """Return how many of the latest conversations of a model each instance owns."""

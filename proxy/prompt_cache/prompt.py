@@ -33,8 +33,10 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from proxy.endpoints import EndpointKind
+from proxy.prompt_cache.outline import Outline
 
 Part = bytes
+_Numbered = tuple[int, Part]
 
 _UNSEEN: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
@@ -44,18 +46,20 @@ _DATA_HASH_BYTES: Final = 16
 _MEDIUM_BYTES: Final = 1024
 _CALL_MAX_CHARACTERS: Final = 64 * 1024
 _LOW_BITS: Final = 0xFFFFFFFF
-_BLOCK_BYTES: Final = 64
+BLOCK_BYTES: Final = 64
+_NO_MESSAGE: Final = -1
 # English text, and what a template puts around it, is about a token for 4 bytes.
 _TOKEN_BYTES: Final = 4
-BLOCK_TOKENS: Final = _BLOCK_BYTES // _TOKEN_BYTES
+BLOCK_TOKENS: Final = BLOCK_BYTES // _TOKEN_BYTES
 # A prompt of half a million bytes is cut up; the rest is hashed, but not in blocks.
-_CUT_BYTES: Final = 8192 * _BLOCK_BYTES
+_CUT_BYTES: Final = 8192 * BLOCK_BYTES
 # Of a longer history only the end is looked for; more parts than this are not worth reading.
 _TURNS_MAX: Final = 32
 _PARTS_MAX: Final = 8192
 _HASH_BYTES: Final = 8
+_WITH_ROLES: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
 _OF_USER: Final = b"user\x1f"
-_PIECE: Final = struct.Struct(f"{_BLOCK_BYTES}s")
+_PIECE: Final = struct.Struct(f"{BLOCK_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Prompt:
             a prompt without roles, of its first part.
         first_own: The first of the `turn_hashes` that includes that message: those before it are of
             what conversations share.
+        outline: Its parts, without their text.
     """
 
     blocks: tuple[int, ...]
@@ -79,7 +84,7 @@ class Prompt:
     tokens: int
     beginning: int
     first_own: int
-    _sizes_bytes: tuple[int, ...] = field(repr=False)
+    outline: Outline = field(repr=False)
     _name: int = field(repr=False)
     _hash: hashlib.blake2b = field(repr=False, compare=False)
 
@@ -92,7 +97,9 @@ class Prompt:
 
     def tokens_until(self, turn: int) -> int:
         """Return the estimated tokens up to the end of the part of that turn hash."""
-        return max(1, self.tokens - sum(self._sizes_bytes[turn + 1 :]) // _TOKEN_BYTES)
+        sizes_bytes = self.outline.sizes_bytes
+        after = len(sizes_bytes) - len(self.turn_hashes) + turn + 1
+        return max(1, self.tokens - sum(sizes_bytes[after:]) // _TOKEN_BYTES)
 
 
 def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> Prompt | None:
@@ -101,10 +108,13 @@ def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> P
     Takes 0.1 ms for 20 kB and is bounded for any length. Never fails: what it cannot read is the
     engine's to refuse.
     """
-    parts = list(islice(prompt_parts(kind, members), _PARTS_MAX + 1))
-    if not parts or len(parts) > _PARTS_MAX:
+    numbered = list(islice(_numbered_parts(kind, members), _PARTS_MAX + 1))
+    if not numbered or len(numbered) > _PARTS_MAX:
         return None
-    return _prompt(model, members.get("lora"), parts)
+    messages, parts = zip(*numbered, strict=True)
+    labels = bytes([part[0] for part in parts]) if kind in _WITH_ROLES else b""
+    outline = Outline(part_hashes(parts), tuple(map(len, parts)), messages, labels)
+    return _prompt(model, members.get("lora"), parts, outline)
 
 
 def unnamed(turn_hash: int, model: str) -> int:
@@ -117,22 +127,32 @@ def session_hash(model: str, client: str, session: str) -> int:
     return _number(_new_hasher(orjson.dumps([model, client, session])))
 
 
-def _prompt(model: str, lora: object, parts: Sequence[Part]) -> Prompt:
+def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:
+    """Hash parts one by one, whatever is before them."""
+    return tuple(map(xxh3_64_intdigest, parts))
+
+
+def answer_hashes(reply: Mapping[str, Any] | None) -> list[tuple[int, int]]:
+    """Return hash and size of each part of an assistant's message."""
+    parts = list(answer_parts(reply)) if reply else []
+    return list(zip(part_hashes(parts), map(len, parts), strict=True))
+
+
+def _prompt(model: str, lora: object, parts: Sequence[Part], outline: Outline) -> Prompt:
     last, name = parts[-_TURNS_MAX:], _name_hash(model)
     earlier = len(parts) - len(last)
     hasher = _new_hasher(orjson.dumps(lora))
     hasher.update(b"".join(parts[:earlier]))
     turn_hashes = tuple(_turn_hashes(hasher, last, name))
-    sizes_bytes = tuple(map(len, parts))
     blocks = tuple(_blocks(xxh3_64_intdigest(orjson.dumps([model, lora])), _beginning(parts)))
     first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
     return Prompt(
         blocks,
         turn_hashes,
-        max(1, sum(sizes_bytes) // _TOKEN_BYTES),
-        xxh3_64_intdigest(parts[first]),
+        max(1, sum(outline.sizes_bytes) // _TOKEN_BYTES),
+        outline.hashes[first],
         max(0, first - earlier),
-        sizes_bytes[earlier:],
+        outline,
         name,
         hasher,
     )
@@ -155,7 +175,7 @@ def _turn_hashes(hasher: hashlib.blake2b, parts: Iterable[Part], name: int) -> I
 
 
 def _blocks(chain: int, text: bytes) -> list[int]:
-    whole = len(text) - len(text) % _BLOCK_BYTES
+    whole = len(text) - len(text) % BLOCK_BYTES
     pieces = _PIECE.iter_unpack(text[:whole])
     return [chain := xxh3_64_intdigest(piece, chain) for (piece,) in pieces]
 
@@ -178,11 +198,16 @@ def _number(hasher: hashlib.blake2b) -> int:
 
 def prompt_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[Part]:
     """Return the parts of a prompt in the order in which a template puts them."""
+    return (part for _, part in _numbered_parts(kind, members))
+
+
+def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[_Numbered]:
+    """Return each part with the number of its message, -1 for none."""
     if (reader := _READERS.get(kind)) is None:
         return
     for name in ("chat_template_kwargs", "tools", "functions"):
         if value := members.get(name):
-            yield _part("", name, _json(value))
+            yield _NO_MESSAGE, _part("", name, _json(value))
     yield from reader(members)
 
 
@@ -190,33 +215,38 @@ def answer_parts(reply: Mapping[str, Any]) -> Iterator[Part]:
     return _message({"role": "assistant", **reply})
 
 
-def _chat(members: Mapping[str, Any]) -> Iterator[Part]:
+def _chat(members: Mapping[str, Any]) -> Iterator[_Numbered]:
     return _messages(members.get("messages"))
 
 
-def _anthropic(members: Mapping[str, Any]) -> Iterator[Part]:
-    yield from _content("system", members.get("system"))
+def _anthropic(members: Mapping[str, Any]) -> Iterator[_Numbered]:
+    yield from _numbered(_NO_MESSAGE, _content("system", members.get("system")))
     yield from _messages(members.get("messages"))
 
 
-def _responses(members: Mapping[str, Any]) -> Iterator[Part]:
-    yield from _content("system", members.get("instructions"))
+def _responses(members: Mapping[str, Any]) -> Iterator[_Numbered]:
+    yield from _numbered(_NO_MESSAGE, _content("system", members.get("instructions")))
     given = members.get("input")
     if isinstance(given, str):
-        yield from _content("user", given)
+        yield from _numbered(0, _content("user", given))
     else:
         yield from _messages(given)
 
 
-def _completion(members: Mapping[str, Any]) -> Iterator[Part]:
-    return _text_or_tokens(members.get("prompt"))
+def _completion(members: Mapping[str, Any]) -> Iterator[_Numbered]:
+    return _numbered(_NO_MESSAGE, _text_or_tokens(members.get("prompt")))
 
 
-def _infill(members: Mapping[str, Any]) -> Iterator[Part]:
+def _infill(members: Mapping[str, Any]) -> Iterator[_Numbered]:
     if extra := members.get("input_extra"):
-        yield _part("", "extra", _json(extra))
+        yield _NO_MESSAGE, _part("", "extra", _json(extra))
     for name in ("input_prefix", "input_suffix", "prompt"):
-        yield from _text_or_tokens(members.get(name))
+        yield from _numbered(_NO_MESSAGE, _text_or_tokens(members.get(name)))
+
+
+def _numbered(message: int, parts: Iterable[Part]) -> Iterator[_Numbered]:
+    for part in parts:
+        yield message, part
 
 
 _READERS: Final = MappingProxyType(
@@ -231,11 +261,12 @@ _READERS: Final = MappingProxyType(
 )
 
 
-def _messages(given: object) -> Iterator[Part]:
+def _messages(given: object) -> Iterator[_Numbered]:
     if isinstance(given, list):
-        for message in given:
+        for number, message in enumerate(given):
             if isinstance(message, dict):
-                yield from _message(message)
+                for part in _message(message):
+                    yield number, part
 
 
 def _message(message: Mapping[str, Any]) -> Iterator[Part]:

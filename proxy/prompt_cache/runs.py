@@ -25,6 +25,7 @@ class Run:
         bit: Its place in sets of runs: a number of one bit.
         resumable_prompts: As of `Upstream`.
         hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
+        has_failed: Whether it ended although nobody had stopped it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Run:
     slot_map: SlotMap
     resumable_prompts: int
     hit_ratio: float = 1.0
+    has_failed: bool = False
 
     @property
     def ratio_step(self) -> int:

@@ -16,6 +16,7 @@ from proxy.errors import (
     UpstreamUnavailable,
     UpstreamUnconnected,
 )
+from proxy.explanation.cache_finding import CacheFinding
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.in_flight import InFlightRequest
@@ -86,6 +87,9 @@ class Lease(InFlightRequest):
         position: In the queue when it joined, from 1; 0 if it did not wait.
         slot: The slot that it uses, where the slots of the instance are tracked.
         id_slot: The slot that the request names, or None: the engine chooses.
+        is_continued: Whether a running process is known to have its conversation.
+        has_own_slot: Whether its slot held its conversation; None where that is not known.
+        finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
         is_paused: Its slot is idle between two of those.
         beside: Leases of the further slots of a request for several completions.
@@ -110,8 +114,11 @@ class Lease(InFlightRequest):
         "ended_at_s",
         "exit_reason",
         "expected_cached",
+        "finding",
+        "has_own_slot",
         "id_slot",
         "instance",
+        "is_continued",
         "is_diverted",
         "is_ending",
         "is_overdue",
@@ -150,6 +157,9 @@ class Lease(InFlightRequest):
         self.is_diverted = False
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
+        self.is_continued = False
+        self.has_own_slot: bool | None = None
+        self.finding: CacheFinding | None = None
         self.chunked: Timings | None = None
         self.is_paused = False
         self.verifies_restore = False

@@ -17,6 +17,7 @@ from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.acquire import Loader, acquire_slot, ensure_serving
+from proxy.router.cache_findings import CacheFindings
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor
 from proxy.router.instances import Instance
@@ -52,6 +53,7 @@ class Leases:
         self._crash_suspects = crash_suspects
         self._slot_releaser = slot_releaser
         self._first_byte_monitor = first_byte_monitor
+        self._cache_findings = CacheFindings(queues.prefix_index, queues.clock)
 
     @asynccontextmanager
     async def lease(
@@ -123,6 +125,8 @@ class Leases:
             timings = completed.timings
             self._queues.of(lease.request.model).note_finished(lease, timings)
             if prompt:
+                if timings:
+                    lease.finding = self._cache_findings.find(lease, timings, completed.reply)
                 self._prefix_index.record(
                     lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
                 )

@@ -111,17 +111,22 @@ class Router:
         instance = self._instances.get(name)
         return instance.activity if instance else Activity()
 
-    def ended(self, name: str, *, is_crash: bool, reason: str = "") -> int:
+    def ended(
+        self, name: str, *, is_crash: bool, reason: str = "", is_stopped: bool = False
+    ) -> int:
         """Note that a process ended that was admitted with `reports_exit`, before it is withdrawn.
 
         Args:
             name: The instance.
             is_crash: Whether a signal ended it that was not ours, and a request may be to blame.
             reason: Why it ended, where clients should be told.
+            is_stopped: Whether it was stopped on purpose, as to unload its model.
 
         Returns:
             How many requests of clients it computed, including those whose clients have left.
         """
+        if not is_stopped:
+            self._prefix_index.note_failure(name)
         instance = self._instances.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:

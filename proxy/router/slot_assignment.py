@@ -163,6 +163,7 @@ class SlotAssignment:
         lease.position = queued.position
         if prompt:
             lease.expected_cached = hint.cached_tokens(instance.bit)
+            lease.is_continued = hint.conversation is not None
             conversation = self._prefix_index.assign(
                 instance.upstream, prompt, queued.session, hint
             )

@@ -57,6 +57,8 @@ class Upstream:
             conversation's latest prompts it can go on; 0 for others, which go on from any prefix.
         batch_tokens: The most tokens that it computes in one pass; llama-server's default where
             that is not known.
+        has_window: Whether it keeps only a sliding window of a conversation: it goes on only from
+            the end of what it holds.
         prefer_pure_decode: Whether its running streams come before the first token of others: it
             computes one prompt at a time while it decodes.
     """
@@ -77,6 +79,7 @@ class Upstream:
     trial_share: float = 0.0
     resumable_prompts: int = 0
     batch_tokens: int = 2048
+    has_window: bool = False
     prefer_pure_decode: bool = False
 
     @property

@@ -16,6 +16,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from proxy.endpoints import EndpointKind
+from proxy.prompt_cache.outline import NO_OUTLINE
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
 from proxy.request import Priority, ProxyRequest
 
@@ -85,7 +86,7 @@ def turns(seed: int, conversation: int) -> Iterator[Turn]:
         hashes = [*hashes[-30:], rng.getrandbits(64)]
         reply_hash, answer_tokens = rng.getrandbits(64), rng.randint(20, 200)
         prompt = SimulatedPrompt(
-            tuple(blocks), tuple(hashes), tokens, hashes[1], 1, (), 0, _NO_HASH, reply_hash
+            tuple(blocks), tuple(hashes), tokens, hashes[1], 1, NO_OUTLINE, 0, _NO_HASH, reply_hash
         )
         pause_s = rng.uniform(100, 200) if turn == returns_after else rng.expovariate(0.1)
         yield Turn(

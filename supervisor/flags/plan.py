@@ -107,6 +107,11 @@ class Plan:
         return 2 if known and self.memory_inputs.chosen.get("ctx-checkpoints") != 0 else 1
 
     @property
+    def has_window(self) -> bool:
+        """As of the proxy's `Upstream`."""
+        return bool(self.gguf.sliding_window) and not self.memory_inputs.chosen.get("swa-full")
+
+    @property
     def has_prompt_cache(self) -> bool:
         """Whether the engine keeps prompts in main memory when their slot is reused."""
         known = self.engine.flags.find("cache-ram") is not None

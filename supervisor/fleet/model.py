@@ -80,6 +80,7 @@ class Replica:
             trial_share=trial.share if trial else 0.0,
             resumable_prompts=plan.resumable_prompts if plan else 0,
             batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
+            has_window=plan is not None and plan.has_window,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
         )
 

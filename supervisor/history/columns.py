@@ -6,6 +6,7 @@ was written before gets the column when it is opened.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -54,16 +55,19 @@ FIGURES: Final[Mapping[str, str]] = {
     "engine_decode_ms": "REAL",
     "drafted_tokens": "INTEGER",
     "accepted_tokens": "INTEGER",
+    "cache_cause": "TEXT",
+    "cache": "TEXT",
 }
 COLUMNS: Final[Mapping[str, str]] = {**_OWN, **FIGURES}
 _TRUTHS: Final = frozenset({"streamed", "diverted"})
+_OBJECTS: Final = frozenset({"cache"})  # as JSON
 
 Row = tuple[object, ...]
 
 
 def row_of(event: Event, run: int) -> Row:
     """Return the row of a request that ended, in the order of COLUMNS."""
-    figures = map(event.fields.get, FIGURES)
+    figures = (_written(name, event.fields.get(name)) for name in FIGURES)
     return (event.fields["request"], event.at.timestamp(), run, *figures)
 
 
@@ -73,4 +77,10 @@ def request_of(row: Mapping[str, Any]) -> StoredRequest:
     found["ended_at"] = datetime.fromtimestamp(row["ended_at"], UTC).isoformat("T", "milliseconds")
     for name in _TRUTHS:
         found[name] = None if row[name] is None else bool(row[name])
+    for name in _OBJECTS:
+        found[name] = None if row[name] is None else json.loads(row[name])
     return found
+
+
+def _written(name: str, value: object) -> object:
+    return json.dumps(value) if name in _OBJECTS and value is not None else value

@@ -403,7 +403,10 @@ class Instance:
         is_external = found.code in exit_cause.EXTERNAL and self._uses_workers()
         is_crash = self._lifecycle.stop_reason is None and end.is_crash and not is_external
         reason = found.sentence if is_external else ""
-        computed = self._traffic.ended(self.name, is_crash=is_crash, reason=reason)
+        is_stopped = self._lifecycle.stop_reason in {StopReason.REQUESTED, StopReason.MEASURED}
+        computed = self._traffic.ended(
+            self.name, is_crash=is_crash, reason=reason, is_stopped=is_stopped
+        )
         if is_crash and computed:
             self._ended(number, exit_cause.crashed(end.returncode, computed), is_own=False)
         else:

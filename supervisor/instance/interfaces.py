@@ -17,10 +17,12 @@ class Traffic(BackgroundLeases, Protocol):
     def withdraw(self, name: str, /) -> None:
         """Send no new requests; those in flight continue."""
 
-    def ended(self, name: str, /, *, is_crash: bool, reason: str = "") -> int:
+    def ended(
+        self, name: str, /, *, is_crash: bool, reason: str = "", is_stopped: bool = False
+    ) -> int:
         """Note that the process has exited; called before `withdraw`.
 
-        `reason` is for clients whose answers it cuts.
+        `reason` is for clients whose answers it cuts; `is_stopped`: it was stopped on purpose.
 
         Returns:
             The number of client requests it was computing.

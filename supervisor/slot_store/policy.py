@@ -145,7 +145,7 @@ def unsupported_reason(plan: Plan) -> str | None:
     """
     if plan.engine.flags.find("slot-save-path") is None:
         return "this build cannot save slots"
-    if plan.gguf.sliding_window and not plan.memory_inputs.chosen.get("swa-full"):
+    if plan.has_window:
         return "its sliding window is not saved; with swa-full = true it would be"
     return _reason_in_options(plan)
 

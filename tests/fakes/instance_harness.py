@@ -79,7 +79,7 @@ class RecordingTraffic:
         assert name == "chat.0"
         yield lambda: self.now.in_flight > 0
 
-    def ended(self, name: str, /, *, is_crash: bool, reason: str = "") -> int:
+    def ended(self, name: str, /, *, is_crash: bool, reason: str = "", **_: object) -> int:
         assert name == "chat.0"
         self.ends.append(is_crash)
         self.end_reasons.append(reason)

@@ -147,7 +147,7 @@ class FakeTraffic:
     async def background_lease(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
         yield lambda: False
 
-    def ended(self, _: str, /, *, is_crash: bool, reason: str = "") -> int:  # noqa: ARG002
+    def ended(self, _: str, /, *, is_crash: bool, **_more: object) -> int:
         assert not is_crash
         return 0
 

@@ -361,6 +361,8 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "engine_decode_ms": None,
         "drafted_tokens": None,
         "accepted_tokens": None,
+        "cache_cause": None,
+        "cache": None,
     }
     assert len(proxy.emitted) == 1
 

@@ -1,0 +1,139 @@
+"""One request explained: where its time went, and why its prompt was not in the cache. Pure.
+
+All of it is computed from the fields of `request.finished` (`proxy.access_log`), whether they come
+from a request that just ends or from the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from proxy.explanation.cache_finding import CacheFinding, cache_finding
+from proxy.explanation.causes import PLAIN, WITH_LOAD, Cause
+from proxy.explanation.sentences import advice, cache_sentence
+from proxy.timeline import PHASES
+
+# Of waits that take less, and less of the whole, nothing is said.
+_NOTED_MIN_MS: Final = 50.0
+_NOTED_MIN_SHARE: Final = 0.1
+
+_WAITS: Final = MappingProxyType(
+    {
+        Cause.QUEUE: (("queued_ms",), "waited for a slot of {model}: all were in use"),
+        Cause.LOADING: (("evict_ms", "load_ms"), "waited for {model} to load"),
+        Cause.SLOW_CLIENT: (("stalled_ms",), "waited for the client to read what was sent"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause; `cost_ms` is what it cost, as far as that is known."""
+
+    cause: Cause
+    cost_ms: float
+    sentence: str
+    advice: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One request.
+
+    Attributes:
+        findings: The one that cost most first.
+        phases_ms: Milliseconds of each phase; without those that are not known.
+        expected_cached_tokens: That the router expected.
+        cache: As of `CacheFinding.as_fields`; None where the engine told nothing.
+    """
+
+    request: str
+    model: str | None
+    instance: str | None
+    findings: tuple[Finding, ...]
+    phases_ms: Mapping[str, float]
+    duration_ms: float | None
+    first_token_ms: float | None
+    expected_cached_tokens: int | None
+    cache: Mapping[str, Any] | None
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.findings[0].cause if self.findings else None
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.findings[0] if self.findings else None
+        return {
+            "request": self.request,
+            "model": self.model,
+            "instance": self.instance,
+            "cause": self.cause,
+            "sentence": first.sentence if first else None,
+            "advice": first.advice if first else None,
+            "duration_ms": self.duration_ms,
+            "first_token_ms": self.first_token_ms,
+            "phases_ms": dict(self.phases_ms),
+            "expected_cached_tokens": self.expected_cached_tokens,
+            "cache": self.cache and dict(self.cache),
+            "findings": [asdict(one) for one in self.findings],
+        }
+
+
+def explain(fields: Mapping[str, Any]) -> Explanation:
+    """Explain a request by the fields of its event."""
+    cache = _cache(fields)
+    phases_ms: dict[str, float] = {
+        one: ms for one in PHASES if (ms := _ms(fields, f"{one}_ms")) is not None
+    }
+    waits = tuple(_waits(fields, cache))
+    findings = (*waits, *_cache_findings(fields, cache))
+    ordered = sorted(findings, key=lambda one: (one.cause in PLAIN, -one.cost_ms))
+    return Explanation(
+        str(fields.get("request", "")),
+        fields.get("model"),
+        fields.get("instance"),
+        tuple(ordered),
+        phases_ms,
+        _ms(fields, "duration_ms"),
+        _ms(fields, "first_token_ms"),
+        fields.get("expected_cached_tokens"),
+        cache.as_fields() if cache else None,
+    )
+
+
+def _cache(fields: Mapping[str, Any]) -> CacheFinding | None:
+    written = fields.get("cache")
+    if not isinstance(written, Mapping):
+        return None
+    try:
+        return cache_finding(written)
+    except (ValueError, KeyError, TypeError):
+        return None  # written by another version
+
+
+def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
+    for cause, (names, sentence) in _WAITS.items():
+        cost_ms = sum(_ms(fields, name) or 0.0 for name in names)
+        is_told = cause is Cause.LOADING and cache and cache.cause in WITH_LOAD
+        least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
+        if cost_ms >= least_ms and not is_told:
+            told = f"{cost_ms / 1000:.1f} s {sentence.format(model=fields.get('model'))}"
+            yield Finding(cause, cost_ms, told, advice(cause))
+
+
+def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
+    if cache is None:
+        return
+    computed = max(1, cache.tokens - cache.found)
+    cost_ms = (_ms(fields, "prefill_ms") or 0.0) * min(1.0, cache.lost / computed)
+    if cache.cause in WITH_LOAD:
+        cost_ms += (_ms(fields, "evict_ms") or 0.0) + (_ms(fields, "load_ms") or 0.0)
+    yield Finding(cache.cause, round(cost_ms, 1), cache_sentence(cache), advice(cache.cause))
+
+
+def _ms(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) else None

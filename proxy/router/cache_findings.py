@@ -1,0 +1,111 @@
+"""Decides, when a response ends, why not more of its prompt was found in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from proxy.explanation.cache_finding import (
+    CacheFacts,
+    CacheFinding,
+    CacheKind,
+    Earlier,
+    Held,
+    find_cause,
+)
+from proxy.explanation.causes import BY_CLIENT, Cause
+from proxy.prompt_cache.conversations import Conversation
+from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.outline import Hashes
+from proxy.prompt_cache.prompt import Prompt, answer_hashes
+from proxy.prompt_cache.recent_prompts import RecentPrompt, client_hash, recent_prompt
+from proxy.prompt_cache.runs import Run
+from proxy.router.lease import Lease
+from proxy.router.response_progress import Clock
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
+
+_ASSISTANT: Final = b"a"
+# Shorter prompts are computed within a batch, and not remembered.
+TOKENS_MIN: Final = 64
+
+
+class CacheFindings:
+    def __init__(self, prefix_index: PrefixIndex, clock: Clock) -> None:
+        self._prefix_index = prefix_index
+        self._recent = prefix_index.recent
+        self._clock = clock
+
+    def find(
+        self, lease: Lease, timings: Timings, reply: Mapping[str, Any] | None
+    ) -> CacheFinding | None:
+        """Return what was found of a lease's prompt, and remember the prompt."""
+        request, tokens = lease.request, timings.cached_tokens + timings.prompt_tokens
+        if tokens < TOKENS_MIN:
+            cause = Cause.ALL_FOUND if lease.is_continued else Cause.FIRST_REQUEST
+            return CacheFinding(cause, tokens, timings.cached_tokens, timings.cached_tokens)
+        conversation, index = lease.conversation, self._prefix_index
+        prompt, run = request.prompt, index.run(lease.upstream.name)
+        if prompt is None or run is None or not isinstance(conversation, Conversation):
+            return None
+        client, now_s = client_hash(request.model, request.client), self._clock()
+        known = conversation if lease.is_continued else index.ended_conversation(prompt)
+        before, is_same = self._recent.find(client, prompt, known)
+        is_alive = before is not None and index.run(before.run.name) is before.run
+        held = _held(lease, before, run, is_alive=is_alive) if before else Held.UNKNOWN
+        earlier = _earlier(before, now_s, is_same=is_same) if before else None
+        found = find_cause(_facts(lease, prompt, timings, held, earlier))
+        recent = recent_prompt(
+            request.request_id, run, prompt, answer_hashes(reply), (now_s, tokens), client
+        )
+        self._recent.add(client, conversation, recent)
+        if found.cause in BY_CLIENT:
+            return found.repeating(self._recent.repeated(client, found.cause))
+        self._recent.ends_repetition(client)
+        return found
+
+
+def _facts(
+    lease: Lease, prompt: Prompt, timings: Timings, held: Held, earlier: Earlier | None
+) -> CacheFacts:
+    return CacheFacts(
+        Hashes(prompt.outline, prompt.blocks),
+        timings.cached_tokens + timings.prompt_tokens,
+        timings.cached_tokens,
+        lease.expected_cached,
+        lease.upstream.name,
+        held,
+        _kind(lease.upstream),
+        earlier,
+        is_continued=_ASSISTANT in prompt.outline.labels,
+        is_known=lease.is_continued,
+        is_cache_off=lease.request.json.get("cache_prompt") is False,
+    )
+
+
+def _earlier(before: RecentPrompt, now_s: float, *, is_same: bool) -> Earlier:
+    return Earlier(
+        before.request_id,
+        before.run.name,
+        before.hashes,
+        before.prompt_tokens,
+        now_s - before.ended_at_s,
+        is_same,
+    )
+
+
+def _held(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool) -> Held:
+    """Return where the cache of the prompt before was when the request began."""
+    if before.run is run:
+        if not lease.is_continued or lease.has_own_slot is None:
+            return Held.UNKNOWN
+        return Held.SLOT if lease.has_own_slot else Held.TAKEN
+    if is_alive:
+        return Held.OTHER
+    return Held.CRASHED if before.run.has_failed else Held.UNLOADED
+
+
+def _kind(upstream: Upstream) -> CacheKind:
+    if upstream.resumable_prompts:
+        return CacheKind.RECURRENT
+    return CacheKind.WINDOW if upstream.has_window else CacheKind.ANY

@@ -1,0 +1,53 @@
+"""Of several reasons, the one that cost most time comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.explanation.causes import Cause
+from proxy.explanation.explanation import explain
+
+CACHE = {"tokens": 600, "found": 100, "reusable": 500}
+PHASES = {"queued_ms": 0.0, "load_ms": 0.0, "prefill_ms": 500.0, "decode_ms": 300.0}
+
+
+def causes(cache: dict[str, Any] | None, **phases: float) -> list[Cause]:
+    fields = {"request": "a", "model": "chat", "duration_ms": 1000.0, "cache": cache, **PHASES}
+    return [one.cause for one in explain({**fields, **phases}).findings]
+
+
+def test_a_miss_costs_its_share_of_the_prefill() -> None:
+    evicted = {**CACHE, "cause": "slot_evicted"}
+    assert causes(evicted) == [Cause.SLOT_EVICTED]
+    found = explain({"request": "a", "cache": evicted, **PHASES})
+    assert found.findings[0].cost_ms == 400.0
+    assert causes(evicted, queued_ms=300.0) == [Cause.SLOT_EVICTED, Cause.QUEUE]
+    assert causes(evicted, queued_ms=500.0) == [Cause.QUEUE, Cause.SLOT_EVICTED]
+
+
+def test_a_load_is_part_of_what_an_unloaded_model_cost() -> None:
+    unloaded = {**CACHE, "cause": "model_unloaded"}
+    assert causes(unloaded, load_ms=2000.0) == [Cause.MODEL_UNLOADED]
+    first = {"cause": "first_request", "tokens": 600, "found": 0, "reusable": 0}
+    assert causes(first, load_ms=2000.0) == [Cause.LOADING, Cause.FIRST_REQUEST]
+
+
+def test_short_waits_are_not_told_and_a_plain_cache_comes_last() -> None:
+    found = {**CACHE, "cause": "all_found"}
+    assert causes(found, queued_ms=40.0, stalled_ms=90.0) == [Cause.ALL_FOUND]
+    assert causes(found, stalled_ms=400.0) == [Cause.SLOW_CLIENT, Cause.ALL_FOUND]
+
+
+def test_what_another_version_wrote_is_left_out() -> None:
+    assert causes({**CACHE, "cause": "weather"}) == []
+    assert causes(None) == []
+    assert explain({}).as_json()["cause"] is None
+
+
+def test_the_phases_and_the_sentence_are_in_the_json() -> None:
+    fields = {"request": "a", "model": "chat", "duration_ms": 5000.0, "queued_ms": 4200.0}
+    told = explain(fields).as_json()
+    assert told["phases_ms"] == {"queued": 4200.0}
+    assert told["cause"] == "queue"
+    assert told["sentence"] == "4.2 s waited for a slot of chat: all were in use"
+    assert "parallel" in told["advice"]

@@ -1,0 +1,147 @@
+"""Clients that ask get the explanation with the response, in a place that libraries pass on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import response_streams
+from fakes.proxy_harness import ProxyHarness
+from fakes.upstream import Call, Script
+
+ASK = {"X-Corral-Explain": "1"}
+TIMINGS = {"cache_n": 2, "prompt_n": 700, "prompt_ms": 9.5, "predicted_n": 1, "predicted_ms": 1}
+CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "chat"}
+
+
+def data(**members: Any) -> bytes:
+    return b"data: " + json.dumps(members).encode() + b"\n\n"
+
+
+def choice(finish_reason: str | None, text: str) -> list[dict[str, Any]]:
+    return [{"index": 0, "finish_reason": finish_reason, "delta": {"content": text}}]
+
+
+CHAT = (
+    data(**CHUNK, choices=choice(None, 'so "stop":true [DONE]')),
+    data(**CHUNK, choices=choice("stop", ""), timings=TIMINGS),
+    b"data: [DONE]\n\n",
+)
+USAGE = {"input_tokens": 700, "output_tokens": 1, "cache_read_input_tokens": 2}
+MESSAGES = tuple(
+    response_streams.written(**event)
+    for event in (
+        {"type": "message_start", "message": {"id": "msg_1", "role": "assistant", "usage": USAGE}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": USAGE},
+        {"type": "message_stop"},
+    )
+)
+COMPLETED = json.loads(
+    response_streams.closed(response_streams.text_item("so")).partition(b"data: ")[2]
+)
+RESPONSES = (
+    *response_streams.opened(),
+    response_streams.written(**COMPLETED, timings=TIMINGS),
+)
+NATIVE = (
+    data(index=0, content="so", stop=False),
+    # llama-server writes no space behind a colon
+    b'data: {"index":0,"content":"","stop":true,"timings":%s}\n\n' % json.dumps(TIMINGS).encode(),
+)
+STREAMS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
+    "/completion": NATIVE,
+}
+
+
+def says(stream: tuple[bytes, ...], size: int) -> Script:
+    async def script(call: Call) -> None:
+        await call.begin_stream()
+        whole = b"".join(stream)
+        for at in range(0, len(whole), size):
+            await call.chunk(whole[at : at + size])
+        await call.end()
+
+    return script
+
+
+def events(body: bytes) -> Iterator[dict[str, Any]]:
+    for line in body.splitlines():
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
+
+
+def question(path: str, *, stream: bool) -> dict[str, Any]:
+    said = [{"role": "user", "content": "what is it?"}]
+    prompts: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": said},
+        "/completion": {"prompt": "what is it?"},
+    }
+    return {"model": "chat", "stream": stream, **prompts.get(path, {"messages": said})}
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_ends_with_the_explanation(
+    proxy: ProxyHarness, path: str, size: int
+) -> None:
+    await proxy.fake(says(STREAMS[path], size))
+    async with proxy.http.post(path, json=question(path, stream=True), headers=ASK) as response:
+        body = await response.read()
+    *before, last = events(body)
+    told = last.pop("corral")
+    assert told["cause"] == "first_request"
+    assert told["cache"]["tokens"] == 702
+    assert not any("corral" in one for one in before)
+    if path == "/v1/chat/completions":
+        assert last == {"choices": [], **CHUNK}
+        assert body.endswith(b"\n\ndata: [DONE]\n\n")
+    else:
+        sent = list(events(b"".join(STREAMS[path])))
+        assert [one.get("type") for one in (*before, last)] == [one.get("type") for one in sent]
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_whole_response_has_the_explanation(proxy: ProxyHarness, path: str) -> None:
+    await proxy.fake(says(STREAMS[path], 100_000))
+    asked = question(path, stream=False)
+    async with (
+        proxy.http.post(path, json=asked) as plain,
+        proxy.http.post(path, json=asked, headers=ASK) as response,
+    ):
+        expected, explained = await plain.json(), await response.json()
+    told = explained.pop("corral")
+    assert explained.keys() == expected.keys()
+    assert told["request"] == response.headers["X-Request-Id"]
+    assert told["cause"] in {"first_request", "slot_evicted", "not_found", "message_changed"}
+
+
+async def test_an_error_stays_as_it_is(proxy: ProxyHarness) -> None:
+    async def refuses(call: Call) -> None:
+        await call.head("Content-Type: application/json", "Content-Length: 48", status="400 Bad")
+        await call.send(b'{"error":{"code":400,"message":"no","type":"x"}}')
+
+    await proxy.fake(refuses)
+    asked = question("/v1/chat/completions", stream=True)
+    async with proxy.http.post("/v1/chat/completions", json=asked, headers=ASK) as response:
+        assert response.status == 400
+        assert (await response.json()).keys() == {"error"}
+
+
+async def test_a_stream_that_breaks_off_is_not_made_to_look_complete(proxy: ProxyHarness) -> None:
+    async def breaks(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(CHAT[0])
+        call.drop()
+
+    await proxy.fake(breaks)
+    asked = question("/v1/chat/completions", stream=True)
+    async with proxy.http.post("/v1/chat/completions", json=asked, headers=ASK) as response:
+        with pytest.raises(Exception, match=r"payload|closed|Connection"):
+            await response.read()
