@@ -102,6 +102,7 @@ class Daemon:
             adaptive = group.create_task(persist("adaptive", parts.adaptive.serve))
             recorder = group.create_task(persist("request record", parts.recorder.serve))
             history = group.create_task(persist("history", parts.history.serve))
+            usage = group.create_task(persist("usage", parts.usage.serve))
             trials = group.create_task(persist("trials", parts.trials.serve))
             canaries = group.create_task(persist("canaries", parts.canaries.serve))
             jobs = group.create_task(persist("jobs", parts.server.serve))
@@ -116,9 +117,10 @@ class Daemon:
             adaptive.cancel()
             reload.cancel()
             await self._drain()
+            await parts.usage.settle()
             admission.cancel()
             await self._stop()
-            for task in (*serving, hooks, recorder, history, trials, workers, notifier):
+            for task in (*serving, hooks, recorder, history, usage, trials, workers, notifier):
                 task.cancel()
 
     @asynccontextmanager

@@ -54,6 +54,7 @@ from supervisor.proxy_adapter.request_history import RequestHistoryAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
+from supervisor.proxy_adapter.usage_engines import UsageEngines
 from supervisor.reload.reload import Reload
 from supervisor.reload.replace import Replacer
 from supervisor.reload.triggers import ReloadTriggers
@@ -65,6 +66,8 @@ from supervisor.settings.schema import Settings
 from supervisor.shards.layer_shares import LayerShares
 from supervisor.trial.storage import TrialStore
 from supervisor.trial.trials import Trials
+from supervisor.usage.journal import Journal
+from supervisor.usage.recorder import UsageRecorder
 from supervisor.workers.address import free_port
 from supervisor.workers.known import KnownWorkers
 from supervisor.workers.pool import WorkerPool
@@ -128,7 +131,8 @@ class DaemonParts:
         events.add_sink(self.canaries.observe)
         events.add_sink(self.notifier.observe)
         self.nodes = self._make_nodes()
-        router_events.connect(self.fleet, self.admission, self.nodes)
+        self.usage = self._make_usage()
+        router_events.connect(self.fleet, self.admission, self.nodes, self.usage)
         self.app = self._make_app()
         self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
         self.server = Server(self.app, self.settings.proxy, environment.sockets)
@@ -204,6 +208,17 @@ class DaemonParts:
                 emit,
             )
         )
+
+    def _make_usage(self) -> UsageRecorder:
+        usage = UsageRecorder(
+            Journal(self.directories.usage),
+            UsageEngines(self.fleet),
+            self.events.emit,
+            is_on=lambda: self.settings.supervisor.record_usage,
+            has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
+        )
+        self.events.add_sink(usage.observe)
+        return usage
 
     def _make_nodes(self) -> Nodes:
         model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)

@@ -101,6 +101,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "requests.record_failed": ("warning", "reason"),
     "history.write_failed": ("warning", "reason"),
     "history.replaced": ("warning", "reason kept"),
+    "usage.record_failed": ("warning", "reason"),
     "request.rejected": (
         "warning",
         (

@@ -6,12 +6,14 @@ that is too long, or of another format, has neither; nothing waits for them and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import orjson
 
 from proxy.endpoints import EndpointKind
-from proxy.forward.apis import reader_for
+from proxy.forward.apis import Response, reader_for
 from proxy.router.lease import Completion
 from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
 from proxy.upstream.timings import Timings
@@ -19,6 +21,22 @@ from proxy.upstream.timings import Timings
 # A few tokens: read together for less than one at a time, and little to keep for each stream.
 _BATCH_BYTES: Final = 1024
 _TOTAL_MAX_BYTES: Final = 4 * 1024**2
+
+
+def completion_of(response: Response) -> Completion:
+    """Return what a complete response reports; raises as `Response` does."""
+    timings, others = Timings.read(response.timings()), response.other_timings()
+    together = _together(timings, others) if timings and others else timings
+    return Completion(timings, response.message(), together)
+
+
+def _together(first: Timings, others: Iterable[object]) -> Timings:
+    """Add the answers beside the first: one prompt is computed for all of them."""
+    whole = first
+    for other in filter(None, map(Timings.read, others)):
+        alone = replace(other, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
+        whole = alone.added_to(whole)
+    return whole
 
 
 class CompletedResponse:
@@ -51,7 +69,7 @@ class CompletedResponse:
         if self._total_bytes > _TOTAL_MAX_BYTES:
             return Completion()
         try:
-            return Completion(Timings.read(self._reader.timings()), self._reader.message())
+            return completion_of(self._reader)
         except (LookupError, TypeError, AttributeError):
             return Completion()
 

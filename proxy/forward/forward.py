@@ -246,6 +246,7 @@ class Forward:
         upstream_request = _upstream_request(lease.request, plan.with_slot(lease.id_slot))
         if node := lease.upstream.node:
             upstream_request = await _readdressed(upstream_request, node, lease.request)
+        lease.sent()
         async with send(lease.upstream, upstream_request, self._settings) as response:
             lease.progress.has_header = True
             relay = ResponseRelay(self._router, plan, lease, response, client_response)

@@ -41,6 +41,19 @@ def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
     return PrefillProgress(done, total, cached)
 
 
+def prompt_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
+    """Return the figures of the prompt in Anthropic's first event, or None."""
+    match piece:
+        case {
+            "type": "message_start",
+            "message": {"usage": {"input_tokens": int(computed)} as usage},
+        }:
+            cached = usage.get("cache_read_input_tokens")
+            found = cached if isinstance(cached, int) else 0
+            return PrefillProgress(computed + found, computed + found, found)
+    return None
+
+
 def is_start(piece: Mapping[str, Any]) -> bool:
     """Return whether a piece only opens a response, which may come before any text."""
     match piece:
@@ -83,6 +96,7 @@ class PrefillFilter:
             return self._without_progress(event, piece)
         if not is_start(piece):
             self.is_over = True
+            self.latest = prompt_of(piece) or self.latest
             return self._role + self._joined(event, piece)
         if self._hides_progress:  # if it is the last one is known at the next piece
             self._role, event = event, b""

@@ -27,8 +27,9 @@ from proxy.errors import (
 )
 from proxy.forward.apis import Assembler, assembler_for
 from proxy.forward.client_response import ResponseWriter
-from proxy.forward.completed import CompletedResponse
-from proxy.forward.prefill_progress import PrefillFilter, is_start, progress_of
+from proxy.forward.completed import CompletedResponse, completion_of
+from proxy.forward.embedding_usage import EmbeddingUsage
+from proxy.forward.prefill_progress import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.upstream_errors import (
     client_error_body,
     is_loading,
@@ -49,7 +50,6 @@ from proxy.upstream.sse import (
     members_of,
     objects_of,
 )
-from proxy.upstream.timings import Timings
 
 _ERROR_MAX_BYTES: Final = 1024**2
 _ASSEMBLED_MAX_BYTES: Final = 64 * 1024**2
@@ -120,8 +120,7 @@ class ResponseRelay:
         return True
 
     async def _relay_body(self) -> None:
-        learns = self._response.status == 200 and self._request.kind not in _UNLEARNED
-        completed = CompletedResponse(self._request.kind, is_stream=False) if learns else None
+        completed = self._reader()
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
         chunk = b""
         while not self._response.is_read:
@@ -133,6 +132,14 @@ class ResponseRelay:
             chunk = await self._response.read()
             self._progress.receive(chunk)
         await self._finish(completed, chunk)
+
+    def _reader(self) -> CompletedResponse | EmbeddingUsage | None:
+        if self._response.status != HTTPStatus.OK:
+            return None
+        if self._request.kind is EndpointKind.EMBED_OR_RERANK:
+            return EmbeddingUsage()
+        is_read = self._request.kind not in _UNLEARNED
+        return CompletedResponse(self._request.kind, is_stream=False) if is_read else None
 
     async def _relay_stream(self) -> None:
         """Pass a stream on; its last piece is sent with its end."""
@@ -209,6 +216,7 @@ class ResponseRelay:
         if not is_done or not assembler.is_complete:
             raise self._broken_off()
         if assembler.is_blank:
+            self._lease.report(completion_of(assembler).all_choices)
             return False
         await self._send_json(assembler)
         return True
@@ -217,6 +225,8 @@ class ResponseRelay:
         if progress := progress_of(piece):
             self._progress.set_prompt(progress.done, progress.total, progress.cached)
         elif not is_start(piece):
+            if begun := prompt_of(piece):
+                self._progress.set_prompt(begun.done, begun.total, begun.cached)
             self._client_response.record.timeline.note_token()
             self._progress.count_token()
         try:
@@ -226,7 +236,7 @@ class ResponseRelay:
 
     async def _send_json(self, assembler: Assembler) -> None:
         body = orjson.dumps(assembler.whole())
-        self._learn(Completion(Timings.read(assembler.timings()), assembler.message()))
+        self._learn(completion_of(assembler))
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
         await self._client_response.begin(200, headers)
         await self._client_response.finish(body)
@@ -265,7 +275,9 @@ class ResponseRelay:
         headers["Content-Length"], headers["Content-Type"] = str(len(client_body)), JSON
         await self._client_response.refuse(status, headers, client_body)
 
-    async def _finish(self, completed: CompletedResponse | None, last: bytes) -> None:
+    async def _finish(
+        self, completed: CompletedResponse | EmbeddingUsage | None, last: bytes
+    ) -> None:
         if completed is None:
             self._learn(Completion())
         else:
@@ -276,9 +288,10 @@ class ResponseRelay:
     def _learn(self, completion: Completion) -> None:
         if self._lease.chunked and completion.timings:
             timings = completion.timings.with_chunks(self._lease.chunked)
-            completion = replace(completion, timings=timings)
+            completion = replace(completion, timings=timings, all_choices=timings)
         # Before the client has taken the end: a slow one must not keep the slot.
-        self._client_response.record.timings = completion.timings
+        self._client_response.record.timings = completion.all_choices
+        self._lease.report(completion.all_choices)
         self._router.finish(self._lease, completion)
         self._client_response.record.cache = self._lease.finding
 

@@ -46,10 +46,12 @@ class Completion:
     Attributes:
         reply: The assistant's message in the format of OpenAI's chat API, which identifies the next
             turn of the conversation.
+        all_choices: `timings` of all answers to the prompt together.
     """
 
     timings: Timings | None = None
     reply: Mapping[str, Any] | None = None
+    all_choices: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ class Lease(InFlightRequest):
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
         is_paused: Its slot is idle between two of those.
+        reported: Sums of the complete responses to it.
+        is_reported: Nothing was sent since the last of those.
+        is_taken: Its slots are in use, and nobody was told yet what it took.
         beside: Leases of the further slots of a request for several completions.
         is_ending: The request is over and the engine may still use the slot.
         is_diverted: Its side of a trial had no slot free.
@@ -123,9 +128,12 @@ class Lease(InFlightRequest):
         "is_ending",
         "is_overdue",
         "is_paused",
+        "is_reported",
+        "is_taken",
         "position",
         "progress",
         "queued_s",
+        "reported",
         "request",
         "sequences",
         "slot",
@@ -162,6 +170,9 @@ class Lease(InFlightRequest):
         self.finding: CacheFinding | None = None
         self.chunked: Timings | None = None
         self.is_paused = False
+        self.reported: Timings | None = None
+        self.is_reported = True
+        self.is_taken = request.kind.takes_slot and first is None
         self.verifies_restore = False
         self.beside: tuple[Lease, ...] = ()
         self.is_ending = False
@@ -199,7 +210,19 @@ class Lease(InFlightRequest):
         self.chunked = timings.added_to(self.chunked)
         self.id_slot = slot
         done = timings.cached_tokens + timings.prompt_tokens
-        self.progress.set_prompt(done, total, done - self.chunked.prompt_tokens)
+        self.progress.chunked = self.chunked.prompt_tokens
+        self.progress.set_prompt(done, total, done)
+        self.is_reported = False
+
+    def sent(self) -> None:
+        """Note that the request is sent now."""
+        self.is_reported = False
+
+    def report(self, timings: Timings | None) -> None:
+        """Note what a complete response reports, of all its choices."""
+        if timings:
+            self.reported = timings.added_to(self.reported) if self.reported else timings
+            self.is_reported = True
 
     def end(self) -> None:
         self.is_ending = True

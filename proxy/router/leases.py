@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from proxy.errors import (
@@ -27,6 +27,7 @@ from proxy.router.model_queues import ModelQueues
 from proxy.router.queued_request import queued
 from proxy.router.slot_release import SlotReleaser
 from proxy.router.slot_selection import select_slots
+from proxy.router.slot_use import use_of
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
@@ -103,7 +104,8 @@ class Leases:
                     raise
                 self._crash_suspects.clear(request)
         except (UpstreamConnectFailed, CrashesEngine) as error:
-            self._release(lease)  # the engine does not compute it
+            for one in lease.slots:
+                self._release(one)  # the engine does not compute it
             if isinstance(error, UpstreamConnectFailed):
                 self._listener.connect_failed(lease.upstream, error)
             raise
@@ -133,7 +135,8 @@ class Leases:
                 self._note_for_others(lease, prompt, completed)
             if timings and prompt and lease.slot:
                 self._record_slot(lease, lease.slot, timings)
-        self._release(lease)
+        for one in lease.slots:
+            self._release(one)
 
     def _note_for_others(self, lease: Lease, prompt: Prompt, completed: Completion) -> None:
         if lease.upstream.node is None:
@@ -157,7 +160,9 @@ class Leases:
                     f"completion request, or run `corral load {request.model}`"
                 )
         if request.kind.takes_slot:
-            return await acquire_slot(queue, queued(request, avoid, self._clock()), loader)
+            lease = await acquire_slot(queue, queued(request, avoid, self._clock()), loader)
+            self._listener.slots_taken(lease, lease.upstream, len(lease.slots))
+            return lease
         await ensure_serving(queue, request, loader)
         instances = [
             instance
@@ -177,18 +182,23 @@ class Leases:
             slot_map.release(lease, self._clock())
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
 
-    def _release(self, lease: Lease) -> None:
-        queue = self._queues.of(lease.request.model)
-        for one in lease.slots:
-            queue.release(one)
+    def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
+        """Free one slot, and tell what its request took; `held` are the tokens in idle slots."""
+        if lease.is_taken:
+            lease.is_taken = False
+            self._listener.slots_freed(lease, use_of(lease, len(lease.slots), held))
+        self._queues.of(lease.request.model).release(lease)
+
+    def _release_idle(self, lease: Lease) -> None:
+        self._release(lease, self._slot_releaser.held_tokens(lease))
 
     def _end(self, lease: Lease) -> None:
-        instance, queue = lease.instance, self._queues.of(lease.request.model)
+        instance = lease.instance
         self._first_byte_monitor.forget(lease)
         instance.bytes_received += lease.progress.bytes_received
         for one in lease.slots:
             if one in instance.leases:
-                self._slot_releaser.release_when_idle(one, queue.release)
+                self._slot_releaser.release_when_idle(one, self._release_idle)
         self._instances.discard_if_unused(instance)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 from proxy.errors import UpstreamConnectFailed
+from proxy.router.slot_use import SlotUse
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 
@@ -30,6 +32,12 @@ class RouterListener(Protocol):
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
         """The first response of a conversation in the slot that it was restored to."""
 
+    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
+        """A request got slots of an instance."""
+
+    def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None:
+        """Its slots are idle again; each request that got slots frees them once."""
+
 
 class NoListener:
     def idle(self) -> None: ...
@@ -41,6 +49,10 @@ class NoListener:
     def keep_alive(self, model: str, seconds: float, /) -> None: ...
 
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None: ...
+
+    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None: ...
+
+    def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None: ...
 
 
 NO_LISTENER: Final = NoListener()

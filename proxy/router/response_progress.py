@@ -25,6 +25,8 @@ class ResponseProgress:
         bytes_received: Of the body, without pings.
         prompt_done: Prompt tokens computed or cached.
         prompt_total: An estimate until the instance reports progress.
+        is_reported: Whether the instance reported the figures of the prompt.
+        chunked: Prompt tokens that earlier requests computed for this one, which are no cache.
         decoded: Events of generated text.
     """
 
@@ -33,10 +35,12 @@ class ResponseProgress:
         "_on_first_token",
         "bytes_received",
         "cached",
+        "chunked",
         "decoded",
         "first_token_at_s",
         "has_header",
         "is_awaiting_upstream",
+        "is_reported",
         "prompt_done",
         "prompt_total",
     )
@@ -44,10 +48,12 @@ class ResponseProgress:
     def __init__(self, clock: Clock, on_first_token: Callable[[], None] | None = None) -> None:
         self.has_header = False
         self.is_awaiting_upstream = True
+        self.is_reported = False
         self.bytes_received = 0
         self.prompt_done = 0
         self.prompt_total = 0
         self.cached = 0
+        self.chunked = 0
         self.decoded = 0
         self.first_token_at_s: float | None = None
         self._clock = clock
@@ -72,7 +78,9 @@ class ResponseProgress:
 
     def set_prompt(self, done: int, total: int, cached: int) -> None:
         """Take the progress that the instance reports, in tokens; cached tokens count as done."""
-        self.prompt_done, self.prompt_total, self.cached = done, total, cached
+        self.prompt_done, self.prompt_total = done, total
+        self.cached = cached - min(self.chunked, cached)
+        self.is_reported = True
 
     def remaining_tokens(self, expected_cached: int) -> int:
         if self.decoded:

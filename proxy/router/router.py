@@ -34,6 +34,7 @@ from proxy.router.model_demand import ModelDemand, demand_of
 from proxy.router.model_queues import ModelQueues
 from proxy.router.request_queue import QueueStats
 from proxy.router.response_progress import Clock
+from proxy.router.slot_contents import SlotContents
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.weights import EQUAL
 from proxy.router.work_reader import EstimatedWork
@@ -71,8 +72,13 @@ class Router:
         self._queues = ModelQueues(
             self._instances, self._prefix_index, settings, clock, listener.idle
         )
+        contents = SlotContents(clock)
         self._slot_releaser = SlotReleaser(
-            count or slots_in_use(settings), clock, settings.cancel_timeout_s, self._report_overdue
+            count or slots_in_use(settings, contents),
+            clock,
+            settings.cancel_timeout_s,
+            self._report_overdue,
+            contents,
         )
         self._first_byte_monitor = FirstByteMonitor(
             self._instances, responds or answers_health(settings), self._queues.assign_slots

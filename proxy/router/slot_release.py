@@ -14,7 +14,7 @@ minutes after its client left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -23,6 +23,7 @@ from proxy.failures import persist
 from proxy.router.instances import Instance
 from proxy.router.lease import Lease
 from proxy.router.response_progress import Clock
+from proxy.router.slot_contents import SlotContents
 from proxy.settings import ProxySettings
 from proxy.upstream.slots import get_slots
 from proxy.upstream.upstream import Upstream
@@ -40,6 +41,7 @@ class SlotReleaser:
         count: Queries how many slots of an instance are in use; None where it does not say.
         cancel_timeout_s: Above 0.
         overdue: Called once for each slot that is still in use after that time.
+        contents: What the slots held when `count` queried them.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class SlotReleaser:
         clock: Clock,
         cancel_timeout_s: float,
         overdue: Callable[[Lease], None],
+        contents: SlotContents | None = None,
     ) -> None:
         self._count = count
         self._clock = clock
         self._cancel_timeout_s = cancel_timeout_s
         self._overdue = overdue
+        self._contents = contents
         self._group: asyncio.TaskGroup | None = None
         self._watched: dict[Instance, asyncio.Event] = {}
 
@@ -78,6 +82,10 @@ class SlotReleaser:
             return
         self._watched[lease.instance] = asyncio.Event()
         self._group.create_task(self._tend(lease.instance, free))
+
+    def held_tokens(self, lease: Lease) -> Sequence[int]:
+        """Tokens in each idle slot, as a request is freed that was cut off."""
+        return self._contents.of(lease) if self._contents else ()
 
     async def _tend(self, instance: Instance, free: Callable[[Lease], None]) -> None:
         try:
@@ -121,14 +129,17 @@ class SlotReleaser:
         return not lease.is_overdue and self._clock() - lease.ended_at_s >= self._cancel_timeout_s
 
 
-def slots_in_use(settings: ProxySettings) -> CountBusySlots:
-    """Return the query of /slots."""
+def slots_in_use(settings: ProxySettings, contents: SlotContents) -> CountBusySlots:
+    """Return the query of /slots, which notes what the slots hold."""
 
     async def request(upstream: Upstream) -> int | None:
         try:
             slots = await get_slots(upstream, settings)
         except UpstreamTimeout:
             return upstream.slots  # it is there, and busy with something
-        return None if slots is None else sum(slot.is_busy for slot in slots)
+        if slots is None:
+            return None
+        contents.observe(upstream, slots)
+        return sum(slot.is_busy for slot in slots)
 
     return request

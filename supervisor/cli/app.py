@@ -23,6 +23,7 @@ from supervisor.cli import (
     service,
     setup,
     slots,
+    usage,
 )
 
 _HELP: Final = """Run llama.cpp's llama-server well.
@@ -54,6 +55,7 @@ app.add_typer(run.commands)
 app.add_typer(measure.commands)
 app.add_typer(capture.commands)
 app.add_typer(setup.commands)
+app.add_typer(usage.commands)
 app.add_typer(engine.commands, name="engine")
 app.add_typer(model.commands, name="model")
 app.add_typer(profile.commands, name="profile")

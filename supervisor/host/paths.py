@@ -88,6 +88,10 @@ class Directories:
         return self.data / "history" / "requests.db"
 
     @property
+    def usage(self) -> Path:
+        return self.data / "usage"
+
+    @property
     def jobs(self) -> Path:
         return self.data / "jobs"
 

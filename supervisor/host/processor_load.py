@@ -73,6 +73,11 @@ def read_processor(root: Path, allowed: frozenset[int], pids: Iterable[int]) -> 
     )
 
 
+def process_s(pid: int) -> float | None:
+    """Return the processor time of a process since its start; None where it is not known."""
+    return _process_s(text(Path(f"/proc/{pid}/stat")))
+
+
 def read_this_processor(pids: Iterable[int]) -> ProcessorReading:
     return read_processor(Path("/"), allowed_cpus(), pids)
 

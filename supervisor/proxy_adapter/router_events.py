@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from proxy.errors import UpstreamConnectFailed
 from proxy.nodes.nodes import Nodes
+from proxy.router.slot_use import SlotUse
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 from supervisor.admission.controller import AdmissionController
 from supervisor.fleet.fleet import Fleet
+from supervisor.usage.recorder import UsageRecorder
 
 
 class RouterEvents:
@@ -16,8 +20,11 @@ class RouterEvents:
     The router is built first, and those it reports to need the router: `connect` closes the circle.
     """
 
-    def connect(self, fleet: Fleet, admission: AdmissionController, nodes: Nodes) -> None:
+    def connect(
+        self, fleet: Fleet, admission: AdmissionController, nodes: Nodes, usage: UsageRecorder
+    ) -> None:
         self._fleet, self._admission, self._nodes = fleet, admission, nodes
+        self._usage = usage
 
     def idle(self) -> None:
         self._admission.wake()
@@ -33,3 +40,9 @@ class RouterEvents:
 
     def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
         self._fleet.restore_verified(name, id_slot, timings)
+
+    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
+        self._usage.slots_taken(lease, upstream, slots)
+
+    def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None:
+        self._usage.slots_freed(lease, use)

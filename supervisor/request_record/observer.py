@@ -10,10 +10,12 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Final
 
+from proxy.endpoints import EndpointKind
 from supervisor.request_record.recorded_request import RecordedRequest
 
 _CONVERSATIONS_MAX: Final = 4096
 _NUMBER_BITS: Final = 48
+_EMBEDDING: Final = EndpointKind.EMBED_OR_RERANK.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Observer:
             fields: Of `request.finished`.
         """
         if fields["status"] != HTTPStatus.OK or fields["prompt_tokens"] is None:
+            return None
+        if fields["kind"] == _EMBEDDING:  # it cannot be replayed as a completion
             return None
         model, duration_s = fields["model"], fields["duration_ms"] / 1000
         began_at = at - timedelta(seconds=duration_s)

@@ -123,6 +123,11 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
         description="record sizes and pauses of answered requests, never a text, for this user "
         "alone; `corral bench --workload yours` replays them",
     )
+    record_usage: bool = Field(
+        default=True,
+        description="record tokens and seconds per API key, model and day, never a text, for this "
+        "user alone; `corral usage` shows them",
+    )
     slot_save_timeout_s: float = Field(
         10, gt=0, le=3600, description="time for an instance to save its conversations"
     )

@@ -6,7 +6,7 @@ the format of the API at hand. APIs without roles have no message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from proxy.endpoints import EndpointKind
@@ -28,6 +28,9 @@ class Response(Protocol):
     def message(self) -> Mapping[str, Any] | None: ...
 
     def timings(self) -> Mapping[str, Any] | None: ...
+
+    def other_timings(self) -> Iterable[object]:
+        """Those of the further answers to the prompt."""
 
 
 class ResponseReader(Response, Protocol):

@@ -6,7 +6,7 @@ has those of choice 0. Source: llama-server, build 10434, both responses at temp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -120,6 +120,10 @@ class ChatAssembler:
 
     def timings(self) -> Mapping[str, Any] | None:
         return self._body.get("timings") or self._first().figures.get("timings")
+
+    def other_timings(self) -> Iterable[object]:
+        others = (choice for index, choice in self._choices.items() if index)
+        return [choice.figures.get("timings") for choice in others]
 
     def whole(self) -> dict[str, Any]:
         if not self.is_complete:

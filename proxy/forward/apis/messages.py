@@ -5,7 +5,7 @@ Source: llama-server, build 10434, both responses at temperature 0; it reports t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -89,6 +89,9 @@ class MessagesAssembler:
             return None
         cached = usage.get("cache_read_input_tokens", 0)
         return token_timings(cached, usage.get("input_tokens", 0), usage.get("output_tokens", 0))
+
+    def other_timings(self) -> Iterable[object]:
+        return ()
 
     def whole(self) -> dict[str, Any]:
         if not self.is_complete:

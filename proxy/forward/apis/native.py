@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.upstream.sse import InvalidEvent
@@ -41,6 +41,9 @@ class LlamaCompletionAssembler:
     def timings(self) -> Mapping[str, Any] | None:
         return self._last.get("timings")
 
+    def other_timings(self) -> Iterable[object]:
+        return ()
+
     def whole(self) -> dict[str, Any]:
         if not self.is_complete:
             raise InvalidEvent("the stream ended before the answer was complete")
@@ -59,23 +62,35 @@ class LlamaCompletionAssembler:
 
 
 class TimingsOnly:
+    """The timings of each answer, by its index."""
+
     def __init__(self) -> None:
-        self._timings: Mapping[str, Any] | None = None
+        self._timings: dict[object, Mapping[str, Any]] = {}
 
     def timings(self) -> Mapping[str, Any] | None:
-        return self._timings
+        return next(iter(self._timings.values()), None)
+
+    def other_timings(self) -> Iterable[object]:
+        return list(self._timings.values())[1:]
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        self._timings = piece.get("timings") or self._timings
+        if found := piece.get("timings"):
+            self._timings[_index(piece)] = found
 
     def pack(self) -> None:
         return
 
-    def take(self, body: Mapping[str, Any]) -> None:
-        self._timings = body.get("timings")
+    def take(self, body: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        for piece in [body] if isinstance(body, Mapping) else body:
+            self.add(piece)
 
     def message(self) -> Mapping[str, Any] | None:
         return None
+
+
+def _index(piece: Mapping[str, Any]) -> object:
+    choices = piece.get("choices")
+    return (choices[0] if choices else piece).get("index")
 
 
 def token_timings(cached: int, computed: int, decoded: int) -> Mapping[str, int]:

@@ -5,7 +5,7 @@ Source: llama-server, build 10434, both responses at temperature 0; the whole ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.forward.apis.native import token_timings
@@ -39,6 +39,9 @@ class ResponsesAssembler:
         self._timings = token_timings(
             cached, usage["input_tokens"] - cached, usage["output_tokens"]
         )
+
+    def other_timings(self) -> Iterable[object]:
+        return ()
 
     def message(self) -> Mapping[str, Any] | None:
         parts = [part for item in self._response.get("output", ()) for part in _parts(item)]

@@ -277,7 +277,8 @@ async def test_the_message_is_learnt_by_which_the_next_turn_is_known(
         await response.read()
     await proxy.floor.in_flight.wait_empty()
     message = {"role": "assistant", "content": "hi"}
-    assert learnt == [Completion(Timings.read(TIMINGS), message)]
+    timings = Timings.read(TIMINGS)
+    assert learnt == [Completion(timings, message, timings)]
 
 
 async def test_a_slot_is_free_once_the_client_response_is_whole_and_not_only_once_it_was_read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from fakes.virtual_time import run_in_virtual_time
 from proxy.errors import UpstreamConnectFailed
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
+from proxy.router.slot_contents import SlotContents
 from proxy.router.slot_release import slots_in_use
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -220,12 +222,12 @@ async def test_the_page_is_read_for_slots_in_use(
     proxy: ProxyHarness, status: str, body: bytes, busy: int | None
 ) -> None:
     async with answering(proxy, status, body) as engine:
-        assert await slots_in_use(proxy.settings)(engine) == busy
+        assert await slots_in_use(proxy.settings, SlotContents(time.monotonic))(engine) == busy
 
 
 async def test_an_engine_that_is_gone_uses_no_slot(proxy: ProxyHarness) -> None:
     gone = Upstream("gone", "chat", 1, "/nowhere/gone.sock", "", 0, "")
-    assert await slots_in_use(proxy.settings)(gone) is None
+    assert await slots_in_use(proxy.settings, SlotContents(time.monotonic))(gone) is None
 
 
 async def test_the_slot_of_a_client_that_left_is_given_to_the_next(proxy: ProxyHarness) -> None:

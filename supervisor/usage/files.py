@@ -1,0 +1,171 @@
+"""Usage on disk: one file for each month, and a journal of what is not in them yet.
+
+A journal is a file of JSON lines, one for each request that ended. It is folded into the files of
+its months, each of which is replaced as a whole and says up to which journal it counts, so that a
+journal is counted once whenever the process is killed. Then it is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from supervisor.host.files import open_regular, write_atomic
+from supervisor.usage.usage import Account, Totals, Usage, add, from_row, from_rows, row
+
+_JOURNAL: Final = re.compile(r"journal\.(\d{1,12})\.jsonl")
+_MONTH: Final = re.compile(r"\d{4}-\d\d")
+_READ_MAX_BYTES: Final = 64 * 1024**2
+# Some hundred keys and models on each day.
+_ROWS_MAX: Final = 50_000
+_MONTHS_MAX: Final = 60
+_DAMAGED: Final = ".damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """The file of one month; `folded` is the number of the last journal that it counts."""
+
+    folded: int = 0
+    totals: Totals = field(default_factory=dict)
+
+
+def journal_path(root: Path, number: int) -> Path:
+    return root / f"journal.{number}.jsonl"
+
+
+def next_journal(root: Path) -> int:
+    """A number above those of all journals that exist or were counted; raises OSError."""
+    return max((*_journals(root), *map(_folded, _months(root).values())), default=0) + 1
+
+
+def fold(root: Path, before: int) -> list[str]:
+    """Count all journals before a number, and delete them; return the names of damaged files.
+
+    Raises:
+        OSError: Not all were counted; each of the others was counted once.
+    """
+    damaged = _set_aside_damaged(root)
+    for number, path in sorted(_journals(root).items()):
+        if number < before:
+            for month, rows in _by_month(_journal_rows(path)).items():
+                _count(root / f"{month}.json", number, rows)
+            path.unlink()
+    for path in sorted(_months(root).values())[:-_MONTHS_MAX]:
+        path.unlink()
+    return damaged
+
+
+def read_all(root: Path) -> dict[Account, Usage]:
+    """All usage, of journals too; beside a daemon that writes. Raises OSError."""
+    # A journal that is folded meanwhile is counted by its month, which is read later.
+    journals = {number: list(_journal_rows(path)) for number, path in _journals(root).items()}
+    totals: dict[Account, Usage] = {}
+    folded: dict[str, int] = {}
+    for month, path in _months(root).items():
+        with suppress(ValueError):
+            found = _read_month(path)
+            totals |= found.totals
+            folded[month] = found.folded
+    for number, rows in sorted(journals.items()):
+        for account, usage in rows:
+            if number > folded.get(account.day[:7], 0):
+                add(totals, account, usage, len(totals) + 1)
+    return totals
+
+
+def _count(path: Path, number: int, rows: Iterable[tuple[Account, Usage]]) -> None:
+    month = _read_month(path)
+    if month.folded >= number:
+        return
+    totals = dict(month.totals)
+    for account, usage in rows:
+        add(totals, account, usage, _ROWS_MAX)
+    content = {"folded": number, "rows": [row(*one) for one in sorted(totals.items())]}
+    write_atomic(path, orjson.dumps(content).decode())
+
+
+def _read_month(path: Path) -> Month:
+    """An empty one where there is no file.
+
+    Raises:
+        ValueError: It is damaged.
+        OSError: It cannot be read.
+    """
+    try:
+        content = orjson.loads(_read(path))
+    except FileNotFoundError:
+        return Month()
+    match content:
+        case {"folded": int(folded), "rows": list(rows)}:
+            return Month(folded, dict(from_rows(rows)))
+    raise ValueError(f"{path.name} has another format")
+
+
+def _folded(path: Path) -> int:
+    try:
+        return _read_month(path).folded
+    except ValueError:  # it is set aside with the next fold
+        return 0
+
+
+def _set_aside_damaged(root: Path) -> list[str]:
+    damaged = []
+    for path in _months(root).values():
+        try:
+            _read_month(path)
+        except ValueError:
+            path.replace(path.with_name(path.name + _DAMAGED))
+            damaged.append(path.name)
+    return damaged
+
+
+def _journal_rows(path: Path) -> Iterator[tuple[Account, Usage]]:
+    """Yield what a journal has; a line that was cut off is left out."""
+    try:
+        lines = _read(path).splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with suppress(orjson.JSONDecodeError):
+            if found := from_row(orjson.loads(line)):
+                yield found
+
+
+def _by_month(
+    rows: Iterable[tuple[Account, Usage]],
+) -> Mapping[str, list[tuple[Account, Usage]]]:
+    months: dict[str, list[tuple[Account, Usage]]] = defaultdict(list)
+    for account, usage in rows:
+        if _MONTH.fullmatch(account.day[:7]):
+            months[account.day[:7]].append((account, usage))
+    return months
+
+
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read(_READ_MAX_BYTES)
+
+
+def _journals(root: Path) -> dict[int, Path]:
+    found = ((_JOURNAL.fullmatch(path.name), path) for path in _listed(root))
+    return {int(match[1]): path for match, path in found if match}
+
+
+def _months(root: Path) -> dict[str, Path]:
+    paths = {path.stem: path for path in _listed(root) if path.suffix == ".json"}
+    return {month: paths[month] for month in sorted(paths) if _MONTH.fullmatch(month)}
+
+
+def _listed(root: Path) -> list[Path]:
+    try:
+        return list(root.iterdir())
+    except FileNotFoundError:
+        return []

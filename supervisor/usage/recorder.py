@@ -1,0 +1,182 @@
+"""Records what requests take of engines, at the moment when their slots are free again.
+
+What an engine counted and no request took has an account of its own: warming, health checks,
+calibration. It is read from the engine's counters while no request holds one of its slots, so that
+all accounts together are what the engines counted.
+
+Nothing here waits for an event that may be dropped: the router calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, Protocol
+
+from proxy.router.slot_use import SlotUse, Tokens
+from proxy.upstream.upstream import Upstream
+from supervisor.errors import AccessDenied
+from supervisor.events import Emit, Event
+from supervisor.usage.engine_use import EngineUse
+from supervisor.usage.journal import Journal
+from supervisor.usage.usage import NO_KEY, OWN_WORK, Account, Usage
+
+# An engine is asked for its counters at most so often: faster reads disturb it.
+_PAUSE_S: Final = 3.0
+_FOLD_S: Final = 600.0
+
+
+class Engines(Protocol):
+    """The engine processes; `pid` is that of the present one."""
+
+    def ready(self) -> Iterable[tuple[str, str, int]]:
+        """Instance, model and pid of each that serves."""
+
+    def pid(self, instance: str, /) -> int | None: ...
+
+    def cpu_s(self, pid: int, /) -> float | None:
+        """Processor time since its start; None where that is not known."""
+
+    async def counted(self, instance: str, /) -> Tokens | None:
+        """Tokens since its start; None where it does not say."""
+
+
+class UsageRecorder:
+    """Records while `is_on()`; `has_keys` tells whether clients have names."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        engines: Engines,
+        emit: Emit,
+        *,
+        is_on: Callable[[], bool],
+        has_keys: bool,
+    ) -> None:
+        self._journal = journal
+        self._engines = engines
+        self._emit = emit
+        self._is_on = is_on
+        self._has_keys = has_keys
+        self._by_instance: dict[str, EngineUse] = {}
+        self._has_failed = False
+        self._full = asyncio.Event()
+
+    # Called by the router, and for each event.
+
+    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int) -> None:
+        if not self._is_on():
+            return
+        found = self._engine(upstream.name, upstream.model)
+        if found.is_idle:
+            self._read_cpu(found)
+        found.begin(lease, slots, time.monotonic())
+
+    def slots_freed(self, lease: Hashable, use: SlotUse) -> None:
+        if not self._is_on():
+            return
+        found = self._engine(use.instance, use.model)
+        self._read_cpu(found)
+        key = self._key(use.client)
+        cpu_s = found.end(lease, key, use)
+        self._add(key, use.model, _usage(use.tokens, use.slot_s, cpu_s))
+
+    def observe(self, event: Event) -> None:
+        """Count a request that an instance got."""
+        if event.name == "request.finished" and self._is_on():
+            key = self._key(str(event.fields["client"] or ""))
+            self._add(key, str(event.fields["model"]), Usage(requests=1))
+
+    # The daemon's task.
+
+    async def serve(self) -> None:
+        """Keep the files small, and account for what no request took; until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_folded())
+                while True:
+                    await asyncio.sleep(_PAUSE_S)
+                    await self.settle()
+        finally:
+            self._journal.close()
+
+    async def settle(self) -> None:
+        """Account for what idle engines counted and no request took."""
+        for instance, model, _ in list(self._engines.ready()):
+            engine = self._engine(instance, model)
+            if self._is_on() and engine.is_due and engine.is_idle:
+                await self._settle(instance, engine)
+
+    def note_own_work(self, instance: str) -> None:
+        """The supervisor sent a request to an instance."""
+        if found := self._by_instance.get(instance):
+            found.is_due = True
+
+    async def _settle(self, instance: str, engine: EngineUse) -> None:
+        turn = engine.turn
+        counted = await self._engines.counted(instance)
+        is_same = self._by_instance.get(instance) is engine and engine.turn == turn
+        if counted is None or not is_same:
+            return
+        self._read_cpu(engine)
+        parts, own_s = engine.take_rest(counted)
+        for key, tokens in parts:
+            if tokens != Tokens():
+                self._add(key, engine.model, _usage(tokens))
+        if own_s:
+            self._add(OWN_WORK, engine.model, Usage(cpu_s=own_s))
+
+    async def _keep_folded(self) -> None:
+        while True:
+            if self._is_on() and not (self._journal.is_open and self._journal.is_empty):
+                self._report(await self._fold())
+            self._full.clear()
+            await asyncio.sleep(_PAUSE_S)  # a failure is not repeated at each request
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FOLD_S):
+                    await self._full.wait()
+
+    async def _fold(self) -> str | None:
+        """Go on in a new file, and count the last; return why that failed, or None."""
+        try:
+            number, file = await asyncio.to_thread(self._journal.open_next)
+            self._journal.begin(number, file)
+            damaged = await asyncio.to_thread(self._journal.fold)
+        except (OSError, ValueError, AccessDenied) as error:
+            return str(error)
+        return f"damaged and set aside: {', '.join(damaged)}" if damaged else None
+
+    def _engine(self, instance: str, model: str) -> EngineUse:
+        pid, found = self._engines.pid(instance), self._by_instance.get(instance)
+        if found is None or found.pid != pid:
+            found = self._by_instance[instance] = EngineUse(pid, model)
+        return found
+
+    def _read_cpu(self, engine: EngineUse) -> None:
+        cpu_s = self._engines.cpu_s(engine.pid) if engine.pid else None
+        if cpu_s is not None:
+            engine.shares.read(cpu_s, time.monotonic())
+
+    def _key(self, client: str) -> str:
+        if not client:
+            return OWN_WORK
+        return client if self._has_keys else NO_KEY
+
+    def _add(self, key: str, model: str, usage: Usage) -> None:
+        day = f"{datetime.now().astimezone():%Y-%m-%d}"
+        self._report(self._journal.write(Account(day, key, model), usage))
+        if self._journal.is_full:
+            self._full.set()
+
+    def _report(self, failure: str | None) -> None:
+        """Warn of the first failure in a row."""
+        if failure and not self._has_failed:
+            self._emit("usage.record_failed", reason=failure)
+        self._has_failed = failure is not None
+
+
+def _usage(tokens: Tokens, slot_s: float = 0.0, cpu_s: float = 0.0) -> Usage:
+    return Usage(0, tokens.prompt, tokens.cached, tokens.decoded, slot_s, cpu_s)

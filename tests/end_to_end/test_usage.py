@@ -1,0 +1,69 @@
+"""Usage by key is what responses reported, survives a killed daemon, and holds no text."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+from corral_cli import CorralCli, until
+
+SETTINGS = """
+[proxy]
+listen = "127.0.0.1:0"
+api_keys_file = "{keys}"
+[models.chat]
+path = "{model}"
+flags = {{ parallel = 2, ctx-size = 2048, threads = 1 }}
+"""
+
+
+def ask(url: str, key: str, **members: Any) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"model": "chat", "max_tokens": 8, **members}
+    answer: dict[str, Any] = httpx.post(
+        f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60
+    ).json()
+    return answer
+
+
+def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
+    keys = corral.root / "config" / "keys.toml"
+    corral.configure(SETTINGS.format(keys=keys, model=tiny_model))
+    anna, ben = (corral.data("key", "add", name)["key"] for name in ("anna", "ben"))
+    assert corral.ok("usage") == "no usage is recorded\n"
+    corral.ok("start")
+    word = secrets.token_hex(8)
+    said = [{"role": "user", "content": f"{word} and more"}]
+    first = ask(corral.url, anna, messages=said)["usage"]
+    second = ask(corral.url, anna, messages=said, n=2)["timings"]
+    ask(corral.url, ben, messages=said)
+    until(lambda: len(corral.data("usage", "--by", "key", "--key", "ben")) == 1)
+    os.kill(corral.daemon_pid, signal.SIGKILL)
+    (found,) = corral.data("usage", "--by", "key", "--key", "anna")
+    cached = first["prompt_tokens_details"]["cached_tokens"]
+    computed = first["prompt_tokens"] - cached + second["prompt_n"]
+    assert found["requests"] == 2
+    assert (found["prompt_tokens"], found["generated_tokens"]) == (computed, 8 + 2 * 8)
+    assert found["cached_tokens"] == cached + second["cache_n"]
+    assert found["slot_seconds"] > 0
+    files = [path for path in (corral.root / "data" / "usage").iterdir() if path.is_file()]
+    assert not [path for path in files if word in path.read_text("utf-8")]
+    corral.ok("start")
+    ask(corral.url, anna, messages=said)
+    corral.ok("stop")
+    assert [one["requests"] for one in corral.data("usage", "--key", "anna")] == [3]
+    assert corral.ok("usage", "--by", "month", "--csv").startswith("month,requests,")
+    assert corral("usage", "--since", "yesterday").returncode == 78
+
+
+def test_nothing_is_recorded_where_that_is_off(corral: CorralCli, tiny_model: Path) -> None:
+    off = "[supervisor]\nrecord_usage = false\n"
+    corral.configure(f'{off}[models.chat]\npath = "{tiny_model}"\nflags = {{ threads = 1 }}')
+    corral.ok("start")
+    ask(corral.url, "none", messages=[{"role": "user", "content": "hello"}])
+    corral.ok("stop")
+    assert not (corral.root / "data" / "usage").exists()
