@@ -53,9 +53,9 @@ def open_connection(path: Path, max_bytes: int) -> sqlite3.Connection:
     try:
         connection.row_factory = sqlite3.Row
         for pragma in (
+            "locking_mode = EXCLUSIVE",  # before the first access, or the shared memory is made
             f"page_size = {_PAGE_BYTES}",
             "auto_vacuum = FULL",
-            "locking_mode = EXCLUSIVE",
             "journal_mode = WAL",
             "synchronous = FULL",
             f"journal_size_limit = {_LOG_MAX_BYTES}",

@@ -24,10 +24,10 @@ from supervisor.history import statements
 from supervisor.history.schema import UnusableError, prepare
 from supervisor.host.paths import make_private
 
+_EXCLUSIVE: Final = "locking_mode = EXCLUSIVE"  # first, or the shared memory is made
+# Of a file that exists, `auto_vacuum` is written again, which a full disk refuses.
+_OF_A_NEW_FILE: Final = ("page_size = 4096", "auto_vacuum = FULL")
 _PRAGMAS: Final = (
-    "page_size = 4096",
-    "auto_vacuum = FULL",
-    "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = NORMAL",
     "journal_size_limit = 4194304",
@@ -127,13 +127,14 @@ def _opened(path: Path) -> sqlite3.Connection:
     # SQLite gives its log the mode of the database.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
+    is_new = not os.fstat(descriptor).st_size
     os.close(descriptor)
     connection = sqlite3.connect(
         path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
     try:
         connection.row_factory = sqlite3.Row
-        for pragma in _PRAGMAS:
+        for pragma in (_EXCLUSIVE, *(_OF_A_NEW_FILE if is_new else ()), *_PRAGMAS):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         in_transaction(connection, prepare)
     except BaseException:

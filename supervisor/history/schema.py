@@ -27,12 +27,14 @@ def prepare(connection: sqlite3.Connection) -> None:
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if found > VERSION:
         raise UnusableError(f"it has layout {found} of a newer llama-corral, here {VERSION}")
-    connection.execute("CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY)")
     has = {row[1] for row in connection.execute("PRAGMA table_info(requests)")}
-    for name, kind in COLUMNS.items():
-        if name not in has:
-            default = " DEFAULT 0" if "NOT NULL" in kind else ""
-            connection.execute(f"ALTER TABLE requests ADD COLUMN {name} {kind}{default}")
+    missing = {name: kind for name, kind in COLUMNS.items() if name not in has}
+    if found == VERSION and not missing:
+        return  # nothing is written: it is read on a full disk too
+    connection.execute("CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY)")
+    for name, kind in missing.items():
+        default = " DEFAULT 0" if "NOT NULL" in kind else ""
+        connection.execute(f"ALTER TABLE requests ADD COLUMN {name} {kind}{default}")
     connection.execute("CREATE INDEX IF NOT EXISTS requests_by_id ON requests (id)")
     connection.execute("CREATE INDEX IF NOT EXISTS requests_by_end ON requests (ended_at)")
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -20,6 +20,16 @@ async def test_only_this_user_can_read_it(jobs: JobsHarness) -> None:
     assert found == {"jobs.sqlite": 0o600, "jobs.sqlite-wal": 0o600}
 
 
+async def test_no_shared_memory_is_mapped_when_it_is_opened_again(jobs: JobsHarness) -> None:
+    """Where it grows on a full disk, SIGBUS ends the process."""
+    await jobs.file([b"{}\n"])
+    await jobs.close()
+    jobs.configure()
+    await jobs.database.read(file_rows.used_bytes)
+    names = {one.name for one in jobs.path.parent.iterdir()}
+    assert names == {"jobs.sqlite", "jobs.sqlite-wal"}
+
+
 async def test_a_commit_waits_for_the_disk(jobs: JobsHarness) -> None:
     pragmas = ("journal_mode", "synchronous", "user_version")
     found = [

@@ -100,6 +100,16 @@ async def test_what_ended_is_found_at_once_and_after_a_restart(kept: Kept) -> No
     assert b"a reason" not in kept.path.read_bytes()
 
 
+async def test_no_shared_memory_is_mapped(kept: Kept) -> None:
+    """Where it grows on a full disk, SIGBUS ends the process."""
+    for _ in range(2):
+        async with kept.running() as history:
+            kept.finish()
+            await ids(history)
+            names = {path.name for path in kept.path.parent.iterdir()}
+            assert names == {"requests.db", "requests.db-wal"}
+
+
 async def test_what_was_observed_is_written_in_a_while_and_at_the_end(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
