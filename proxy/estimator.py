@@ -43,6 +43,7 @@ class Estimate:
         first_token: With the wait in the queue.
         new_tokens: Of those of the prompt, what the instance has to compute.
         length: The prompt by its length, as the instance has it; None: it has no prompt.
+        factor: What the estimate is corrected by, beside so many `others`.
     """
 
     model: str
@@ -53,6 +54,8 @@ class Estimate:
     length: PromptLength | None = None
     load: LoadForecast | None = None
     first_token: FirstToken | None = None
+    factor: float = 1.0
+    others: int = 0
 
     @property
     def queue_s(self) -> float | None:
@@ -79,13 +82,25 @@ class Estimator:
         """Estimate a request as if it came now."""
         load = self._load(request)
         found = self._router.work(request, _engines(request.model, load))
-        first = self._first_token(request.model, found.work, load)
+        factor = self._router.measures(request.model).correction.factor(found.work.others)
+        first = self._first_token(request.model, found.work, load, factor)
         instance = first.instance if first else _only(found.work)
         tokens = found.request.prompt_tokens
         new_tokens = found.request.new_on(instance) if instance else tokens
         length = found.lengths.get(instance or "")
         is_loaded = self._router.serves(request.model)
-        return Estimate(request.model, tokens, new_tokens, instance, is_loaded, length, load, first)
+        return Estimate(
+            request.model,
+            tokens,
+            new_tokens,
+            instance,
+            is_loaded,
+            length,
+            load,
+            first,
+            factor,
+            found.work.others,
+        )
 
     def _load(self, request: ProxyRequest) -> LoadForecast | None:
         if self._loader is None or self._router.serves(request.model):
@@ -93,12 +108,14 @@ class Estimator:
         return self._loader.load_forecast(request.model)
 
     def _first_token(
-        self, model: str, work: ModelWork, load: LoadForecast | None
+        self, model: str, work: ModelWork, load: LoadForecast | None, factor: float
     ) -> FirstToken | None:
         costs = self._router.measures(model).costs()
         if costs is None or (load and (load.in_s is None or load.refusal)):
             return None
-        return first_token(replace(work, ready_in_s=(load and load.in_s) or 0.0), costs)
+        ready_in_s = (load and load.in_s) or 0.0
+        found = first_token(replace(work, ready_in_s=ready_in_s), costs)
+        return found and found.corrected(factor, ready_in_s)
 
     @property
     def is_due(self) -> bool:
@@ -124,12 +141,15 @@ class Estimator:
                 self._compare(found, record, now_s)
 
     def _compare(self, found: Estimate, record: AccessRecord, at_s: float) -> None:
+        measures, timeline = self._router.measures(found.model), record.timeline
         if found.length and record.timings and record.instance == found.instance:
-            self._router.measures(found.model).tokens.note(found.length, record.timings)
-        timeline = record.timeline
+            measures.tokens.note(found.length, record.timings)
         if found.first_token and timeline.first_token_ms is not None:
             real_s = timeline.began_at_s + timeline.first_token_ms / 1000 - at_s
             self._errors.add(found.model, found.first_token.first_token_s, real_s)
+            if found.load is None:
+                uncorrected_s = found.first_token.first_token_s / found.factor
+                measures.correction.note(found.others, uncorrected_s, real_s)
 
     def collect(self) -> Iterator[Metric]:
         text = "Difference of estimated and real time to the first token, as a share of the real."

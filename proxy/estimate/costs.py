@@ -1,12 +1,18 @@
 """What an engine's passes take. Pure.
 
 A pass computes one token of each answer, and as many tokens of prompts as its batch has room for.
-A token of a prompt takes longer the more stand before it.
+A token takes longer the more stand before it, and so does a pass, however few of a prompt it has.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+# What a prompt consists of: itself, its tokens, those before each token, those before each pass.
+PromptRow = tuple[float, float, float, float]
+# What a pass with answers consists of: itself, the answers, the tokens before each.
+AnswerRow = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,26 +20,24 @@ class EngineCosts:
     """Seconds.
 
     Attributes:
-        prompt_s: Of a prompt, whatever its length.
-        token_s: Of each of its tokens.
-        depth_s: Of each of its tokens for each token before it.
-        pass_s: Of a pass that computes answers only.
-        answer_s: Of each answer in a pass.
+        prompt: For what `PromptRow` has.
+        answer: For what `AnswerRow` has.
         overhead_s: From the lease of a slot until an idle engine begins with the prompt.
     """
 
-    prompt_s: float
-    token_s: float
-    depth_s: float
-    pass_s: float
-    answer_s: float
-    overhead_s: float
+    prompt: PromptRow
+    answer: AnswerRow
+    overhead_s: float = 0.0
 
-    def tokens_s(self, tokens: int, depth: int) -> float:
-        """Return the time of tokens of a prompt behind `depth` others."""
-        return tokens * self.token_s + weighted_depth(tokens, depth) * self.depth_s
+    def prompt_s(self, row: PromptRow) -> float:
+        return sum(a * b for a, b in zip(self.prompt, row, strict=True))
+
+    def answer_s(self, row: AnswerRow) -> float:
+        return sum(a * b for a, b in zip(self.answer, row, strict=True))
 
 
-def weighted_depth(tokens: float, depth: float) -> float:
-    """Return the sum over some tokens of how many stand before each."""
-    return tokens * (depth + tokens / 2)
+def prompt_row(tokens: float, depth: float, batch_tokens: int, prompts: float = 1.0) -> PromptRow:
+    """Return what tokens behind `depth` others consist of; `prompts` is their share of a prompt."""
+    passes = math.ceil(tokens / batch_tokens)
+    before_passes = passes * depth + batch_tokens * passes * (passes - 1) / 2
+    return prompts, tokens, tokens * (depth + tokens / 2), before_passes

@@ -22,6 +22,13 @@ class FirstToken:
     queued_s: float
     first_token_s: float
 
+    def corrected(self, factor: float, ready_in_s: float) -> FirstToken:
+        """Return it with all but the load multiplied."""
+        queued_s, first_token_s = (
+            ready_in_s + factor * (one - ready_in_s) for one in (self.queued_s, self.first_token_s)
+        )
+        return FirstToken(self.instance, queued_s, first_token_s)
+
 
 def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
     """Return None where no engine has a slot."""

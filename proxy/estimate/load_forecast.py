@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.upstream.upstream import BATCH_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
@@ -23,7 +25,7 @@ class LoadForecast:
     evicts: tuple[str, ...] = ()
     instances: int = 1
     slots: int = 1
-    batch_tokens: int = 2048
+    batch_tokens: int = BATCH_TOKENS
     refusal: str | None = None
 
 

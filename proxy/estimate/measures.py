@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from proxy.estimate.answer_lengths import AnswerLengths
-from proxy.estimate.costs import EngineCosts, weighted_depth
+from proxy.estimate.correction import Correction
+from proxy.estimate.costs import EngineCosts, PromptRow, prompt_row
 from proxy.estimate.least_squares import LeastSquares
 from proxy.estimate.prompt_tokens import PromptTokens
 from proxy.upstream.timings import average
+from proxy.upstream.upstream import BATCH_TOKENS
 
 # Shorter answers measure single passes.
 _DECODED_MIN: Final = 4
@@ -34,6 +36,11 @@ class Span(NamedTuple):
     prompt_tokens: int
     depth: int
     decoded_tokens: int
+
+    @property
+    def whole(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.depth + self.prompt_tokens
 
 
 class Finished(NamedTuple):
@@ -56,16 +63,30 @@ class ModelMeasures:
     def __init__(self) -> None:
         self.lengths = AnswerLengths()
         self.tokens = PromptTokens()
-        self._prompts = LeastSquares(3, leading=1)
-        self._answers = LeastSquares(2, leading=0)
+        self.correction = Correction()
+        self._prompts = LeastSquares(4, leading=1)
+        self._answers = LeastSquares(3, leading=0)
         self._overhead_s: float | None = None
 
-    def note(self, done: Finished, others: Iterable[Span], weight: float) -> None:
-        """Learn from a response; `others` are requests of the same instance."""
+    def note(
+        self,
+        done: Finished,
+        others: Iterable[Span] = (),
+        weight: float = 1.0,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        """Learn from a response.
+
+        Args:
+            done: The response.
+            others: Requests of the same instance.
+            weight: Its speed as a multiple of an average instance's.
+            batch_tokens: The most tokens in one of its passes.
+        """
         span, beside = done.span, list(others)
         self.lengths.note(span.decoded_tokens, done.limit)
-        self._note_prompt(span, beside, weight)
-        self._note_answer(span, beside, weight)
+        self._note_prompt(span, beside, weight, batch_tokens)
+        self._note_answer(span, beside, weight, batch_tokens)
         if done.overhead_s is not None:
             before = self._overhead_s
             self._overhead_s = (
@@ -76,41 +97,60 @@ class ModelMeasures:
         """Return None before the first response."""
         if not self._prompts.samples:
             return None
-        prompt_s, token_s, depth_s = self._prompts.paced
-        pass_s, answer_s = self._answers.paced
-        return EngineCosts(prompt_s, token_s, depth_s, pass_s, answer_s, self._overhead_s or 0.0)
+        prompt, each, depth, passes = self._prompts.paced
+        base, answers, depths = self._answers.paced
+        costs = (prompt, each, depth, passes), (base, answers, depths)
+        return EngineCosts(*costs, self._overhead_s or 0.0)
 
-    def _note_prompt(self, span: Span, beside: Iterable[Span], weight: float) -> None:
-        duration_s = span.first_at_s - span.prompt_at_s
+    def _note_prompt(
+        self, span: Span, beside: Iterable[Span], weight: float, batch_tokens: int
+    ) -> None:
+        duration_s = (span.first_at_s - span.prompt_at_s) * weight
         if duration_s <= 0:
             return
-        tokens, depth = 0.0, 0.0
-        for one in (span, *beside):
-            computed = one.prompt_tokens * _share(one.prompt_at_s, one.first_at_s, span)
-            tokens += computed
-            depth += weighted_depth(computed, one.depth)
-        self._prompts.add((1.0, tokens, depth), duration_s * weight)
-
-    def _note_answer(self, span: Span, beside: Iterable[Span], weight: float) -> None:
-        duration_s = span.end_at_s - span.first_at_s
-        if span.decoded_tokens < _DECODED_MIN or duration_s <= 0:
-            return
-        answer = span._replace(prompt_at_s=span.first_at_s, first_at_s=span.end_at_s)
-        answers, own_s = 1.0, duration_s * weight
+        rows, answers_s = [prompt_row(span.prompt_tokens, span.depth, batch_tokens)], 0.0
         for one in beside:
-            computed = one.prompt_tokens * _share(one.prompt_at_s, one.first_at_s, answer)
-            row = (1.0 if computed else 0.0, computed, weighted_depth(computed, one.depth))
-            own_s -= self._prompts.value(row)
-            answers += _overlap_s(one.first_at_s, one.end_at_s, answer) / duration_s
-        own_s = max(own_s, _OWN_SHARE_MIN * duration_s * weight)
-        self._answers.add((1.0, answers), own_s / span.decoded_tokens)
+            rows.append(_prompt_part(one, span.prompt_at_s, span.first_at_s, batch_tokens))
+            tokens = one.decoded_tokens * _share(
+                one.first_at_s, one.end_at_s, span.prompt_at_s, span.first_at_s
+            )
+            answers_s += tokens * self._answers.value((0.0, 1.0, one.whole))
+        own_s = max(duration_s - answers_s, _OWN_SHARE_MIN * duration_s)
+        self._prompts.add([sum(column) for column in zip(*rows, strict=True)], own_s)
+
+    def _note_answer(
+        self, span: Span, beside: Iterable[Span], weight: float, batch_tokens: int
+    ) -> None:
+        lasts_s = span.end_at_s - span.first_at_s
+        if span.decoded_tokens < _DECODED_MIN or lasts_s <= 0:
+            return
+        answers, depths, prompts_s = 1.0, float(span.whole), 0.0
+        for one in beside:
+            row = _prompt_part(one, span.first_at_s, span.end_at_s, batch_tokens)
+            prompts_s += self._prompts.value(row)
+            overlap = _overlap_s(one.first_at_s, one.end_at_s, span.first_at_s, span.end_at_s)
+            answers += overlap / lasts_s
+            depths += overlap / lasts_s * one.whole
+        own_s = max(lasts_s * weight - prompts_s, _OWN_SHARE_MIN * lasts_s * weight)
+        self._answers.add((1.0, answers, depths), own_s / span.decoded_tokens)
 
 
-def _overlap_s(begin_s: float, end_s: float, span: Span) -> float:
-    """Return for how long a time overlaps that of a span's prompt."""
-    return max(0.0, min(end_s, span.first_at_s) - max(begin_s, span.prompt_at_s))
+def _prompt_part(one: Span, begin_s: float, end_s: float, batch_tokens: int) -> PromptRow:
+    """Return what was computed of a prompt within a time."""
+    share = _share(one.prompt_at_s, one.first_at_s, begin_s, end_s)
+    if not share:
+        return 0.0, 0.0, 0.0, 0.0
+    whole = prompt_row(one.prompt_tokens, one.depth, batch_tokens)
+    prompts, tokens, depths, passes = (share * part for part in whole)
+    return prompts, tokens, depths, passes
 
 
-def _share(begin_s: float, end_s: float, span: Span) -> float:
-    """Return the share of a time within that of a span's prompt."""
-    return _overlap_s(begin_s, end_s, span) / (end_s - begin_s) if end_s > begin_s else 0.0
+def _overlap_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:
+    return max(0.0, min(end_s, other_end_s) - max(begin_s, other_begin_s))
+
+
+def _share(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:
+    """Return the share of a time that lies within another."""
+    if end_s <= begin_s:
+        return 0.0
+    return _overlap_s(begin_s, end_s, other_begin_s, other_end_s) / (end_s - begin_s)

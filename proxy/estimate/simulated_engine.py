@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.estimate.costs import EngineCosts
+from proxy.estimate.costs import EngineCosts, prompt_row
 from proxy.estimate.work import EngineWork
 
 _HALF: Final = 0.5
@@ -83,8 +83,9 @@ class SimulatedEngine:
         elif prompts:
             passes_max = min(passes_max, prompts[0].prompt_tokens // room)
         passes = max(1, int(passes_max))
-        self._pass_time(passes, len(answers), has_prompts=bool(prompts))
-        self._compute(prompts, passes * room)
+        row = (0.0 if prompts else 1.0, len(answers), sum(one.depth for one in answers))
+        self._spend(passes * self.costs.answer_s(row))
+        self._compute(prompts, passes * room, room)
         for one in answers:
             one.answer_tokens -= passes
         self._free_slots()
@@ -92,22 +93,17 @@ class SimulatedEngine:
             if not one.prompt_tokens:
                 one.first_token_s = self.now_s
 
-    def _pass_time(self, passes: int, answers: int, *, has_prompts: bool) -> None:
-        costs = self.costs
-        base_s = 0.0 if has_prompts else costs.pass_s
-        self._spend(passes * (base_s + answers * costs.answer_s))
-
-    def _compute(self, prompts: list[SimulatedRequest], room: int) -> None:
+    def _compute(self, prompts: list[SimulatedRequest], tokens: int, batch_tokens: int) -> None:
         for one in prompts:
-            tokens = min(room, one.prompt_tokens)
-            if not tokens:
+            part = min(tokens, one.prompt_tokens)
+            if not part:
                 return
-            self._spend(self.costs.tokens_s(tokens, one.depth))
-            one.prompt_tokens -= tokens
-            one.depth += tokens
-            room -= tokens
-            if not one.prompt_tokens:
-                self._spend(self.costs.prompt_s)
+            is_last = float(part == one.prompt_tokens)
+            row = prompt_row(part, one.depth, batch_tokens, is_last)
+            self._spend(self.costs.prompt_s(row))
+            one.prompt_tokens -= part
+            one.depth += part
+            tokens -= part
 
     def _spend(self, seconds: float) -> None:
         self.now_s += seconds / self._weight

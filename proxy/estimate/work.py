@@ -13,7 +13,7 @@ class RunningRequest:
     Attributes:
         slot: The engine's number of it; a guess where the engine chose.
         prompt_tokens: Still to compute.
-        depth: Tokens before those.
+        depth: Tokens before those, or before those of the answer.
         answer_tokens: Still to generate, as expected.
     """
 
@@ -75,3 +75,8 @@ class ModelWork:
     waiting: tuple[WaitingRequest, ...]
     place: int
     ready_in_s: float = 0.0
+
+    @property
+    def others(self) -> int:
+        """How many requests run, or wait with the estimated one."""
+        return len(self.waiting) - 1 + sum(len(one.running) for one in self.engines)

@@ -39,7 +39,8 @@ def learn(measures: ModelMeasures, instance: Instance, weight: float) -> None:
     spans = [one.span for one in instance.finished.latest()]
     spans += [one for one in map(_span_so_far, instance.leases) if one]
     for finished in new:
-        measures.note(finished, (one for one in spans if one is not finished.span), weight)
+        others = (one for one in spans if one is not finished.span)
+        measures.note(finished, others, weight, instance.upstream.batch_tokens)
 
 
 def limit_of(request: ProxyRequest) -> int | None:

@@ -146,6 +146,7 @@ class ModelQueue:
 
     def withdrawn(self, instance: Instance) -> None:
         """Put requests that were granted a slot of an instance back into the queue."""
+        self._reader.learn(instance)
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
                 for one in lease.slots:

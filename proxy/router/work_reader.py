@@ -61,7 +61,8 @@ class WorkReader:
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork]) -> EstimatedWork:
         """Return the work with a request that has not come; `idle` are engines yet to be loaded."""
         now_s = self._clock()
-        self._learn()
+        for one in self._instances.of(self._queue.model).in_service:
+            self.learn(one)
         new = queued(request, (), now_s)
         new.new_tokens = self._assignment.turns.new_tokens(new)
         order = self._assignment.turns.order(self._queue.order_with(new, now_s))
@@ -86,10 +87,10 @@ class WorkReader:
         hint = self._prefix_index.look_up(prompt, entry.session)
         return {one.upstream.name: self._length(prompt, hint, one) for one in instances}
 
-    def _learn(self) -> None:
-        of_model = self._instances.of(self._queue.model)
-        for one in of_model.in_service:
-            learn(self._measures, one, of_model.weights.get(one.upstream.name, EQUAL).value)
+    def learn(self, instance: Instance) -> None:
+        """Learn from the requests of an instance that ended since the last time."""
+        weights = self._instances.of(self._queue.model).weights
+        learn(self._measures, instance, weights.get(instance.upstream.name, EQUAL).value)
 
     def _considered(self, request: ProxyRequest) -> list[Instance]:
         found = [
@@ -129,7 +130,8 @@ class WorkReader:
         progress, limit = lease.progress, limit_of(lease.request)
         answer_tokens = self._measures.lengths.expected(limit, progress.decoded)
         if progress.first_token_at_s is not None:
-            return RunningRequest(slot, 0, 0, answer_tokens)
+            depth = progress.prompt_total + progress.decoded
+            return RunningRequest(slot, 0, depth, answer_tokens)
         total, done = progress.prompt_total, progress.prompt_done
         if not done:  # the engine has reported nothing yet
             length = PromptLength(total, min(total, lease.expected_cached))

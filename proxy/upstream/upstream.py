@@ -5,7 +5,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
+# llama-server's default. Source: common/common.h of llama.cpp, `n_batch`.
+BATCH_TOKENS: Final = 2048
 # The engine requires a Host, also over a unix socket.
 _UNIX_AUTHORITY = "localhost"
 
@@ -78,8 +81,8 @@ class Upstream:
     node: Node | None = None
     trial_share: float = 0.0
     resumable_prompts: int = 0
-    batch_tokens: int = 2048
     has_window: bool = False
+    batch_tokens: int = BATCH_TOKENS
     prefer_pure_decode: bool = False
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from proxy.upstream.upstream import BATCH_TOKENS
 from supervisor.engines.discover import Device, Engine
 from supervisor.engines.help import Flags, FlagValue
 from supervisor.flags.auto import PlanInputs, cache_count, ctx_slot, slots
@@ -42,10 +43,6 @@ class PlanLine:
     value: str | None  # the word after it, or None
     origin: str  # `model NAME`, `batching`, `profile NAME`, `machine`, `gguf` or `llama-corral`
     reason: str  # a clause; empty if the origin says it all
-
-
-# Source: common/common.h of llama.cpp, `n_batch`.
-BATCH_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)

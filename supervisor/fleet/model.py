@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from proxy.upstream.upstream import Upstream
-from supervisor.flags.plan import BATCH_TOKENS, ModelEntry, Plan
+from proxy.upstream.upstream import BATCH_TOKENS, Upstream
+from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.flags.setting import Settings
 from supervisor.fleet.gpu_use import gpu_use
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.estimate.load_forecast import LoadForecast
+from proxy.upstream.upstream import BATCH_TOKENS
 from supervisor.admission.controller import AdmissionController
-from supervisor.flags.plan import BATCH_TOKENS
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.proxy_adapter.redact import without_directories

@@ -107,7 +107,7 @@ async def test_a_request_that_would_wait_too_long_is_refused_before_it_queues(
 ) -> None:
     await proxy.open()
     fake = await proxy.fake(answers)
-    proxy.router.measures("chat").note(slow(), (), 1.0)
+    proxy.router.measures("chat").note(slow())
     headers = {"Prefer": "respond-async, wait=1"}
     async with proxy.http.post(
         "/v1/chat/completions",
@@ -152,7 +152,7 @@ class Forecaster:
 async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -> None:
     await proxy.open()
     proxy.loader.model_infos = [model_info("chat", "unloaded")]
-    proxy.router.measures("chat").note(slow(), (), 1.0)
+    proxy.router.measures("chat").note(slow())
     forecast = LoadForecast(4.0, ("other",), slots=2)
     found = Estimator(proxy.router, Forecaster(forecast)).estimate(ask("hello"))
     assert found.first_token
@@ -163,3 +163,14 @@ async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -
     assert Estimator(proxy.router, Forecaster(refused)).estimate(ask("hello")).first_token is None
     never = LoadForecast(None)
     assert Estimator(proxy.router, Forecaster(never)).estimate(ask("hello")).first_token is None
+
+
+async def test_what_a_model_taught_outlives_its_instance(proxy: ProxyHarness) -> None:
+    await proxy.open()
+    await proxy.fake(answers)
+    async with proxy.ask(stream=True, messages=[{"role": "user", "content": LONG}]) as response:
+        await response.read()
+    proxy.router.withdraw("chat.1")
+    found = Estimator(proxy.router, Forecaster(LoadForecast(4.0))).estimate(ask("hello"))
+    assert found.first_token
+    assert not found.is_loaded

@@ -8,7 +8,7 @@ from proxy.estimate.costs import EngineCosts
 from proxy.estimate.first_token import FirstToken, first_token
 from proxy.estimate.work import EngineWork, ModelWork, RunningRequest, WaitingRequest
 
-COSTS = EngineCosts(0.0, 0.001, 0.0, 0.01, 0.0, 0.0)
+COSTS = EngineCosts((0.0, 0.001, 0.0, 0.0), (0.01, 0.0, 0.0))
 BATCH = 100
 
 
@@ -47,9 +47,9 @@ def test_cached_tokens_are_not_computed_and_deep_ones_take_longer() -> None:
     first = first_token(work, COSTS)
     assert first
     assert first.first_token_s == pytest.approx(0.1)
-    deeper = first_token(work, EngineCosts(0.0, 0.001, 0.00001, 0.01, 0.0, 0.0))
+    deeper = first_token(work, EngineCosts((0.0, 0.001, 0.00001, 0.0002), (0.01, 0.0, 0.0)))
     assert deeper
-    assert deeper.first_token_s == pytest.approx(0.1 + 0.00001 * 100 * 950)
+    assert deeper.first_token_s == pytest.approx(0.1 + 0.00001 * 100 * 950 + 0.0002 * 900)
 
 
 def test_a_request_waits_for_the_answer_that_ends_first() -> None:
