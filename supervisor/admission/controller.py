@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from proxy.router.model_demand import ModelDemand
 from supervisor.admission.decide import Actions, decide, queue
+from supervisor.admission.evict import Bytes
 from supervisor.admission.forecast import Eviction, eviction
 from supervisor.admission.load_times import LoadTimes
 from supervisor.admission.memory_usage import HOST, MemoryUsage
@@ -158,7 +159,7 @@ class AdmissionController:
         """Return when each loaded model is unloaded without requests."""
         return {
             state.name: UnloadTime(state.unload_in_s, state.idle_limit)
-            for state in self._model_states()
+            for state in self._demands()
             if state.phase is Phase.LOADED
         }
 
@@ -170,7 +171,7 @@ class AdmissionController:
                 wanted.oldest_wait_s,
                 tuple(sorted(self._paused)) if place == 1 else (),
             )
-            for place, wanted in enumerate(queue(self._model_states()), 1)
+            for place, wanted in enumerate(queue(self._demands()), 1)
         }
 
     # What would be.
@@ -223,17 +224,22 @@ class AdmissionController:
             self._keep_alive_s.pop(model.entry.name, None)
 
     def _model_states(self) -> list[ModelState]:
-        return [
-            self._model_state(model) for model in self._fleet.models.values() if model.is_configured
-        ]
+        required = self._memory_usage.required
+        return [self._model_state(model, required(model)) for model in self._configured()]
 
-    def _model_state(self, model: Model) -> ModelState:
+    def _demands(self) -> list[ModelState]:
+        """The models without what they require, which takes a hundred times as long."""
+        return [self._model_state(model, {}) for model in self._configured()]
+
+    def _configured(self) -> list[Model]:
+        return [model for model in self._fleet.models.values() if model.is_configured]
+
+    def _model_state(self, model: Model, required: Bytes) -> ModelState:
         name, now_s = model.entry.name, self._clock()
         snapshots = snapshots_of(model)
         phase, demand = phase_of(model, snapshots), self._router.demand(name)
         requested_at_s = self._requested_at_s.get(name, [])
         resident_s = max(one.up_s for one in snapshots)
-        required = self._memory_usage.required(model)
         load_s = self._load_times.usual_s(name)
         return ModelState(
             name=name,
