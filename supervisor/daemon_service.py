@@ -18,7 +18,7 @@ from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control.balance_status import balance_status, moved_layers
 from supervisor.control.canary_status import canary_status, ended_canary_status
-from supervisor.control.capture_request import capture_status
+from supervisor.control.capture_status import capture_status
 from supervisor.control.messages import (
     BalanceStatus,
     CanariesStatus,

@@ -8,14 +8,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from proxy.access_log import Emit
 from proxy.capture import CapturePoint
-from supervisor.capture.header import header
 from supervisor.capture.limits import CaptureLimits
-from supervisor.capture.recording import Recording
 from supervisor.errors import DaemonBusy
 from supervisor.fleet.planner import LaunchPlanner
+
+if TYPE_CHECKING:
+    from supervisor.capture.recording import Recording
 
 
 class Captures:
@@ -39,6 +41,10 @@ class Captures:
             DaemonBusy: A capture runs.
             CorralError: The model is unknown, or cannot be planned.
         """
+        # Imported here: most daemons need no memory for it.
+        from supervisor.capture.header import header  # noqa: PLC0415
+        from supervisor.capture.recording import Recording  # noqa: PLC0415
+
         if self.running:
             raise DaemonBusy(
                 f"a capture of {self.running.model} is running",

@@ -75,4 +75,4 @@ class RecordedExchange:
 def _reason(failure: BaseException) -> str:
     if isinstance(failure, ProxyError):
         return f"{failure.code}: {failure.message}"
-    return "the client left"
+    return "cancelled: the client left, or an operator ended it"

@@ -75,4 +75,6 @@ def is_secret_name(name: str) -> bool:
 def _member(name: str, value: Any) -> Any:
     if isinstance(value, str) and is_secret_name(name):
         return REDACTED
+    if name == "headers" and isinstance(value, dict):  # of a tool on another server
+        return dict.fromkeys(value, REDACTED)
     return without_keys(value)

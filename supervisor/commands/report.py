@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from supervisor.commands.doctor import doctor
 from supervisor.commands.engine import list_engines
+from supervisor.commands.past_requests import Chosen, list_past
 from supervisor.commands.plan import plan
 from supervisor.commands.report_logs import FoundLogs, read_logs
 from supervisor.control.client import Client
@@ -22,14 +23,15 @@ from supervisor.errors import CorralError
 from supervisor.host.paths import Directories, directories
 from supervisor.output import CommandResult, size, table, to_json
 from supervisor.report.anonymous import Anonymizer
-from supervisor.report.archive import write_archive
-from supervisor.report.event_log import LEFT_OUT, cut_quote
+from supervisor.report.archive import check_new, write_archive
+from supervisor.report.event_log import LEFT_OUT, clean_event, cut_quote
 from supervisor.report.facts import machine_facts, versions
 from supervisor.report.part import Part
 from supervisor.report.settings_values import without_secrets
 from supervisor.settings.load import Loaded, flatten, load
 
 _MODELS_MAX: Final = 32
+_REQUESTS_MAX: Final = 500
 _UNSAFE: Final = re.compile(r"[^\w.-]")
 _SENTENCES: Final = frozenset({"hint", "message", "not_persisted_reason", "reason"})
 _PERSONAL: Final = frozenset({"client"})
@@ -41,6 +43,7 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     where = directories()
     folder = f"corral-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     path = (output or Path(f"{folder}.tar.gz")).absolute()
+    check_new(path)
     loaded = _loaded(config, where)
     logs = read_logs(where, with_prompts=with_prompts)
     found = [*_parts(config, loaded, where, logs, with_prompts=with_prompts)]
@@ -85,7 +88,22 @@ def _parts(
             name = f"plans/{_UNSAFE.sub('_', model)}.txt"
             yield _of_command(name, lambda model=model: plan(model, config))  # type: ignore[misc]
     yield from _of_daemon(where, has_quotes=logs.is_verbose and not with_prompts)
+    yield _past_requests()
     yield from logs.parts
+
+
+def _past_requests() -> Part:
+    """Return the figures of the requests that ended last."""
+    name = "past_requests.jsonl"
+    try:
+        found = list_past(Chosen(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data
+    except CorralError as error:
+        return Part(name, _error_text(error))
+    rows = found if isinstance(found, list) else []
+    lines = [
+        to_json(clean_event({"event": "request.finished", **one}, has_quotes=True)) for one in rows
+    ]
+    return Part(name, "\n".join([*lines, ""]))
 
 
 def _of_command(name: str, call: Callable[[], CommandResult]) -> Part:

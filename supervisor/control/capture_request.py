@@ -1,8 +1,6 @@
-"""What a request for a capture says, and how a running one is shown. Pure."""
+"""What a request for a capture says. Pure."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,11 +10,7 @@ from supervisor.capture.limits import (
     SIZE_MIN_BYTES,
     CaptureLimits,
 )
-from supervisor.control.messages import CaptureStatus
 from supervisor.errors import SettingsInvalid
-
-if TYPE_CHECKING:
-    from supervisor.capture.recording import Recording
 
 
 class _Body(BaseModel):
@@ -37,17 +31,3 @@ def capture_request(body: bytes) -> tuple[str, CaptureLimits]:
             'the body must be {"model", "duration_s", "size_bytes", "requests": number or null}'
         ) from error
     return found.model, CaptureLimits(found.duration_s, found.size_bytes, found.requests)
-
-
-def capture_status(running: Recording | None) -> CaptureStatus | None:
-    if running is None:
-        return None
-    counts = running.counts
-    return {
-        "model": running.model,
-        "requests": counts.requests,
-        "responses": counts.responses,
-        "dropped": counts.dropped,
-        "size_bytes": running.size_bytes,
-        "left_s": round(running.left_s, 1),
-    }

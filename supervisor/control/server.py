@@ -51,7 +51,6 @@ from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control.canary_request import canary_request
-from supervisor.control.capture_request import capture_request
 from supervisor.control.history_query import history_query
 from supervisor.control.messages import (
     BalanceStatus,
@@ -266,6 +265,9 @@ class _Api:
         return _json({"url": self._service.dashboard_link()})
 
     async def capture(self, request: web.Request) -> web.StreamResponse:
+        # Imported here: most daemons need no memory for it.
+        from supervisor.control.capture_request import capture_request  # noqa: PLC0415
+
         model, limits = capture_request(await request.read())
         async with self._service.capture(model, limits) as lines:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

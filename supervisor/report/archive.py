@@ -16,6 +16,12 @@ from supervisor.report.part import Part
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def check_new(path: Path) -> None:
+    """Raise AccessDenied where something is there already: before a report is gathered for it."""
+    if path.exists():
+        raise _is_there(path)
+
+
 def write_archive(path: Path, folder: str, parts: Sequence[Part]) -> int:
     """Write the parts below a folder; return the size in bytes.
 
@@ -43,14 +49,16 @@ def _create(path: Path) -> int:
     try:
         return os.open(path, _FLAGS, 0o600)
     except FileExistsError as error:
-        raise AccessDenied(
-            f"{path} is there already", hint="name another file with --output"
-        ) from error
+        raise _is_there(path) from error
     except (OSError, ValueError) as error:
         raise AccessDenied(
             f"cannot write {path}: {getattr(error, 'strerror', None) or error}",
             hint="name a file in a directory that exists and is yours to write",
         ) from error
+
+
+def _is_there(path: Path) -> AccessDenied:
+    return AccessDenied(f"{path} is there already", hint="name another file with --output")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

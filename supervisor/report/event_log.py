@@ -14,9 +14,10 @@ import orjson
 
 LEFT_OUT: Final = "[left out]"
 _SAFE_TEXT: Final = """
-added after aliases before cancelled cause changed code devices engine event fallback_for fault
-hook how instance kept key kind level model models node nodes origin phase profile removed
-request run settings signal stage status task timestamp value version worker workers
+added after aliases before cancelled cause changed code devices ended_at engine event
+fallback_for fault hook how id instance kept key kind level model models node nodes origin phase
+priority profile removed request run settings signal stage status task timestamp value version
+worker workers
 """
 _SAFE: Final = frozenset(_SAFE_TEXT.split())
 # Sentences of ours, of these events.

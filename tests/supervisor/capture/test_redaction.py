@@ -25,7 +25,7 @@ def test_values_of_unknown_query_parameters_are_replaced() -> None:
 
 
 def test_texts_under_the_names_of_keys_are_replaced_wherever_they_are() -> None:
-    tool = {"type": "mcp", "headers": {"Authorization": "sk-2"}, "authorization": "sk-3"}
+    tool = {"type": "mcp", "headers": {"X-Mine": "sk-2"}, "authorization": "sk-3"}
     schema = {"properties": {"password": {"type": "string"}}}
     body = {"messages": [{"content": "my password"}], "api-key": "sk-1", "tools": [tool, schema]}
     kept = without_keys(body)
