@@ -54,7 +54,17 @@ def requests(  # noqa: PLR0913, PLR0917 (one for each option)
 
 
 @commands.command("show")
-def requests_show(request_id: RequestId, as_json: Json = False) -> None:
+def requests_show(
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Of `corral requests`, or of X-Request-Id.",
+            autocompletion=offer("any request"),
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
     """Show every figure of a request, and where its time went."""
     from supervisor.commands.past_requests import show as call
 

@@ -21,7 +21,9 @@ from supervisor.settings.schema import Settings
 
 _FILES_MAX: Final = 1000
 
-Kind = Literal["model", "profile", "engine", "key", "setting", "client", "request", "hook"]
+Kind = Literal[
+    "model", "profile", "engine", "key", "setting", "client", "request", "any request", "hook"
+]
 
 
 def offered(kind: Kind, begun: str) -> list[str]:
@@ -86,6 +88,12 @@ def _requests() -> Iterator[str]:
     yield from (one["id"] for one in Client(directories().control_socket).requests())
 
 
+def _all_requests() -> Iterator[str]:
+    from supervisor.commands.past_requests import latest_ids
+
+    yield from latest_ids()
+
+
 def _settings() -> Iterator[str]:
     """Yield the keys of settings, once for each name that the file has."""
     from supervisor.settings.reference import ANY, settings_reference
@@ -113,6 +121,7 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
         "setting": _settings,
         "client": _clients,
         "request": _requests,
+        "any request": _all_requests,
         "hook": lambda: iter(get_args(HookName)),
     }
 )

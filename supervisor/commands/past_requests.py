@@ -77,6 +77,11 @@ def show(request_id: str) -> CommandResult:
     return CommandResult({"state": "finished", **found[0]}, request_lines(found[0]), notes)
 
 
+def latest_ids() -> list[str]:
+    """Return the ids of requests in flight, and of the latest that have ended."""
+    return [str(one["id"]) for one in (*_running(), *_past(HistoryQuery(limit=_LIMIT)))]
+
+
 def forget(model: str | None, *, everything: bool) -> CommandResult:
     """Delete what is stored of the requests of a model, or of all; works without a daemon."""
     if (model is None) is not everything:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supervisor.commands.completion import offered
 from supervisor.commands.past_requests import since_of
 from supervisor.commands.request_text import request_lines, request_rows
 from supervisor.errors import SettingsInvalid
-from supervisor.history.columns import FIGURES
+from supervisor.events import EVENTS, Event
+from supervisor.history import statements
+from supervisor.history.columns import FIGURES, row_of
+from supervisor.history.database import HistoryDatabase
+from supervisor.host.paths import directories
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 ENDED: dict[str, Any] = {
@@ -85,3 +91,15 @@ def test_since_is_an_age_or_a_date(text: str, ago_s: float) -> None:
 def test_another_since_is_refused(text: str) -> None:
     with pytest.raises(SettingsInvalid):
         since_of(text, NOW)
+
+
+def test_ids_are_offered_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME"):
+        monkeypatch.setenv(f"CORRAL_{name}_DIR", str(tmp_path / name))
+    assert offered("any request", "") == []
+    finished = dict.fromkeys(EVENTS["request.finished"][1])
+    row = row_of(Event("request.finished", NOW, finished | {"request": "req_1"}), 1)
+    database = HistoryDatabase(directories().history)
+    database.run(lambda connection: statements.insert(connection, [row]))
+    database.close()
+    assert offered("any request", "req_") == ["req_1"]
