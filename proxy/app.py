@@ -16,6 +16,7 @@ GET   /corral/v1/logs  /logs/{id}         the logs
 GET   /corral/v1/clients                  settings of client programs
 POST  /corral/v1/chat/completions         its chats, an instance
 POST  /corral/v1/estimate                 when the first token of a request would come
+GET   /corral/v1/usage                    tokens and seconds, by API key and model
 GET   /metrics                            metrics for Prometheus
 GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
 GET   /corral/v1/batch                    how batch requests gathered
@@ -86,6 +87,7 @@ from proxy.settings import ProxySettings
 from proxy.tls.contexts import server_context
 from proxy.tls.renewed import RenewedContext
 from proxy.tracing.start import start_tracer
+from proxy.usage_endpoint import UsageEndpoint, UsageReader
 from proxy.warm_endpoint import WarmEndpoint
 
 
@@ -130,6 +132,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     dashboard: DashboardHost | None = None,
     history: RequestHistory | None = None,
     load_forecaster: LoadForecaster | None = None,
+    usage: UsageReader | None = None,
 ) -> App:
     """Build the application.
 
@@ -138,7 +141,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     unloads models, without `ollama` none of Ollama's API, without a `dashboard` none of its page,
     and without a `history` nothing of the past. `own_key` is valid besides those of the API keys
     file. `process` is what other proxies know this one by. Without a `load_forecaster`, estimates
-    say nothing of loads.
+    say nothing of loads. Without `usage`, there is no endpoint of it.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
@@ -170,6 +173,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     RequestsEndpoint(requests, history).add_routes(routes)
     EstimateEndpoint(loader, estimator, server_state, bodies).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
+    UsageEndpoint(usage).add_routes(routes)
     if warmer:
         WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)
     if engine:
@@ -180,8 +184,10 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         ).add_routes(routes)
     forwarded.add_routes(routes)
     ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses)).add_routes(routes)
-    tokenize = functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve)
-    routes.add(batch_tokenize.PATH, post=tokenize)
+    routes.add(
+        batch_tokenize.PATH,
+        post=functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve),
+    )
     board = None
     if dashboard and settings.dashboard:
         sources = Sources(router, loader, requests, metrics, server_state)

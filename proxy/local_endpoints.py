@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from aiohttp import web
 
-from proxy.auth.api_keys import KEY, LIVE, client_models
+from proxy.auth.api_keys import KEY, LIVE, client_models, visible_client
 from proxy.batch.batch_queue import BatchQueue
 from proxy.errors import Unavailable
 from proxy.forward.client_response import error_response
@@ -106,7 +106,7 @@ class LocalEndpoints:
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
         body, content_type = await self._metrics.render(
-            accept, self._model_infos(request), self._router
+            accept, self._model_infos(request), self._router, visible_client(request)
         )
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -55,6 +55,7 @@ from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
 from supervisor.proxy_adapter.usage_engines import UsageEngines
+from supervisor.proxy_adapter.usage_reader import UsageReaderAdapter, usage_metrics
 from supervisor.reload.reload import Reload
 from supervisor.reload.replace import Replacer
 from supervisor.reload.triggers import ReloadTriggers
@@ -218,6 +219,7 @@ class DaemonParts:
             has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
         )
         self.events.add_sink(usage.observe)
+        self.metrics.add(lambda: usage_metrics(usage.since_start))
         return usage
 
     def _make_nodes(self) -> Nodes:
@@ -258,6 +260,7 @@ class DaemonParts:
             ),
             RequestHistoryAdapter(self.history),
             LoadForecasterAdapter(self.fleet, self.admission),
+            UsageReaderAdapter(self.directories.usage),
         )
 
     def _address(self) -> Address:

@@ -119,13 +119,21 @@ class Metrics:
         return Counting(self._open, record)
 
     async def render(
-        self, accept: str, model_infos: Sequence[ModelInfo], router: Router
+        self,
+        accept: str,
+        model_infos: Sequence[ModelInfo],
+        router: Router,
+        client: str | None = None,
     ) -> tuple[bytes, str]:
-        """The body for these models, and its content type: plain text or OpenMetrics."""
+        """The body for these models and clients, and its type: plain text or OpenMetrics.
+
+        `client` is the one whose figures alone may be seen; None: all may.
+        """
         readings = await self._scrape.read(_engines(router))
         encode, content_type = encoder(accept)
         models = {model_info.id for model_info in model_infos}
-        return encode(VisibleMetrics(self._collect(readings, router), models)), content_type
+        found = VisibleMetrics(self._collect(readings, router), models, client)
+        return encode(found), content_type
 
     async def passes(self, router: Router) -> Mapping[str, Passes]:
         """Return what engines counted lately, by instance; takes at most a second."""
@@ -178,20 +186,24 @@ def _engines(router: Router) -> list[Upstream]:
 
 
 class VisibleMetrics:
-    """Metrics without those of models that the client may not see."""
+    """Metrics without those of models and clients that the client may not see."""
 
-    def __init__(self, whole: Iterable[Metric], models: Collection[str]) -> None:
+    def __init__(
+        self, whole: Iterable[Metric], models: Collection[str], client: str | None = None
+    ) -> None:
         self._whole = whole
         self._models = models
+        self._client = client
 
     def collect(self) -> Iterator[Metric]:
         for family in self._whole:
-            family.samples = [
-                one for one in family.samples if self._is_visible(one.labels.get("model"))
-            ]
+            family.samples = [one for one in family.samples if self._is_visible(one.labels)]
             yield family
 
-    def _is_visible(self, model: str | None) -> bool:
+    def _is_visible(self, labels: Mapping[str, str]) -> bool:
+        model, client = labels.get("model"), labels.get("client")
+        if client and self._client not in {None, client}:
+            return False
         return not model or model in self._models
 
 

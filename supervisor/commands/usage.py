@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, duration, table
 from supervisor.usage.files import read_all
-from supervisor.usage.query import Group, Query, groups, members
+from supervisor.usage.query import Group, Query, first_day, groups, members
 from supervisor.usage.usage import Usage
 
 _HEAD = ("REQUESTS", "PROMPT", "CACHED", "SAVED", "GENERATED", "SLOT TIME", "CPU TIME")
-_DAYS = re.compile(r"(\d{1,4})d")
-_MONTH = re.compile(r"\d{4}-\d\d")
 
 
 def usage(query: Query, *, as_csv: bool) -> CommandResult:
     """Show tokens and seconds; `query.since` may also be a month, or days as in 7d."""
     today = datetime.now().astimezone().date()
-    query = Query(query.by, first_day(query.since, today), query.key, query.model)
+    try:
+        query = replace(query, since=first_day(query.since, today))
+    except ValueError as error:
+        raise SettingsInvalid(
+            f"--since: {error}", hint="write 2026-11-22, 2026-11 or 7d"
+        ) from error
     root = directories().usage
     try:
         found = groups(read_all(root), query)
@@ -33,20 +36,6 @@ def usage(query: Query, *, as_csv: bool) -> CommandResult:
     if as_csv:
         return CommandResult(data, _csv(query.names, data))
     return CommandResult(data, _text(query.names, found) if found else "no usage is recorded")
-
-
-def first_day(text: str | None, today: date) -> str | None:
-    """Return the first day that a text means; raises SettingsInvalid."""
-    if text is None:
-        return None
-    try:
-        if days := _DAYS.fullmatch(text):
-            return (today - timedelta(days=int(days[1]))).isoformat()
-        return date.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text).isoformat()
-    except (ValueError, OverflowError) as error:
-        raise SettingsInvalid(
-            f"--since {text!r} is no day", hint="write 2026-11-22, 2026-11 or 7d"
-        ) from error
 
 
 def _text(names: Sequence[str], found: Sequence[Group]) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 from typing import Any, Final, Literal
 
 from supervisor.usage.usage import Account, Totals, Usage
 
 By = Literal["key", "model", "day", "month"]
 
+_DAYS: Final = re.compile(r"(\d{1,5})d")
+_MONTH: Final = re.compile(r"\d{4}-\d\d")
 _NAMES: Final[Mapping[str, Callable[[Account], str]]] = {
     "key": lambda account: account.key,
     "model": lambda account: account.model,
@@ -49,6 +53,22 @@ class Group:
 
     names: tuple[str, ...]
     usage: Usage
+
+
+def first_day(text: str | None, today: date) -> str | None:
+    """Return the first day that a text means: a date, a month, or days as in 7d.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if text is None:
+        return None
+    try:
+        if days := _DAYS.fullmatch(text):
+            return (today - timedelta(days=int(days[1]))).isoformat()
+        return date.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text).isoformat()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is no day") from error
 
 
 def groups(totals: Totals, query: Query) -> list[Group]:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
+from dataclasses import astuple
 from datetime import datetime
 from typing import Final, Protocol
 
@@ -22,11 +23,13 @@ from supervisor.errors import AccessDenied
 from supervisor.events import Emit, Event
 from supervisor.usage.engine_use import EngineUse
 from supervisor.usage.journal import Journal
-from supervisor.usage.usage import NO_KEY, OWN_WORK, Account, Usage
+from supervisor.usage.usage import NO_KEY, OTHERS, OWN_WORK, Account, Usage
 
 # An engine is asked for its counters at most so often: faster reads disturb it.
 _PAUSE_S: Final = 3.0
 _FOLD_S: Final = 600.0
+# Keys and models in `/metrics`.
+_COUNTED_MAX: Final = 256
 
 
 class Engines(Protocol):
@@ -45,7 +48,11 @@ class Engines(Protocol):
 
 
 class UsageRecorder:
-    """Records while `is_on()`; `has_keys` tells whether clients have names."""
+    """Records while `is_on()`; `has_keys` tells whether clients have names.
+
+    Attributes:
+        since_start: Usage since the start of the daemon, by key and model; it never falls.
+    """
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class UsageRecorder:
         self._by_instance: dict[str, EngineUse] = {}
         self._has_failed = False
         self._full = asyncio.Event()
+        self.since_start: dict[tuple[str, str], Usage] = {}
 
     # Called by the router, and for each event.
 
@@ -168,8 +176,17 @@ class UsageRecorder:
     def _add(self, key: str, model: str, usage: Usage) -> None:
         day = f"{datetime.now().astimezone():%Y-%m-%d}"
         self._report(self._journal.write(Account(day, key, model), usage))
+        self._count(key, model, usage)
         if self._journal.is_full:
             self._full.set()
+
+    def _count(self, key: str, model: str, usage: Usage) -> None:
+        names = (key, model)
+        if names not in self.since_start and len(self.since_start) >= _COUNTED_MAX:
+            names = (OTHERS, OTHERS)
+        # A counter never falls.
+        grown = Usage(*(max(0, one) for one in astuple(usage)))
+        self.since_start[names] = self.since_start.get(names, Usage()) + grown
 
     def _report(self, failure: str | None) -> None:
         """Warn of the first failure in a row."""

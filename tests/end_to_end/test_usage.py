@@ -21,11 +21,14 @@ flags = {{ parallel = 2, ctx-size = 2048, threads = 1 }}
 """
 
 
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
 def ask(url: str, key: str, **members: Any) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {key}"}
     body = {"model": "chat", "max_tokens": 8, **members}
     answer: dict[str, Any] = httpx.post(
-        f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60
+        f"{url}/v1/chat/completions", json=body, headers=bearer(key), timeout=60
     ).json()
     return answer
 
@@ -42,6 +45,13 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     second = ask(corral.url, anna, messages=said, n=2)["timings"]
     ask(corral.url, ben, messages=said)
     until(lambda: len(corral.data("usage", "--by", "key", "--key", "ben")) == 1)
+    seen = httpx.get(f"{corral.url}/corral/v1/usage", headers=bearer(ben), params={"key": "anna"})
+    assert [one["key"] for one in seen.json()["usage"]] == ["ben"]
+    metrics = httpx.get(f"{corral.url}/metrics", headers=bearer(ben)).text
+    assert 'corral_client_requests_total{client="ben",model="chat"} 1' in metrics
+    assert 'client="anna"' not in metrics
+    wrong = httpx.get(f"{corral.url}/corral/v1/usage", headers=bearer(ben), params={"by": "hour"})
+    assert wrong.status_code == 400
     os.kill(corral.daemon_pid, signal.SIGKILL)
     (found,) = corral.data("usage", "--by", "key", "--key", "anna")
     cached = first["prompt_tokens_details"]["cached_tokens"]
