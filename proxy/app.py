@@ -83,6 +83,7 @@ from proxy.responses_endpoint import ResponsesEndpoint
 from proxy.router.in_flight import ServerState
 from proxy.router.router import Router
 from proxy.routes import Handler, Routes
+from proxy.second_addresses import handle_engine_ui, handle_ollama, ollama_routes
 from proxy.settings import ProxySettings
 from proxy.tls.contexts import server_context
 from proxy.tls.renewed import RenewedContext
@@ -215,11 +216,11 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         _announcement(settings, process, metrics.emit),
         _tls(settings, metrics.emit),
         sessions=board.sessions if board else None,
-        handle_engine_ui=_handle_engine_ui(settings, router, keys, routes, guard),
+        handle_engine_ui=handle_engine_ui(settings, router, keys, routes, guard),
     )
     if ollama and settings.ollama.is_on:
-        add_ollama = _ollama_routes(forwarded, loader, ollama, bodies)
-        app = replace(app, handle_ollama=_handle_ollama(settings, routes, add_ollama, guard))
+        add_ollama = ollama_routes(forwarded, loader, ollama, bodies)
+        app = replace(app, handle_ollama=handle_ollama(settings, routes, add_ollama, guard))
     if job_storage is None:
         return app
     jobs = Jobs(job_storage, own_requests, loader, keys, bodies, metrics.emit)
@@ -240,47 +241,6 @@ def _estimator(
     estimator = Estimator(router, load_forecaster)
     metrics.add(estimator.collect)
     return estimator
-
-
-def _ollama_routes(
-    forwarded: ForwardedEndpoints, loader: ModelLoader, host: OllamaHost, bodies: Bodies
-) -> Callable[[Routes], None]:
-    # Imported here: most daemons need no memory for it.
-    from proxy.ollama_endpoints import OllamaEndpoints  # noqa: PLC0415
-
-    return OllamaEndpoints(forwarded, loader, host, bodies).add_routes
-
-
-def _handle_ollama(
-    settings: ProxySettings,
-    routes: Routes,
-    add_ollama: Callable[[Routes], None],
-    guard: Callable[[ProxySettings, Routes], Handler],
-) -> Handler | None:
-    """Add Ollama's API to the routes; return the handler of its own address, if it has one."""
-    if settings.ollama.enabled:
-        add_ollama(routes)
-    if (listen := settings.ollama.listen) is None:
-        return None
-    add_ollama(beside := Routes(beneath=routes))
-    return guard(settings.model_copy(update={"listen": listen}), beside)
-
-
-def _handle_engine_ui(
-    settings: ProxySettings,
-    router: Router,
-    keys: ApiKeys,
-    routes: Routes,
-    guard: Callable[[ProxySettings, Routes, Access], Handler],
-) -> Handler | None:
-    if settings.engine_ui is None:
-        return None
-    # Imported here: most daemons need no memory for it.
-    from proxy.engine_ui import EngineUi, EngineUiAccess  # noqa: PLC0415
-
-    EngineUi(router, settings).add_routes(beside := Routes(beneath=routes))
-    own = settings.model_copy(update={"listen": settings.engine_ui})
-    return guard(own, beside, EngineUiAccess(keys))
 
 
 def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:

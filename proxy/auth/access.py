@@ -19,6 +19,7 @@ from proxy.auth.sessions import Sessions, SignedIn
 from proxy.errors import Forbidden, SessionRequired, UnsupportedMediaType
 from proxy.prompt_cache.prefix_digest import PREFIXES
 
+ROOT: Final = "/"
 PREFIX: Final = "/corral"
 API: Final = "/corral/v1/"
 CHAT: Final = "/corral/v1/chat/completions"
@@ -26,7 +27,7 @@ SESSION: Final = "/corral/v1/session"
 END_SESSION: Final = "/corral/v1/session/end"
 PAGE: Final = "/corral/page/"
 LIBRARIES: Final = "/corral/vendor/"
-_PAGE_PATHS: Final = frozenset({PREFIX, "/corral/", SESSION, END_SESSION})
+_PAGE_PATHS: Final = frozenset({ROOT, PREFIX, "/corral/", SESSION, END_SESSION})
 # Health probes, and what other machines read all the time, do not count for the limits of a key. Of
 # a session's requests, only chats do.
 UNCOUNTED: Final = OPEN_PATHS | {PREFIXES}
@@ -45,10 +46,9 @@ class Access:
 
     def is_open(self, request: web.BaseRequest) -> bool:
         """Whether it needs no key."""
-        path = request.path
-        if path in OPEN_PATHS:
+        if request.path in OPEN_PATHS:
             return True
-        return path.startswith(PREFIX) and self._sessions is not None and is_page(request)
+        return self._sessions is not None and is_page(request)
 
     def key_of(self, request: web.BaseRequest) -> Key | None:
         """The key that the request has, or its session stands for; None if none is needed.

@@ -14,7 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.auth.access import LIBRARIES, PAGE
+from proxy.auth.access import LIBRARIES, PAGE, ROOT
 from proxy.dashboard.static_files import INDEX, StaticFile, library_files, page_files
 from proxy.errors import NotFound
 from proxy.routes import PATH_ID, Routes
@@ -43,14 +43,21 @@ class PageEndpoint:
         self._vendor = vendor
 
     def add_routes(self, routes: Routes) -> None:
+        routes.add(ROOT, get=self.root)
         routes.add("/corral", get=self.redirect)
         routes.add("/corral/", get=self.index)
         routes.add(PAGE + "{id}", get=self.page)
         routes.add(LIBRARIES + "{id}", get=self.library)
 
+    async def root(self, request: web.BaseRequest) -> web.Response:
+        """Send a browser to the page; raises NotFound for all others."""
+        if "text/html" not in request.headers.get("Accept", ""):
+            raise NotFound("no such endpoint; GET /v1/models lists the models")
+        return await self.redirect(request)
+
     async def redirect(self, _: web.BaseRequest) -> web.Response:
         """Links of the page are relative to the folder."""
-        return web.Response(status=308, headers={**_HEADERS, "Location": "/corral/"})
+        return web.Response(status=307, headers={**_HEADERS, "Location": "/corral/"})
 
     async def index(self, request: web.BaseRequest) -> web.Response:
         return _answer(request, self._page.get(INDEX))

@@ -28,6 +28,12 @@ async def test_the_page_is_served_and_revalidated(proxy: ProxyHarness) -> None:
         assert await response.read() == b""
 
 
+async def test_a_browser_at_the_root_finds_the_page(proxy: ProxyHarness) -> None:
+    for accept, status in (("text/html,*/*;q=0.8", 200), ("*/*", 404)):
+        async with proxy.http.get("/", headers={"Accept": accept}) as response:
+            assert response.status == status
+
+
 async def test_every_file_is_served_with_its_type(proxy: ProxyHarness) -> None:
     libraries = library_files(proxy.dashboard.vendor)
     for prefix, files in (("page", page_files()), ("vendor", libraries)):

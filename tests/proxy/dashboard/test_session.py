@@ -99,6 +99,10 @@ async def test_with_keys_an_admin_signs_in_and_others_are_refused(
         assert (await sign_in(proxy, api_key=key))[0] == status
     async with proxy.http.get("/corral/v1/requests") as response:
         assert response.status == 401
+    for key, status in (("corral-laptop-12", 403), ("corral-admin-123", 200)):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with proxy.http.get("/corral/v1/logs", headers=headers) as response:
+            assert response.status == status
     status, body = await sign_in(proxy, api_key="corral-admin-123")
     assert (status, body["client"], body["has_keys"]) == (200, "root", True)
     async with proxy.http.get("/corral/v1/requests") as response:
