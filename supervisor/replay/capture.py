@@ -86,14 +86,17 @@ def read(path: Path) -> Capture:
     responses: dict[int, Mapping[str, Any]] = {}
     for line in lines:
         if line.get("type") == "request" and len(found) < _REQUESTS_MAX:
-            found[line["n"]] = line
+            found[int(line.get("n", 0))] = line
         elif line.get("type") == "response" and line.get("n") in found:
             responses[line["n"]] = line
     played = {n: line for n, line in found.items() if _is_played(line)}
     skipped = Counter(str(line.get("kind")) for n, line in found.items() if n not in played)
     if not played:
         raise CaptureInvalid(f"{path} has no request that can be played: {_counts(skipped)}")
-    requests = tuple(_request(line, responses.get(n)) for n, line in played.items())
+    try:
+        requests = tuple(_request(line, responses.get(n)) for n, line in played.items())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CaptureInvalid(f"{path} has a line that cannot be read: {error!r}") from error
     return Capture(header["model"], header, requests, skipped)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 from proxy.endpoints import EndpointKind
@@ -23,7 +25,8 @@ class PlayedRequest:
     """One request to send.
 
     Attributes:
-        after: The places of the requests that are answered before it is sent: those that had been.
+        after: The places of the requests that had ended since the one before it was sent; they are
+            answered before it is sent.
     """
 
     captured: CapturedRequest
@@ -36,16 +39,29 @@ def is_greedy(body: Mapping[str, Any]) -> bool:
 
 
 def played(requests: Sequence[CapturedRequest]) -> tuple[PlayedRequest, ...]:
+    """Return the requests in the order in which they began."""
     ordered = sorted(requests, key=lambda one: one.at_ms)
-    return tuple(
-        PlayedRequest(one, tuple(at for at in range(place) if _had_ended(ordered[at], one.at_ms)))
-        for place, one in enumerate(ordered)
-    )
+    ends = deque(sorted(_ends(ordered)))
+    return tuple(PlayedRequest(one, tuple(_ended(ends, one.at_ms))) for one in ordered)
+
+
+def _ends(ordered: Sequence[CapturedRequest]) -> Iterator[tuple[float, int]]:
+    """Yield when each request ended that did, and its place."""
+    for place, one in enumerate(ordered):
+        if one.response is not None:
+            yield one.response.end_ms, place
+
+
+def _ended(ends: deque[tuple[float, int]], at_ms: float) -> Iterator[int]:
+    """Take those from the beginning that had ended by a time."""
+    while ends and ends[0][0] <= at_ms + _CLOCK_MS:
+        yield ends.popleft()[1]
 
 
 def most_together(requests: Sequence[PlayedRequest]) -> int:
     """Return the most requests that were in flight at once."""
-    return max(at + 1 - len(one.after) for at, one in enumerate(requests))
+    ended = accumulate(len(one.after) for one in requests)
+    return max(at + 1 - count for at, count in enumerate(ended))
 
 
 def played_body(request: CapturedRequest, model: str, slot: int | None) -> dict[str, Any]:
@@ -62,10 +78,6 @@ def played_body(request: CapturedRequest, model: str, slot: int | None) -> dict[
         options = request.body.get("stream_options")
         body["stream_options"] = {**(options or {}), "include_usage": True}
     return body if slot is None else {**body, "id_slot": slot}
-
-
-def _had_ended(one: CapturedRequest, at_ms: float) -> bool:
-    return one.response is not None and one.response.end_ms <= at_ms + _CLOCK_MS
 
 
 def _limit_name(kind: EndpointKind) -> str:

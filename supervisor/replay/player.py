@@ -69,28 +69,34 @@ class Player:
     async def play(self) -> list[Played]:
         """Send all; raises EngineUnreachable where the engine is gone."""
         began_at_s = time.monotonic()
+        tasks = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._play_one(at, began_at_s))
-                    for at in range(len(self._requests))
-                ]
+                for at in range(len(self._requests)):
+                    await self._until_due(at, began_at_s)
+                    tasks.append(group.create_task(self._play_one(at)))
         except ExceptionGroup as errors:
             raise _first(errors) from errors
         return [task.result() for task in tasks]
 
-    async def _play_one(self, at: int, began_at_s: float) -> Played:
-        request, options = self._requests[at], self._options
+    async def _until_due(self, at: int, began_at_s: float) -> None:
+        """Wait for those that had ended, and for the time of the request; take a place."""
+        request = self._requests[at]
         for before in request.after:
             await self._answered[before].wait()
-        if options.is_as_recorded:
+        if self._options.is_as_recorded:
             due_ms = request.captured.at_ms - self._requests[0].captured.at_ms
             await asyncio.sleep(max(0.0, began_at_s + due_ms / _MS - time.monotonic()))
-        async with self._free, self._client() as client:
-            slot = self._slots.take(request.captured.body) if self._slots else None
-            result = await self._send(client, request, slot)
-            if self._slots and slot is not None:
-                self._slots.give_back(slot, request.captured.body)
+        await self._free.acquire()
+
+    async def _play_one(self, at: int) -> Played:
+        body = self._requests[at].captured.body
+        slot = self._slots.take(body) if self._slots else None
+        async with self._client() as client:
+            result = await self._send(client, self._requests[at], slot)
+        if self._slots and slot is not None:
+            self._slots.give_back(slot, body)
+        self._free.release()
         self._answered[at].set()
         self._count += 1
         self._on_answer(self._count)

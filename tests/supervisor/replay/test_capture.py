@@ -73,6 +73,7 @@ def test_an_answer_that_is_not_whole_has_no_text(tmp_path: Path, changes: dict[s
         ([{**HEAD, "format": 2}], "has format 2"),
         ([HEAD], "it has none"),
         ([HEAD, request(1, body=None)], "1 of kind chat"),
+        ([HEAD, request(1), {"type": "response", "n": 1}], "cannot be read"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, lines: list[dict[str, Any]], reason: str) -> None:

@@ -28,9 +28,10 @@ def captured(
 
 
 def test_a_request_waits_for_those_that_had_ended() -> None:
-    found = played([captured(2, 50, 90), captured(1, 0, 40), captured(3, 60, None)])
-    assert [one.captured.number for one in found] == [1, 2, 3]
-    assert [one.after for one in found] == [(), (0,), (0,)]
+    given = [captured(2, 50, 90), captured(1, 0, 40), captured(3, 60, None), captured(4, 95, 99)]
+    found = played(given)
+    assert [one.captured.number for one in found] == [1, 2, 3, 4]
+    assert [one.after for one in found] == [(), (0,), (), (1,)]
     assert most_together(found) == 2
 
 
