@@ -5,7 +5,7 @@ The body is that of a chat, a text completion, or a request of Anthropic's or th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -43,7 +43,8 @@ class EstimateEndpoint:
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
             proxy_request = await self._read(request, share)
-        return json_response(estimate_json(self._estimator.estimate(proxy_request)))
+        found, names = self._estimator.estimate(proxy_request), client_names(self._loader, request)
+        return json_response(estimate_json(found, lambda model: names.get(model) is not None))
 
     async def _read(self, request: web.BaseRequest, share: Share) -> ProxyRequest:
         body = await read_body(request, share)
@@ -71,7 +72,7 @@ def _kind(members: Mapping[str, Any], headers: Mapping[str, str]) -> EndpointKin
     raise BadRequest("the body has neither messages nor a prompt; send that of a chat")
 
 
-def estimate_json(estimate: Estimate) -> dict[str, object]:
+def estimate_json(estimate: Estimate, is_visible: Callable[[str], bool]) -> dict[str, object]:
     load, first = estimate.load, estimate.first_token
     return {
         "model": estimate.model,
@@ -81,7 +82,7 @@ def estimate_json(estimate: Estimate) -> dict[str, object]:
         "queue_s": _rounded(estimate.queue_s),
         "must_load": not estimate.is_loaded,
         "load_s": 0.0 if estimate.is_loaded else _rounded(load.in_s) if load else None,
-        "evicts": list(load.evicts) if load else [],
+        "evicts": list(filter(is_visible, load.evicts)) if load else [],
         "refusal": load.refusal if load else None,
         "first_token_s": _rounded(first.first_token_s) if first else None,
     }

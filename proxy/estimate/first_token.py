@@ -43,8 +43,7 @@ def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
     wanted, taken = work.waiting[work.place], None
     while taken is None or taken.request.first_token_s is None:
         if found := _next_assignment(engines, waiting):
-            engine, one = found
-            waiting.remove(one)
+            engine, one = found[0], waiting.pop(found[1])
             request = _take(engine, one)
             if one is wanted:
                 taken = _Taken(engine, request, engine.now_s)
@@ -62,18 +61,14 @@ class _Taken:
 
 def _next_assignment(
     engines: Sequence[SimulatedEngine], waiting: Sequence[WaitingRequest]
-) -> tuple[SimulatedEngine, WaitingRequest] | None:
-    """Return the first request that takes a free slot, with the engine."""
+) -> tuple[SimulatedEngine, int] | None:
+    """Return the engine and the place of the first request that takes a free slot."""
     free = [one for one in engines if one.has_free_slot]
-    for one in waiting if free else ():
+    for place, one in enumerate(waiting if free else ()):
         may = [engine for engine in free if one.instance in {None, engine.name}]
         if may:
-            return min(may, key=lambda engine: _preference(engine, one)), one
+            return min(may, key=lambda engine: (engine.now_s, one.new_on(engine.name))), place
     return None
-
-
-def _preference(engine: SimulatedEngine, waiting: WaitingRequest) -> tuple[float, int]:
-    return engine.now_s, waiting.new_on(engine.name)
 
 
 def _next_engine(engines: Sequence[SimulatedEngine], taken: _Taken | None) -> SimulatedEngine:

@@ -29,20 +29,23 @@ class WaitingRequest:
 
     Attributes:
         prompt_tokens: Of the whole prompt.
-        new_tokens: Of these, what an instance has to compute, by its name.
+        uncached_tokens: Of these, what an instance has to compute that holds nothing of it.
+        new_tokens: What one has to that does hold some, by its name.
         instance: The one whose slot alone it takes; None: any.
         slots: The slot that holds its conversation, by instance.
     """
 
     prompt_tokens: int
     answer_tokens: float
+    uncached_tokens: int | None = None
     new_tokens: Mapping[str, int] = field(default_factory=dict)
     instance: str | None = None
     slots: Mapping[str, int] = field(default_factory=dict)
 
     def new_on(self, instance: str) -> int:
         """Return the tokens that an instance has to compute."""
-        return self.new_tokens.get(instance, self.prompt_tokens)
+        uncached = self.prompt_tokens if self.uncached_tokens is None else self.uncached_tokens
+        return self.new_tokens.get(instance, uncached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,11 +123,10 @@ class PrefixIndex:
         hint = CacheHint(conversation.owner if conversation else None, cached, conversation)
         return self._with_remote(hint, prompt) if self.remote else hint
 
-    def held_tokens(self, prompt: Prompt, instance: int) -> int:
-        """Return the most tokens of a prompt that one of a set of instances was given before."""
+    def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
+        """Return tokens of a prompt, each with the instances that were given as many before."""
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
-        held = (blocks for blocks, holders in levels if holders & instance)
-        return min(BLOCK_TOKENS * max(held, default=0), prompt.tokens)
+        return [(min(BLOCK_TOKENS * blocks, prompt.tokens), holders) for blocks, holders in levels]
 
     def ended_conversation(self, prompt: Prompt) -> Conversation | None:
         """Return the conversation that a prompt continues whose process has ended, if any."""

@@ -24,7 +24,9 @@ from proxy.router.slot_assignment import SlotAssignment
 from proxy.router.weights import EQUAL
 
 # Of many instances, those that would be considered first.
-_INSTANCES_MAX: Final = 16
+_INSTANCES_MAX: Final = 8
+_READ_MAX: Final = 32
+_BEHIND_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +68,19 @@ class WorkReader:
         new = queued(request, (), now_s)
         new.new_tokens = self._assignment.turns.new_tokens(new)
         order = self._assignment.turns.order(self._queue.order_with(new, now_s))
-        entries = tuple(order)
-        instances = self._considered(request)
-        waiting = tuple(self._waiting(one, instances) for one in entries)
+        entries = list(order)
         place = entries.index(new)
-        engines = tuple(self._engine(one) for one in instances) or tuple(idle)
-        found = ModelWork(engines, waiting, place)
+        instances = self._considered(request)
         lengths = self._lengths(new, instances)
-        if request.prompt:
-            whole = PromptLength(request.prompt.tokens)
-            lengths |= {one.name: whole for one in idle if not instances}
-        return EstimatedWork(found, waiting[place], lengths)
-
-    def _lengths(
-        self, entry: QueuedRequest, instances: Iterable[Instance]
-    ) -> dict[str, PromptLength]:
-        prompt = entry.request.prompt
-        if prompt is None:
-            return {}
-        hint = self._prefix_index.look_up(prompt, entry.session)
-        return {one.upstream.name: self._length(prompt, hint, one) for one in instances}
+        known = [self._waiting(one, instances) for one in entries[:_READ_MAX]]
+        # Those far behind are as those before them; what comes after the request matters little.
+        waiting = [known[at % len(known)] for at in range(place)]
+        waiting.append(self._waiting(new, instances))
+        waiting += known[place + 1 : place + 1 + _BEHIND_MAX]
+        engines = tuple(self._engine(one) for one in instances) or tuple(idle)
+        if request.prompt and not instances:
+            lengths = {one.name: PromptLength(request.prompt.tokens) for one in idle}
+        return EstimatedWork(ModelWork(engines, tuple(waiting), place), waiting[place], lengths)
 
     def learn(self, instance: Instance) -> None:
         """Learn from the requests of an instance that ended since the last time."""
@@ -139,33 +134,48 @@ class WorkReader:
             done = total - self._measures.tokens.new(length)
         return RunningRequest(slot, max(1, total - done), done, answer_tokens)
 
-    def _waiting(self, entry: QueuedRequest, instances: Iterable[Instance]) -> WaitingRequest:
+    def _waiting(self, entry: QueuedRequest, instances: Sequence[Instance]) -> WaitingRequest:
         prompt, tokens = entry.request.prompt, self._measures.tokens
-        hint = self._prefix_index.look_up(prompt, entry.session)
-        new_tokens: dict[str, int] = {}
-        slots: dict[str, int] = {}
-        for one in instances:
-            name, slot = one.upstream.name, self._slot(hint, one)
-            if slot is not None:
-                slots[name] = slot
-            if prompt:
-                new_tokens[name] = tokens.new(self._length(prompt, hint, one))
+        whole = PromptLength(prompt.tokens if prompt else 1)
+        lengths = self._lengths(entry, instances)
         return WaitingRequest(
-            tokens.whole(PromptLength(prompt.tokens)) if prompt else 1,
+            tokens.whole(whole),
             self._measures.lengths.expected(limit_of(entry.request)),
-            new_tokens,
+            tokens.new(whole),
+            {name: tokens.new(one) for name, one in lengths.items() if one.cached},
             entry.awaited.upstream.name if entry.awaited else None,
-            slots,
+            self._slots(entry, instances),
         )
 
-    def _length(self, prompt: Prompt, hint: CacheHint, instance: Instance) -> PromptLength:
-        """Return what an instance is believed to hold of a prompt."""
-        cached = self._prefix_index.held_tokens(prompt, instance.bit)
+    def _lengths(
+        self, entry: QueuedRequest, instances: Iterable[Instance]
+    ) -> dict[str, PromptLength]:
+        """Return what each instance is believed to hold of a prompt."""
+        if (prompt := entry.request.prompt) is None:
+            return {}
+        hint = self._prefix_index.look_up(prompt, entry.session)
+        held = self._prefix_index.held_tokens(prompt)
+        return {
+            one.upstream.name: PromptLength(prompt.tokens, self._cached(prompt, hint, held, one))
+            for one in instances
+        }
+
+    def _cached(
+        self, prompt: Prompt, hint: CacheHint, held: Iterable[tuple[int, int]], instance: Instance
+    ) -> int:
+        cached = max((tokens for tokens, holders in held if holders & instance.bit), default=0)
         if instance.upstream.node:
             cached = max(cached, hint.cached_tokens(instance.bit))
         if hint.conversation and self._slot(hint, instance) is not None:
             cached = max(cached, _continued(prompt, hint.conversation))
-        return PromptLength(prompt.tokens, cached)
+        return cached
+
+    def _slots(self, entry: QueuedRequest, instances: Iterable[Instance]) -> dict[str, int]:
+        hint = self._prefix_index.look_up(entry.request.prompt, entry.session)
+        if hint.conversation is None:
+            return {}
+        slots = ((one.upstream.name, self._slot(hint, one)) for one in instances)
+        return {name: slot for name, slot in slots if slot is not None}
 
     def _slot(self, hint: CacheHint, instance: Instance) -> int | None:
         """Return the slot of an instance that holds the conversation of a prompt."""

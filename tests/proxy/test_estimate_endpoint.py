@@ -11,7 +11,8 @@ from fakes.upstream import Call
 
 from proxy.estimate.load_forecast import LoadForecast
 from proxy.estimate.measures import Finished, Span
-from proxy.estimator import Estimator
+from proxy.estimate_endpoint import estimate_json
+from proxy.estimator import Estimate, Estimator
 
 URL = "/corral/v1/estimate"
 LONG = "word " * 800
@@ -139,6 +140,12 @@ async def test_the_error_of_estimates_is_a_metric(proxy: ProxyHarness) -> None:
     async with proxy.http.get("/metrics") as response:
         text = await response.text()
     assert 'corral_estimate_error_ratio_count{model="chat"} 1.0' in text
+
+
+def test_models_that_a_key_may_not_use_are_not_named() -> None:
+    load = LoadForecast(1.0, ("other", "secret"))
+    found = estimate_json(Estimate("chat", 1, 1, None, load=load), lambda model: model == "other")
+    assert found["evicts"] == ["other"]
 
 
 class Forecaster:

@@ -19,7 +19,9 @@ def engine(
 
 
 def wait(tokens: int, answer: float = 10, **new: int) -> WaitingRequest:
-    return WaitingRequest(tokens, answer, {f"chat.{name[1:]}": one for name, one in new.items()})
+    return WaitingRequest(
+        tokens, answer, None, {f"chat.{name[1:]}": one for name, one in new.items()}
+    )
 
 
 def found(*engines: EngineWork, ahead: tuple[WaitingRequest, ...] = (), tokens: int) -> FirstToken:
