@@ -28,9 +28,9 @@ from proxy.request import ProxyRequest
 from proxy.router.response_progress import Clock
 from proxy.router.router import Router
 
-# Requests are sampled so seldom that estimates take a hundredth of the time, and four a second.
+# Of requests, four a second at most, and so few that estimates take a thousandth of the time.
 _PAUSE_MIN_S: Final = 0.25
-_PAUSE_SHARE: Final = 100.0
+_PAUSE_SHARE: Final = 1000.0
 _RETRY_MAX_S: Final = 120
 
 
