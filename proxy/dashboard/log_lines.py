@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 LINES_MAX: Final = 2000
+_SIZE_MAX: Final = 1024**2  # characters
 _TOGETHER_MAX: Final = 500
 
 
@@ -16,6 +17,7 @@ class LogLines:
     def __init__(self, source: str) -> None:
         self._source = source
         self._lines: deque[str] = deque()
+        self._size = 0  # characters
         self._dropped = 0
 
     async def read(self, lines: AsyncIterable[str]) -> None:
@@ -29,10 +31,11 @@ class LogLines:
                     await asyncio.sleep(0)  # a flood of lines lets others run
 
     def add(self, line: str) -> None:
-        if len(self._lines) >= LINES_MAX:
-            self._lines.popleft()
-            self._dropped += 1
         self._lines.append(line)
+        self._size += len(line)
+        while len(self._lines) > LINES_MAX or self._size > _SIZE_MAX:
+            self._size -= len(self._lines.popleft())
+            self._dropped += 1
 
     def take(self) -> dict[str, Any] | None:
         """What is new: `lines`, and how many were `dropped` before them; None: nothing."""
@@ -42,5 +45,5 @@ class LogLines:
         if self._dropped:
             found["dropped"] = self._dropped
         self._lines.clear()
-        self._dropped = 0
+        self._size = self._dropped = 0
         return found
