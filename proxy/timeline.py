@@ -26,6 +26,11 @@ _NO_TIME: Final[Mapping[Phase, float]] = dict.fromkeys(PHASES, 0.0)
 _TIMED: Final = tuple((phase, f"{phase}_ms") for phase in PHASES[:-1])
 
 
+def _in_ms(seconds: float) -> float:
+    """Return milliseconds in whole tenths; `round` takes several times as long."""
+    return int(seconds * 10_000) / 10
+
+
 class Timeline:
     """Times the phases of one request.
 
@@ -38,6 +43,7 @@ class Timeline:
     """
 
     __slots__ = (
+        "_charged",
         "_leases",
         "_phase",
         "_since_s",
@@ -51,6 +57,7 @@ class Timeline:
         self.began_at_s = self._since_s = time.monotonic()
         self.first_token_ms: float | None = None
         self._phase: Phase = "other"
+        self._charged: Phase = "other"  # the phase, or `stalled`
         self._spent_s = {**_NO_TIME}
         self._leases = 0
         self._stalls = 0
@@ -72,29 +79,30 @@ class Timeline:
             return
         now_s = time.monotonic()
         if self.first_token_ms is None:
-            self.first_token_ms = round((now_s - self.began_at_s) * 1000, 1)
+            self.first_token_ms = _in_ms(now_s - self.began_at_s)
         if self._phase == "prefill":
             self._enter("decode", now_s)
 
     def end_lease(self) -> None:
         self._leases -= 1
-        self.end_wait()
+        if not self._leases:
+            self._enter("other", time.monotonic())
 
     def end_wait(self) -> None:
-        """Note that it waits no more, or that a lease is over."""
+        """Note that it waits no more, and got no slot."""
         if not self._leases:
             self._enter("other", time.monotonic())
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
         """Wait for the client to take what was sent."""
-        self._charge(time.monotonic())
+        self._charge("stalled")
         self._stalls += 1
         try:
             yield
         finally:
-            self._charge(time.monotonic())
             self._stalls -= 1
+            self._charge("stalled" if self._stalls else self._phase)
 
     @property
     def is_stalled(self) -> bool:
@@ -107,24 +115,28 @@ class Timeline:
             engine_decode_ms: As the engine reports it, for a response that is not a stream: its
                 first token has no time of its own.
         """
-        duration_ms = round((time.monotonic() - self.began_at_s) * 1000, 1)
-        self._charge(self.began_at_s + duration_ms / 1000)
-        spent_s = self._spent_s
+        now_s, spent_s = time.monotonic(), self._spent_s
+        spent_s[self._charged] += now_s - self._since_s
+        self._since_s = now_s
         if engine_decode_ms and not spent_s["decode"]:
             spent_s["decode"] = min(spent_s["prefill"], engine_decode_ms / 1000)
             spent_s["prefill"] -= spent_s["decode"]
         times_ms = {
-            name: int(spent * 10_000) / 10 if (spent := spent_s[phase]) else 0.0
-            for phase, name in _TIMED
+            name: _in_ms(spent) if (spent := spent_s[phase]) else 0.0 for phase, name in _TIMED
         }
-        times_ms["other_ms"] = max(0.0, round(duration_ms - sum(times_ms.values()), 1))
+        duration_ms = _in_ms(now_s - self.began_at_s)
+        rest_ms = duration_ms - sum(times_ms.values())
+        times_ms["other_ms"] = int(rest_ms * 10 + 0.5) / 10 if rest_ms > 0 else 0.0
         times_ms["duration_ms"] = duration_ms
         return times_ms
 
     def _enter(self, phase: Phase, at_s: float) -> None:
-        self._charge(at_s)
-        self._phase = phase
+        self._spent_s[self._charged] += at_s - self._since_s
+        self._since_s, self._phase = at_s, phase
+        if not self._stalls:
+            self._charged = phase
 
-    def _charge(self, at_s: float) -> None:
-        self._spent_s["stalled" if self._stalls else self._phase] += at_s - self._since_s
-        self._since_s = at_s
+    def _charge(self, phase: Phase) -> None:
+        now_s = time.monotonic()
+        self._spent_s[self._charged] += now_s - self._since_s
+        self._since_s, self._charged = now_s, phase
