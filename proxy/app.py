@@ -48,6 +48,7 @@ from proxy.auth.access import Access
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
+from proxy.auth.token_limits import TokenLimits
 from proxy.batch.batch_queue import BatchQueue
 from proxy.batch.completions import BatchCompletions
 from proxy.batch.requests import OwnRequests
@@ -100,6 +101,7 @@ class App:
         handle_ollama: Of the address that has Ollama's API besides; None: there is none.
         sessions: Of the dashboard; None: there is none.
         handle_engine_ui: Of the address that has llama.cpp's web UI; None: there is none.
+        token_limits: Of the API keys, which are told what each request took.
     """
 
     handle: Handler
@@ -116,6 +118,7 @@ class App:
     handle_ollama: Handler | None = None
     sessions: Sessions | None = None
     handle_engine_ui: Handler | None = None
+    token_limits: TokenLimits | None = None
 
 
 def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
@@ -150,10 +153,10 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     server_state = ServerState(process)
     capture = CapturePoint()
     estimator = _estimator(router, load_forecaster, metrics)
-    forward = Forward(router, loader, settings, metrics.emit, estimator, capture)
+    keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
+    forward = Forward(router, loader, settings, metrics.emit, estimator, capture, keys=keys)
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))
-    keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
     loads_for_others = settings.load_for_others == "idle"
     local = LocalEndpoints(
         router,
@@ -217,6 +220,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         _tls(settings, metrics.emit),
         sessions=board.sessions if board else None,
         handle_engine_ui=handle_engine_ui(settings, router, keys, routes, guard),
+        token_limits=keys.token_limits,
     )
     if ollama and settings.ollama.is_on:
         add_ollama = ollama_routes(forwarded, loader, ollama, bodies)

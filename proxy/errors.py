@@ -127,6 +127,10 @@ class LimitExceeded(BadRequest):
     code = "limit_exceeded"
 
 
+class ContextTooLong(BadRequest):
+    code = "context_length_exceeded"
+
+
 class PreviousResponseNotFound(BadRequest):
     code = "previous_response_not_found"
     param = "previous_response_id"

@@ -150,6 +150,8 @@ class RequestMiddleware:
                 raise
             return _UNLIMITED
         self._connections.begin(request.protocol)
+        if key and key.name in self._keys.limited:
+            request[RESPONSE_HEADERS].update(self._keys.token_limits.headers(key))
         if key is None or request.path in UNCOUNTED:
             return _UNLIMITED
         is_counted = request.path == CHAT or request[SIGNED_IN] is None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from proxy.app import App, build_app
+from proxy.auth.token_limits import TokenLimits
 from proxy.jobs.jobs import JobStorage
 from proxy.metrics.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
@@ -67,7 +69,9 @@ from supervisor.settings.schema import Settings
 from supervisor.shards.layer_shares import LayerShares
 from supervisor.trial.storage import TrialStore
 from supervisor.trial.trials import Trials
+from supervisor.usage.files import read_all
 from supervisor.usage.journal import Journal
+from supervisor.usage.query import tokens_by_key
 from supervisor.usage.recorder import UsageRecorder
 from supervisor.workers.address import free_port
 from supervisor.workers.known import KnownWorkers
@@ -133,8 +137,9 @@ class DaemonParts:
         events.add_sink(self.notifier.observe)
         self.nodes = self._make_nodes()
         self.usage = self._make_usage()
-        router_events.connect(self.fleet, self.admission, self.nodes, self.usage)
         self.app = self._make_app()
+        limits = self._token_limits() if self.settings.proxy.api_keys_file else None
+        router_events.connect(self.fleet, self.admission, self.nodes, self.usage, limits)
         self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
         self.server = Server(self.app, self.settings.proxy, environment.sockets)
         self.hooks = self._make_hooks()
@@ -221,6 +226,17 @@ class DaemonParts:
         self.events.add_sink(usage.observe)
         self.metrics.add(lambda: usage_metrics(usage.since_start))
         return usage
+
+    def _token_limits(self) -> TokenLimits | None:
+        """Return the limits of API keys, which know what was used today."""
+        if (limits := self.app.token_limits) is None:
+            return None
+        day = f"{datetime.now().astimezone():%Y-%m-%d}"
+        try:
+            limits.restore(day, tokens_by_key(read_all(self.directories.usage), day))
+        except OSError as error:
+            self.events.emit("usage.record_failed", reason=str(error))
+        return limits
 
     def _make_nodes(self) -> Nodes:
         model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from aiohttp import web
 from proxy.access_log import Emit
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
 from proxy.auth.rate_limit import RateLimiter
+from proxy.auth.token_limits import TokenLimits
 from proxy.errors import ConfigError, Unauthorized
 from proxy.headers import HOP
 from proxy.models import ModelInfo, ModelLoader, without_nodes
@@ -40,6 +41,8 @@ class ApiKeys:
 
     Attributes:
         rate_limiter: Of all addresses together.
+        token_limits: Likewise.
+        limited: The keys of the file with limits of tokens, by name.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class ApiKeys:
         own_key: Key | None = None,
     ) -> None:
         self.rate_limiter = RateLimiter()
+        self.token_limits = TokenLimits()
+        self.limited: Mapping[str, Key] = {}
         self._path = path
         self._own_keys = (own_key,) if own_key else ()
         self._emit = emit
@@ -58,7 +63,7 @@ class ApiKeys:
         self._keys: tuple[Key, ...] = ()
         self._version: FileVersion | None = None
         if path is not None:
-            self._keys, self._version = read_keys(path)
+            self._read(path)
         self._checked_at_s = clock()
 
     @property
@@ -87,6 +92,10 @@ class ApiKeys:
             self._reload_if_changed(self._path)
         return (*self._own_keys, *self._keys)
 
+    def _read(self, path: Path) -> None:
+        self._keys, self._version = read_keys(path)
+        self.limited = {key.name: key for key in self._keys if key.limits_tokens}
+
     def _reload_if_changed(self, path: Path) -> None:
         now_s = self._clock()
         if now_s - self._checked_at_s < _RECHECK_S:
@@ -97,7 +106,7 @@ class ApiKeys:
             return
         self._version = version
         try:
-            self._keys, self._version = read_keys(path)
+            self._read(path)
         except ConfigError as error:
             self._emit("settings.rejected", reason=f"the API keys are unchanged: {error.message}")
 

@@ -4,6 +4,9 @@
     sha256 = "64 hexadecimal digits"     or  key = "the key itself"
     max_in_flight = 4                    concurrent requests
     requests_per_minute = 60
+    tokens_per_minute = 20000            prompts and answers together
+    tokens_per_day = 1000000
+    max_context = 8192                   of a prompt and the answer that it asks for
     models = ["qwen3"]                   ids or aliases; unset: all
     priority = "batch"                   its requests queue behind all others
     admin = true                         it sees and controls what all clients do
@@ -54,6 +57,9 @@ class Key:
         requests_per_minute: At least 1; None: no limit.
         models: Ids or aliases of the models it can use; None: all.
         priority: With `batch`, a request cannot raise its own priority.
+        tokens_per_minute: Of prompts and answers, at least 1; None: no limit.
+        tokens_per_day: As `tokens_per_minute`.
+        max_context: Of a prompt and the answer that it asks for, at least 1; None: no limit.
         admin: It sees the requests of all keys, and may use the dashboard.
     """
 
@@ -64,9 +70,18 @@ class Key:
     models: frozenset[str] | None = None
     priority: Literal["interactive", "batch"] = "interactive"
     admin: bool = False
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    max_context: int | None = None
+
+    @property
+    def limits_tokens(self) -> bool:
+        limits = (self.tokens_per_minute, self.tokens_per_day, self.max_context)
+        return any(one is not None for one in limits)
 
 
 _ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
+_TokenLimit = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class _Entry(BaseModel):
@@ -79,6 +94,9 @@ class _Entry(BaseModel):
     models: Annotated[frozenset[_ModelName], Field(strict=False)] | None = None
     priority: Literal["interactive", "batch"] = "interactive"
     admin: bool = False
+    tokens_per_minute: _TokenLimit | None = None
+    tokens_per_day: _TokenLimit | None = None
+    max_context: _TokenLimit | None = None
 
     @model_validator(mode="after")
     def _has_one_secret(self) -> _Entry:
@@ -141,6 +159,9 @@ def _render(key: Key) -> str:
         "models": None if key.models is None else sorted(key.models),
         "priority": None if key.priority == "interactive" else key.priority,
         "admin": key.admin or None,
+        "tokens_per_minute": key.tokens_per_minute,
+        "tokens_per_day": key.tokens_per_day,
+        "max_context": key.max_context,
     }
     # JSON is TOML here too, as long as no character is beyond U+FFFF.
     lines = [f"{name} = {json.dumps(one)}" for name, one in members.items() if one is not None]

@@ -22,6 +22,7 @@ from typing import Final
 
 from proxy.access_log import Emit
 from proxy.adapter import MARK, MEMBER
+from proxy.auth.api_keys import ApiKeys
 from proxy.capture import CapturePoint
 from proxy.errors import (
     NodeUnconnected,
@@ -64,7 +65,7 @@ _LARGE_BYTES: Final = 1024**2
 
 
 class Forward:
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a request passes through)
         self,
         router: Router,
         loader: ModelLoader,
@@ -72,8 +73,11 @@ class Forward:
         emit: Emit,
         estimator: Estimator,
         capture: CapturePoint | None = None,
+        *,
+        keys: ApiKeys | None = None,
     ) -> None:
         self._estimator = estimator
+        self._keys = keys
         self._router = router
         self._capture = capture or CapturePoint()
         self._loader = loader
@@ -90,9 +94,20 @@ class Forward:
 
         Raises:
             ConnectionError: The client left before its response was complete.
+            TooManyRequests: Its key has used up its tokens.
             WaitTooLong: It would wait longer than its client does.
             ProxyError: No instance took it, or none answered to the end.
         """
+        if self._keys and (key := self._keys.limited.get(request.client)):
+            tokens = request.prompt.tokens if request.prompt else 0
+            with self._keys.token_limits.reserved(key, tokens, request.json):
+                await self._answer(request, client_response, turn)
+        else:
+            await self._answer(request, client_response, turn)
+
+    async def _answer(
+        self, request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
+    ) -> None:
         if request.wait_s is None and not self._estimator.is_due:
             await self._handle(request, client_response, turn)
             return

@@ -35,6 +35,15 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     admin: Annotated[
         bool, typer.Option("--admin", help="It may use the dashboard, and sees all requests.")
     ] = False,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompts and answers a minute.")
+    ] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompts and answers a day.")
+    ] = None,
+    max_context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt and the answer it asks for.")
+    ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +62,9 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         frozenset(models) if models else None,
         priority,
         admin=admin,
+        tokens_per_minute=tokens_per_minute,
+        tokens_per_day=tokens_per_day,
+        max_context=max_context,
     )
     finish("key add", lambda: call(key, config), as_json=as_json)
 

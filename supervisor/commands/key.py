@@ -52,12 +52,16 @@ def list_keys(config: Path | None) -> CommandResult:
             ", ".join(sorted(key.models)) if key.models is not None else "all",
             str(key.max_in_flight or "-"),
             str(key.requests_per_minute or "-"),
+            str(key.tokens_per_minute or "-"),
+            str(key.tokens_per_day or "-"),
+            str(key.max_context or "-"),
             key.priority,
             "yes" if key.admin else "-",
         )
         for key in keys
     ]
-    head = ("NAME", "MODELS", "IN FLIGHT", "PER MINUTE", "PRIORITY", "ADMIN")
+    limits = ("IN FLIGHT", "PER MINUTE", "TOKENS/MIN", "TOKENS/DAY", "CONTEXT")
+    head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN")
     text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME creates one"
     return CommandResult([_data(key) for key in keys], text)
 

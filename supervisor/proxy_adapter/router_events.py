@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from proxy.auth.token_limits import TokenLimits
 from proxy.errors import UpstreamConnectFailed
 from proxy.nodes.nodes import Nodes
 from proxy.router.slot_use import SlotUse
@@ -21,10 +22,15 @@ class RouterEvents:
     """
 
     def connect(
-        self, fleet: Fleet, admission: AdmissionController, nodes: Nodes, usage: UsageRecorder
+        self,
+        fleet: Fleet,
+        admission: AdmissionController,
+        nodes: Nodes,
+        usage: UsageRecorder,
+        token_limits: TokenLimits | None = None,
     ) -> None:
         self._fleet, self._admission, self._nodes = fleet, admission, nodes
-        self._usage = usage
+        self._usage, self._token_limits = usage, token_limits
 
     def idle(self) -> None:
         self._admission.wake()
@@ -46,3 +52,5 @@ class RouterEvents:
 
     def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None:
         self._usage.slots_freed(lease, use)
+        if self._token_limits and use.client:
+            self._token_limits.charge(use.client, use.tokens.total)

@@ -71,6 +71,12 @@ def first_day(text: str | None, today: date) -> str | None:
         raise ValueError(f"{text!r} is no day") from error
 
 
+def tokens_by_key(totals: Totals, day: str) -> dict[str, int]:
+    """Tokens of prompts and answers of one day."""
+    found = groups(totals, Query("key", day))
+    return {one.names[0]: one.usage.total_tokens for one in found}
+
+
 def groups(totals: Totals, query: Query) -> list[Group]:
     """The sums, ordered by name."""
     sums: dict[tuple[str, ...], Usage] = {}

@@ -21,6 +21,9 @@ flags = {{ parallel = 2, ctx-size = 2048, threads = 1 }}
 """
 
 
+TOO_LONG = "context_length_exceeded"
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
@@ -37,6 +40,9 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     keys = corral.root / "config" / "keys.toml"
     corral.configure(SETTINGS.format(keys=keys, model=tiny_model))
     anna, ben = (corral.data("key", "add", name)["key"] for name in ("anna", "ben"))
+    cora = corral.data("key", "add", "cora", "--tokens-per-day", "60", "--max-context", "200")[
+        "key"
+    ]
     assert corral.ok("usage") == "no usage is recorded\n"
     corral.ok("start")
     word = secrets.token_hex(8)
@@ -52,6 +58,9 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     assert 'client="anna"' not in metrics
     wrong = httpx.get(f"{corral.url}/corral/v1/usage", headers=bearer(ben), params={"by": "hour"})
     assert wrong.status_code == 400
+    assert ask(corral.url, cora, messages=said, max_tokens=200)["error"]["code"] == TOO_LONG
+    assert ask(corral.url, cora, messages=said)["usage"]["total_tokens"] > 40
+    until(lambda: "error" in ask(corral.url, cora, messages=said))
     os.kill(corral.daemon_pid, signal.SIGKILL)
     (found,) = corral.data("usage", "--by", "key", "--key", "anna")
     cached = first["prompt_tokens_details"]["cached_tokens"]
@@ -63,6 +72,8 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     files = [path for path in (corral.root / "data" / "usage").iterdir() if path.is_file()]
     assert not [path for path in files if word in path.read_text("utf-8")]
     corral.ok("start")
+    refused = ask(corral.url, cora, messages=said)["error"]
+    assert "limited to 60 tokens a day" in refused["message"]
     ask(corral.url, anna, messages=said)
     corral.ok("stop")
     assert [one["requests"] for one in corral.data("usage", "--key", "anna")] == [3]

@@ -74,6 +74,9 @@ def test_an_invalid_name_changes_nothing(home: Path, name: str) -> None:
     assert not (home / "keys.toml").exists()
 
 
+NO_TOKEN_LIMITS = {"tokens_per_minute": None, "tokens_per_day": None, "max_context": None}
+
+
 def test_the_list_shows_limits_and_no_secret() -> None:
     secret = added(TOOLS)["key"]
     add(ME, None)
@@ -89,6 +92,7 @@ def test_the_list_shows_limits_and_no_secret() -> None:
             "requests_per_minute": 60,
             "priority": "batch",
             "admin": False,
+            **NO_TOKEN_LIMITS,
         },
         {
             "name": "me",
@@ -97,6 +101,7 @@ def test_the_list_shows_limits_and_no_secret() -> None:
             "requests_per_minute": None,
             "priority": "interactive",
             "admin": False,
+            **NO_TOKEN_LIMITS,
         },
     ]
 
