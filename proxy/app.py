@@ -7,6 +7,7 @@ GET   /slots                              the slots of all instances, as llama-s
 GET   /corral/v1/slots                    the same with instances, totals and queues
 GET   /corral/v1/requests                 the client's requests in flight, or ended
 GET   /corral/v1/requests/{id}            figures of one
+GET   /corral/v1/requests/{id}/explanation   why one took so long
 POST  /corral/v1/requests/{id}/cancel     end one with an error
 GET   /corral/  /corral/page/{id}  …      the dashboard (`proxy.dashboard`)
       /corral/v1/session                  signing in to it

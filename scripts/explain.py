@@ -54,11 +54,15 @@ flags = {{ threads = 1, ctx-size = 4096, parallel = 1, ctx-checkpoints = 0 }}
 path = "{slow}"
 flags = {{ threads = 1, ctx-size = 32768, parallel = 1 }}
 
+[models.fast]
+path = "{fast}"
+flags = {{ threads = 1, ctx-size = 8192, parallel = 1 }}
+
 [supervisor]
 persist_slots = false
 """
 _TIMEOUT_S: Final = 120
-_UNREAD_S: Final = 4.0
+_UNREAD_S: Final = 20.0
 
 Messages = list[dict[str, Any]]
 Explained = Mapping[str, Any]
@@ -89,11 +93,19 @@ class Client:
         explained: Explained = answer["corral"]
         return explained
 
-    def stream(self, model: str, tokens: int, *, buffer_bytes: int = 0) -> http.client.HTTPResponse:
+    def stream(
+        self, model: str, tokens: int, *, buffer_bytes: int = 0, **members: Any
+    ) -> http.client.HTTPResponse:
         """Begin a stream; return it once its first bytes are there."""
         connection = _Connection(self.port, buffer_bytes)
         messages = [{"role": "user", "content": "say the alphabet"}]
-        body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": tokens,
+            "stream": True,
+            **members,
+        }
         connection.request(
             "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
@@ -178,6 +190,7 @@ def other_instance(client: Client) -> Explained:
     if busy[0].headers["X-Corral-Instance"] != owner:
         busy.insert(0, client.stream("pair", 3000))
         busy.pop().close()
+        until(lambda: client.corral.slots_busy() == 1)
     explained = client.ask("pair", _more(messages))
     busy[0].close()
     return explained
@@ -204,9 +217,11 @@ def queue(client: Client) -> Explained:
 
 
 def slow_client(client: Client) -> Explained:
-    stream = client.stream("talker", 30_000, buffer_bytes=4096)
+    # Some kB for each token: more than the kernel holds for a client.
+    large = {"logprobs": True, "top_logprobs": 20}
+    stream = client.stream("fast", 4000, buffer_bytes=4096, **large)
     time.sleep(_UNREAD_S)
-    stream.close()
+    stream.read()
     return client.later(stream.headers["X-Request-Id"])
 
 
@@ -262,6 +277,7 @@ def _configure(corral: CorralCli, directory: Path) -> None:
     models = {
         "tiny": tiny_gguf.make(directory / "tiny.gguf", ctx=8192),
         "window": tiny_gguf.make(directory / "window.gguf", window=64, layers=6, ctx=4096),
+        "fast": tiny_gguf.make(directory / "fast.gguf", mode="cycle", ctx=8192),
         "slow": tiny_gguf.make_slow(directory / "slow.gguf"),
     }
     corral.configure(_SETTINGS.format(**models))

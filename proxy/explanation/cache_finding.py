@@ -90,6 +90,7 @@ class CacheFacts(NamedTuple):
         expected: Those that the router expected in the cache of the instance.
         is_continued: Whether the prompt has an assistant's message: it is no first turn.
         is_known: Whether the router knew the conversation.
+        is_awaited: Whether the request waited for the instance that held the earlier prompt.
         is_cache_off: The request said so.
     """
 
@@ -103,6 +104,7 @@ class CacheFacts(NamedTuple):
     earlier: Earlier | None = None
     is_continued: bool = False
     is_known: bool = False
+    is_awaited: bool = False
     is_cache_off: bool = False
 
 
@@ -123,7 +125,7 @@ class CacheFinding(NamedTuple):
         earlier: The id of the request that is compared.
         earlier_instance: The one that computed it.
         age_s: Since it ended.
-        is_continued: As of `CacheFacts`.
+        is_continued: As of `CacheFacts`, as is `is_awaited`.
     """
 
     cause: Cause
@@ -141,6 +143,7 @@ class CacheFinding(NamedTuple):
     earlier_instance: str | None = None
     age_s: float | None = None
     is_continued: bool = False
+    is_awaited: bool = False
 
     @property
     def lost(self) -> int:
@@ -153,8 +156,9 @@ class CacheFinding(NamedTuple):
 
     def as_fields(self) -> dict[str, Any]:
         """As JSON, without what says nothing."""
+        usual = self._field_defaults
         figures = zip(self._fields, self, strict=True)
-        return {name: value for name, value in figures if value is not None and value is not False}
+        return {name: value for name, value in figures if name not in usual or value != usual[name]}
 
 
 def cache_finding(written: Mapping[str, Any]) -> CacheFinding:
@@ -175,6 +179,7 @@ def find_cause(facts: CacheFacts) -> CacheFinding:
         earlier_instance=earlier.instance if earlier else None,
         age_s=round(earlier.age_s, 1) if earlier else None,
         is_continued=facts.is_continued,
+        is_awaited=facts.is_awaited,
     )
     if earlier is None:
         return _without_earlier(facts, plain)

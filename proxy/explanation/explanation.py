@@ -115,9 +115,9 @@ def _cache(fields: Mapping[str, Any]) -> CacheFinding | None:
 
 
 def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
-    for cause, (names, sentence) in _WAITS.items():
-        cost_ms = sum(_ms(fields, name) or 0.0 for name in names)
-        is_told = cause is Cause.LOADING and cache and cache.cause in WITH_LOAD
+    for cause, (_, sentence) in _WAITS.items():
+        cost_ms = _sum_ms(fields, cause)
+        is_told = cache is not None and cause in _waits_of(cache)
         least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
         if cost_ms >= least_ms and not is_told:
             told = f"{cost_ms / 1000:.1f} s {sentence.format(model=fields.get('model'))}"
@@ -129,9 +129,21 @@ def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> It
         return
     computed = max(1, cache.tokens - cache.found)
     cost_ms = (_ms(fields, "prefill_ms") or 0.0) * min(1.0, cache.lost / computed)
-    if cache.cause in WITH_LOAD:
-        cost_ms += (_ms(fields, "evict_ms") or 0.0) + (_ms(fields, "load_ms") or 0.0)
+    for cause in _waits_of(cache):
+        cost_ms += _sum_ms(fields, cause)
     yield Finding(cache.cause, round(cost_ms, 1), cache_sentence(cache), advice(cache.cause))
+
+
+def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
+    """Return the waits that have the same cause as what was not in the cache."""
+    if cache.cause in WITH_LOAD:
+        return frozenset({Cause.LOADING})
+    is_for_owner = cache.cause is Cause.OTHER_INSTANCE and cache.is_awaited
+    return frozenset({Cause.QUEUE}) if is_for_owner else frozenset()
+
+
+def _sum_ms(fields: Mapping[str, Any], cause: Cause) -> float:
+    return sum(_ms(fields, name) or 0.0 for name in _WAITS[cause][0])
 
 
 def _ms(fields: Mapping[str, Any], name: str) -> float | None:

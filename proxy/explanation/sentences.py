@@ -56,7 +56,7 @@ def cache_sentence(found: CacheFinding) -> str:
     if change := _CHANGES.get(found.cause):
         return f"{_differs(found)}: {change(found)}"
     why = _LOSSES[found.cause].format(
-        instance=f"instance {found.earlier_instance}", age=_age(found)
+        instance=f"instance {found.earlier_instance}", age=_age(found), wait=_wait(found)
     )
     return f"{_of(found)} were in the cache, {found.reusable} could be: {why}"
 
@@ -119,6 +119,10 @@ def _than(found: CacheFinding) -> str:
     return f" than in its request {found.earlier}" if found.earlier else ""
 
 
+def _wait(found: CacheFinding) -> str:
+    return ", and it waited for it as long as that was worth it" if found.is_awaited else ""
+
+
 def _age(found: CacheFinding) -> str:
     return "" if found.age_s is None else f" ({found.age_s:g} s ago)"
 
@@ -134,7 +138,8 @@ _CHANGES: Final[Mapping[Cause, Callable[[CacheFinding], str]]] = MappingProxyTyp
 _NOT_FROM_END: Final = "this prompt does not go on from the end of what the slot held"
 _LOSSES: Final = MappingProxyType(
     {
-        Cause.OTHER_INSTANCE: "the conversation's cache is in {instance}, which had no slot free",
+        Cause.OTHER_INSTANCE: "the conversation's cache is in {instance}, which had no slot "
+        "free{wait}",
         Cause.SLOT_EVICTED: "other conversations took the slot that held this one",
         Cause.MODEL_UNLOADED: "the model was unloaded after the request before{age}, and its cache "
         "did not come back",

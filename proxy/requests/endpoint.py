@@ -9,6 +9,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
 from proxy.errors import BadRequest, NotFound
+from proxy.explanation.explanation import explain
 from proxy.json_response import json_response
 from proxy.requests.history import HistoryQuery, RequestHistory
 from proxy.requests.past_query import past_query
@@ -30,6 +31,7 @@ class RequestsEndpoint:
         """Add them; the last stands for any path below, so others come before it."""
         routes.add(_PATH, get=self.list)
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
+        routes.add(f"{_PATH}/{{id}}/explanation", get=self.explanation)
         routes.add(f"{_PATH}/{{id}}", get=self.one)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
@@ -61,6 +63,14 @@ class RequestsEndpoint:
         for ended in await self._history.requests(query) if self._history else ():
             return json_response({"state": _FINISHED, **ended})
         raise NotFound(f"no request has the id {request_id}")
+
+    async def explanation(self, request: web.BaseRequest) -> web.Response:
+        """Explain a request that has ended; raises as `one` does."""
+        request_id, client = request[PATH_ID], visible_client(request)
+        query = HistoryQuery(limit=1, request_id=request_id, client=client)
+        for ended in await self._history.requests(query) if self._history else ():
+            return json_response(explain({**ended, "request": request_id}).as_json())
+        raise NotFound(f"no request that has ended has the id {request_id}")
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
         """Raises NotFound."""

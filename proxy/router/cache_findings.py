@@ -79,6 +79,7 @@ def _facts(
         earlier,
         is_continued=_ASSISTANT in prompt.outline.labels,
         is_known=lease.is_continued,
+        is_awaited=lease.has_awaited_owner,
         is_cache_off=lease.request.json.get("cache_prompt") is False,
     )
 

@@ -90,6 +90,8 @@ class Lease(InFlightRequest):
         slot: The slot that it uses, where the slots of the instance are tracked.
         id_slot: The slot that the request names, or None: the engine chooses.
         is_continued: Whether a running process is known to have its conversation.
+        has_awaited_owner: Whether it waited for the instance that has its conversation, although
+            another had a slot free.
         has_own_slot: Whether its slot held its conversation; None where that is not known.
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
@@ -120,6 +122,7 @@ class Lease(InFlightRequest):
         "exit_reason",
         "expected_cached",
         "finding",
+        "has_awaited_owner",
         "has_own_slot",
         "id_slot",
         "instance",
@@ -166,6 +169,7 @@ class Lease(InFlightRequest):
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
         self.is_continued = False
+        self.has_awaited_owner = False
         self.has_own_slot: bool | None = None
         self.finding: CacheFinding | None = None
         self.chunked: Timings | None = None

@@ -164,6 +164,7 @@ class SlotAssignment:
         if prompt:
             lease.expected_cached = hint.cached_tokens(instance.bit)
             lease.is_continued = hint.conversation is not None
+            lease.has_awaited_owner = queued.awaited is not None
             conversation = self._prefix_index.assign(
                 instance.upstream, prompt, queued.session, hint
             )

@@ -33,6 +33,24 @@ def plan(model: ModelName, config: Config = None, as_json: Json = False) -> None
 
 
 @commands.command()
+def explain(
+    request_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="Of `corral requests --last 20`. Unset: the latest.",
+            autocompletion=offer("any request"),
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show why a request took so long, and why its prompt was not in the cache."""
+    from supervisor.commands.explain import explain_request as call
+
+    finish("explain", lambda: call(request_id), as_json=as_json)
+
+
+@commands.command()
 def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[
         str,

@@ -59,16 +59,16 @@ def list_past(chosen: Chosen) -> CommandResult:
         is_failed=chosen.is_failed,
         since=None if chosen.since is None else since_of(chosen.since, datetime.now(UTC)),
     )
-    found = list(reversed(_past(query)))
+    found = list(reversed(past(query)))
     return CommandResult(found, request_rows(found) if found else "no such request is stored")
 
 
 def show(request_id: str) -> CommandResult:
     """Show every figure of a request, in flight or ended, and where its time went."""
-    for running in _running():
-        if running["id"] == request_id:
-            return CommandResult({"state": "in_flight", **running}, running_lines(running))
-    found = _past(HistoryQuery(limit=2, request_id=request_id))
+    for one in running():
+        if one["id"] == request_id:
+            return CommandResult({"state": "in_flight", **one}, running_lines(one))
+    found = past(HistoryQuery(limit=2, request_id=request_id))
     if not found:
         raise NoSuchRequest(
             f"no request has the id {request_id}", hint="corral requests --last 20 lists some"
@@ -79,7 +79,7 @@ def show(request_id: str) -> CommandResult:
 
 def latest_ids() -> list[str]:
     """Return the ids of requests in flight, and of the latest that have ended."""
-    return [str(one["id"]) for one in (*_running(), *_past(HistoryQuery(limit=_LIMIT)))]
+    return [str(one["id"]) for one in (*running(), *past(HistoryQuery(limit=_LIMIT)))]
 
 
 def forget(model: str | None, *, everything: bool) -> CommandResult:
@@ -109,14 +109,16 @@ def since_of(text: str, now: datetime) -> float:
         ) from None
 
 
-def _running() -> Sequence[StoredRequest]:
+def running() -> Sequence[StoredRequest]:
+    """Return the requests in flight; none without a daemon."""
     try:
         return [dict(one) for one in Client(directories().control_socket).requests()]
     except NotRunning:
         return ()
 
 
-def _past(query: HistoryQuery) -> Sequence[StoredRequest]:
+def past(query: HistoryQuery) -> Sequence[StoredRequest]:
+    """Return requests that have ended, the latest first; works without a daemon."""
     try:
         return Client(directories().control_socket).past_requests(query)
     except NotRunning:

@@ -32,6 +32,12 @@ def test_a_load_is_part_of_what_an_unloaded_model_cost() -> None:
     assert causes(first, load_ms=2000.0) == [Cause.LOADING, Cause.FIRST_REQUEST]
 
 
+def test_a_wait_for_the_instance_that_has_the_cache_is_part_of_what_that_cost() -> None:
+    other = {**CACHE, "cause": "other_instance"}
+    assert causes(other, queued_ms=2000.0) == [Cause.QUEUE, Cause.OTHER_INSTANCE]
+    assert causes({**other, "is_awaited": True}, queued_ms=2000.0) == [Cause.OTHER_INSTANCE]
+
+
 def test_short_waits_are_not_told_and_a_plain_cache_comes_last() -> None:
     found = {**CACHE, "cause": "all_found"}
     assert causes(found, queued_ms=40.0, stalled_ms=90.0) == [Cause.ALL_FOUND]

@@ -162,8 +162,10 @@ async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
                 assert response.status == status
         for headers, status in ((one, 404), (two, 404), (admin, 200)):
             proxy.history.stored = [{"id": "old", "client": "other"}]
-            async with proxy.http.get(f"{URL}/old?client=other", headers=headers) as response:
-                assert response.status == status
+            for page in ("old", "old/explanation"):
+                url = f"{URL}/{page}?client=other"
+                async with proxy.http.get(url, headers=headers) as response:
+                    assert response.status == status
     assert task.result() == 499
 
 
@@ -176,6 +178,18 @@ async def test_what_ended_is_listed_and_found_by_its_id(proxy: ProxyHarness) -> 
     async with proxy.http.get(f"{URL}/a") as response:
         assert await response.json() == {"state": "finished", "id": "a", "client": "127.0.0.1"}
     async with proxy.http.get(f"{URL}/c") as response:
+        assert response.status == 404
+
+
+async def test_what_ended_is_explained(proxy: ProxyHarness) -> None:
+    cache = {"cause": "slot_evicted", "tokens": 600, "found": 1, "reusable": 500}
+    figures = {"model": "chat", "duration_ms": 900.0, "prefill_ms": 600.0, "cache": cache}
+    proxy.history.stored = [{"id": "a", "client": "127.0.0.1", **figures}]
+    async with proxy.http.get(f"{URL}/a/explanation") as response:
+        told = await response.json()
+    assert (told["request"], told["cause"]) == ("a", "slot_evicted")
+    assert told["findings"][0]["cost_ms"] == pytest.approx(500, abs=1)
+    async with proxy.http.get(f"{URL}/b/explanation") as response:
         assert response.status == 404
 
 
