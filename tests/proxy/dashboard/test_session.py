@@ -80,6 +80,19 @@ async def test_a_page_on_an_address_of_the_network_is_its_own(proxy: ProxyHarnes
     assert await post(proxy, URL, Host=host, Origin="http://192.0.2.8") == 403
 
 
+async def test_behind_a_reverse_proxy_with_tls_the_cookie_is_for_tls(proxy: ProxyHarness) -> None:
+    await proxy.server.close()
+    await proxy.open(allowed_hosts=("corral.example.com",))
+    assert proxy.sessions
+    headers = {"Host": "corral.example.com", "Origin": "https://corral.example.com"}
+    body = {"token": proxy.sessions.new_token()}
+    async with proxy.http.post(URL, json=body, headers=headers) as response:
+        assert response.status == 200
+        cookie = response.headers["Set-Cookie"]
+    assert cookie.startswith("corral_session=")
+    assert "; Secure" in cookie
+
+
 @pytest.mark.parametrize("members", [{}, {"token": "x", "more": "y"}, {"key": "x"}])
 async def test_what_signs_nobody_in(proxy: ProxyHarness, members: dict[str, str]) -> None:
     status, _ = await sign_in(proxy, **members)
