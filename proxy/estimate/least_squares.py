@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
 # Weight of all earlier samples after one more: the last fifteen make up two thirds.
 _KEPT: Final = 0.93
-# Draws coefficients that the samples say little about towards 0, most so all but the leading one.
-_RIDGE: Final = 0.01
-_LEADING_RIDGE: Final = 1e-6
+# Draws the coefficients to what was assumed of them, where the samples do not tell them apart.
+_RIDGE: Final = 1e-4
 _FIRST_SAMPLES: Final = 3
 _LATEST_MAX: Final = 5
 _SCALE_MAX: Final = 5.0
@@ -20,19 +19,20 @@ _SCALE_MAX: Final = 5.0
 class LeastSquares:
     """Explains a figure as a sum of others, each times a coefficient of 0 and more.
 
-    Relative errors count, so that small figures are met as well as large ones.
+    Relative errors count, so that small figures are met as well as large ones. What a few alike
+    samples leave open is explained by the figures that are large in them, over their scales.
 
     Args:
-        size: How many figures explain it.
-        leading: The place of the one that explains most of it.
+        scales: For each figure, how much of it is worth about as much as that of the others.
+        assumed: The coefficients without any sample; None: all 0.
     """
 
-    def __init__(self, size: int, leading: int) -> None:
+    def __init__(self, scales: Sequence[float], assumed: Sequence[float] | None = None) -> None:
         self.samples = 0
-        self._size = size
-        self._ridge = [_LEADING_RIDGE if at == leading else _RIDGE for at in range(size)]
-        self._products = [[0.0] * size for _ in range(size)]
-        self._targets = [0.0] * size
+        self._scales = scales
+        self._assumed = assumed or [0.0] * len(scales)
+        self._products = [[0.0] * len(scales) for _ in scales]
+        self._targets = [0.0] * len(scales)
         self._solved: tuple[float, ...] | None = None
         self._latest: deque[tuple[Sequence[float], float]] = deque(maxlen=_LATEST_MAX)
 
@@ -41,12 +41,13 @@ class LeastSquares:
         # By what was expected: by the value itself, low ones would count for more than high ones.
         expected = self._fit(row) if self.samples >= _FIRST_SAMPLES else value
         scale = min(max(expected, value / _SCALE_MAX), value * _SCALE_MAX)
-        scaled = [one / scale for one in row]
+        scaled = [one / unit / scale for one, unit in zip(row, self._scales, strict=True)]
+        assumed = sum(a * b for a, b in zip(self._assumed, row, strict=True))
         for at, one in enumerate(scaled):
             products = self._products[at]
             for other_at, other in enumerate(scaled):
                 products[other_at] = _KEPT * products[other_at] + one * other
-            self._targets[at] = _KEPT * self._targets[at] + one * value / scale
+            self._targets[at] = _KEPT * self._targets[at] + one * (value - assumed) / scale
         self.samples += 1
         self._solved = None
         self._latest.append((row, value))
@@ -62,7 +63,6 @@ class LeastSquares:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """All 0 before the first sample."""
         if self._solved is None:
             self._solved = self._solve()
         return self._solved
@@ -80,22 +80,31 @@ class LeastSquares:
         return sum(a * b for a, b in zip(self.coefficients, row, strict=True))
 
     def _solve(self) -> tuple[float, ...]:
-        used = [at for at in range(self._size) if self._products[at][at] > 0]
-        found = [0.0] * self._size
-        while used:
-            matrix = [
-                [self._products[a][b] * (1 + self._ridge[a] * (a == b)) for b in used]
-                + [self._targets[a]]
-                for a in used
-            ]
-            solution = _eliminate(matrix)
-            lowest = min(range(len(used)), key=solution.__getitem__)
-            if solution[lowest] >= 0:
-                for at, coefficient in zip(used, solution, strict=True):
-                    found[at] = coefficient
-                break
-            del used[lowest]
-        return tuple(found)
+        nothing: dict[int, float] = {}  # of those that would be negative, what makes them 0
+        while True:
+            found = self._differences(nothing)
+            both = zip(self._assumed, found, self._scales, strict=True)
+            coefficients = [assumed + one / unit for assumed, one, unit in both]
+            free = [at for at in range(len(found)) if at not in nothing]
+            lowest = min(free, key=coefficients.__getitem__, default=0)
+            if not free or coefficients[lowest] >= 0:
+                return tuple(max(0.0, one) for one in coefficients)
+            nothing[lowest] = -self._assumed[lowest] * self._scales[lowest]
+
+    def _differences(self, fixed: Mapping[int, float]) -> list[float]:
+        """Return how far the coefficients are from what was assumed, in their scales."""
+        products = self._products
+        free = [at for at in range(len(products)) if at not in fixed]
+        ridge = _RIDGE * sum(products[at][at] for at in range(len(products)))
+        if not ridge:
+            return [0.0] * len(products)
+        matrix = [
+            [products[a][b] + ridge * (a == b) for b in free]
+            + [self._targets[a] - sum(products[a][at] * one for at, one in fixed.items())]
+            for a in free
+        ]
+        solution = iter(_eliminate(matrix))
+        return [fixed[at] if at in fixed else next(solution) for at in range(len(products))]
 
 
 def _eliminate(matrix: list[list[float]]) -> list[float]:

@@ -14,6 +14,9 @@ from typing import Final
 from proxy.estimate.least_squares import LeastSquares
 from proxy.upstream.timings import Timings
 
+# A template is worth as much as 32 tokens; else there are as many as estimated.
+_SCALES: Final = (1 / 32, 1.0)
+_ASSUMED: Final = (0.0, 1.0)
 _HITS_MAX: Final = 16
 _EXPECTED_MIN_TOKENS: Final = 64
 _HIT: Final = 0.5
@@ -41,8 +44,8 @@ class PromptTokens:
     """Of one model."""
 
     def __init__(self) -> None:
-        self._whole = LeastSquares(2, leading=1)
-        self._new = LeastSquares(2, leading=1)
+        self._whole = LeastSquares(_SCALES, _ASSUMED)
+        self._new = LeastSquares(_SCALES, _ASSUMED)
         self._hits: deque[bool] = deque(maxlen=_HITS_MAX)
 
     def note(self, length: PromptLength, timings: Timings) -> None:
@@ -61,14 +64,10 @@ class PromptTokens:
 
     def whole(self, length: PromptLength) -> int:
         """Return all tokens of a prompt."""
-        if not self._whole.samples:
-            return max(1, length.tokens)
         return max(1, round(self._whole.value((1.0, length.tokens))))
 
     def new(self, length: PromptLength) -> int:
         """Return those of them that are computed."""
         if self._hits and sum(self._hits) < _HIT * len(self._hits):
             length = PromptLength(length.tokens)
-        if not self._new.samples:
-            return max(1, length.new)
         return max(1, min(self.whole(length), round(self._new.value((1.0, length.new)))))
