@@ -127,7 +127,14 @@ def _bodies(word: str) -> Iterator[tuple[str, Any]]:
 
 def _headers(word: str) -> Iterator[tuple[str, Any, Mapping[str, str]]]:
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    for name in ("X-Api-Key", "X-Session-Id", "User-Agent", "X-Corral-Priority", "Cookie"):
+    for name in (
+        "X-Api-Key",
+        "X-Session-Id",
+        "User-Agent",
+        "X-Corral-Priority",
+        "X-Corral-Explain",
+        "Cookie",
+    ):
         yield _CHAT, ask, {name: word}
     yield _CHAT, ask, {"Authorization": f"Bearer {word}"}
     yield f"{_CHAT}?api_key={word}", ask, {}
@@ -156,7 +163,8 @@ def _surfaces(corral: CorralCli, key: str, events: list[str]) -> Iterator[tuple[
     shown = "".join(corral.ok("requests", "show", one["id"]) for one in history)
     yield "corral requests show", shown.encode()
     yield "corral status", corral.ok("status", "--json").encode()
-    for path in ("/metrics", "/corral/v1/slots", "/slots"):
+    yield "corral usage", corral.ok("usage", "--json").encode()
+    for path in ("/metrics", "/corral/v1/slots", "/slots", "/corral/v1/usage"):
         request = urllib.request.Request(corral.url + path, headers={"X-Api-Key": key})  # noqa: S310
         with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
             yield path, response.read()
