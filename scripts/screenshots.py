@@ -152,7 +152,7 @@ def _picture_views(
         page.screenshot(path=folder / f"{view}-{scheme}-{size}.png")
     dashboard.show("requests")
     page.get_by_role("table", name="Finished").get_by_role("link").first.click()
-    page.get_by_role("table", name="Time").wait_for()
+    page.locator("dialog .waiting").wait_for(state="detached")
     page.screenshot(path=folder / f"explanation-{scheme}-{size}.png")
     for one in dashboard.complaints:
         print(f"{scheme}, {size}: {one}")

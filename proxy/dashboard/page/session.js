@@ -4,6 +4,10 @@ import { post } from "./api.js";
 
 const TOKEN = /^#token=([\w-]+)$/;
 
+export function isSignInAddress(hash) {
+  return TOKEN.test(hash);
+}
+
 // `corral ui` opens the page with a token after `#`, which no server or log ever sees.
 export async function signInByAddress() {
   const token = TOKEN.exec(location.hash)?.[1];
