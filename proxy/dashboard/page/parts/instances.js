@@ -6,17 +6,17 @@ import { Meter, Progress } from "./bar.js";
 import { byName } from "./order.js";
 import { State } from "./state.js";
 
-export function Instances({ models, instances, clock }) {
+export function Instances({ models, instances, requests, clock }) {
   const rows = byName(instances);
   return html`<section class="instances" aria-labelledby="instances-title">
     <h2 id="instances-title">Instances and slots</h2>
     ${rows.length === 0 && html`<p class="empty">No instance runs: no model is loaded.</p>`}
     ${rows.map((one) => html`<${Instance} key=${one.name} instance=${one} clock=${clock}
-      context=${models[one.model]?.context} />`)}
+      requests=${requests} context=${models[one.model]?.context} />`)}
   </section>`;
 }
 
-function Instance({ instance, context, clock }) {
+function Instance({ instance, context, requests, clock }) {
   const { name, error } = instance;
   return html`<article class="card instance" aria-label=${`Instance ${name}`}>
     <header>
@@ -25,10 +25,12 @@ function Instance({ instance, context, clock }) {
       ${instance.load_progress < 1 && html`<${Progress} value=${instance.load_progress} label=${`${name}: loaded`} />`}
       <${Facts} instance=${instance} />
     </header>
-    ${error && html`<p class="cause">${error.message}${error.hint && ` ${error.hint}`}</p>`}
+    ${error && html`<p class="cause">${error.message}</p>`}
+    ${error?.hint && html`<p class="quiet">${error.hint}</p>`}
     ${instance.warnings?.map((one) => html`<p key=${one} class="warning">${one}</p>`)}
     <ul class="slots">
-      ${byName(instance.slots ?? {}).map((slot) => html`<${Slot} key=${slot.name} slot=${slot} context=${context} />`)}
+      ${byName(instance.slots ?? {}).map((slot) => html`<${Slot} key=${slot.name} slot=${slot} context=${context}
+        request=${requests[slot.request]} />`)}
     </ul>
   </article>`;
 }
@@ -36,21 +38,23 @@ function Instance({ instance, context, clock }) {
 function Facts({ instance }) {
   return html`<dl class="facts">
     ${instance.node && html`<div><dt>Node</dt><dd>${instance.node}</dd></div>`}
-    <div><dt>Prefill</dt><dd>${rate(instance.prefill_tokens_per_second)} tokens/s</dd></div>
-    <div><dt>Decode</dt><dd>${rate(instance.decode_tokens_per_second)} tokens/s</dd></div>
+    ${instance.prefill_tokens_per_second > 0
+      && html`<div><dt>Prefill</dt><dd>${rate(instance.prefill_tokens_per_second)} tokens/s</dd></div>`}
+    ${instance.decode_tokens_per_second > 0
+      && html`<div><dt>Decode</dt><dd>${rate(instance.decode_tokens_per_second)} tokens/s</dd></div>`}
     <div><dt>Memory</dt><dd>${bytes(instance.rss_bytes)}</dd></div>
     <div><dt>Restarts</dt><dd>${whole(instance.restarts)}</dd></div>
     <div class="wide"><dt>PID</dt><dd>${text(instance.pid)}</dd></div>
   </dl>`;
 }
 
-function Slot({ slot, context }) {
+function Slot({ slot, context, request }) {
   const tokens = (slot.prompt_done ?? 0) + (slot.decoded ?? 0);
   const full = share(tokens, context);
   return html`<li class="slot ${slot.phase}">
     <div class="what">
       <span class="number">${slot.name}</span><${State} name=${slot.phase} />
-      <span class="figure">${figure(slot)}</span>
+      <span class="figure">${figure(slot, request)}</span>
     </div>
     ${slot.phase === "prefill" && html`<${Progress} value=${share(slot.prompt_done, slot.prompt_total)}
       label=${`Slot ${slot.name}: prefill`} />`}
@@ -61,8 +65,8 @@ function Slot({ slot, context }) {
   </li>`;
 }
 
-function figure(slot) {
+function figure(slot, request) {
   if (slot.phase === "prefill") return percent(share(slot.prompt_done, slot.prompt_total));
-  if (slot.phase === "decode") return `${rate(slot.tokens_per_second)}/s`;
+  if (slot.phase === "decode") return `${rate(request?.tokens_per_second)}/s`;
   return "";
 }

@@ -5,6 +5,7 @@ import { Component, html } from "../html.js";
 import { Choice, Filter } from "../parts/field.js";
 import { Table } from "../parts/table.js";
 
+const FIRST_SHOWN = 8;
 const LEVELS = [["", "All"], ["warning error", "Warnings and errors"], ["error", "Errors"]];
 
 export class Events extends Component {
@@ -35,13 +36,22 @@ const COLUMNS = [
   { title: "Time", cell: (row) => clock(row.at) },
   { title: "Level", wide: true, cell: (row) => html`<span class="level ${row.level}">${row.level}</span>` },
   { title: "Event", cell: (row) => html`<code>${row.name}</code>` },
-  { title: "What", cell: (row) => html`<span class="pairs">${pairs(row.fields)}</span>` },
+  { title: "What", cell: (row) => html`<${Fields} fields=${row.fields} />` },
 ];
 
-function pairs(fields) {
-  return Object.entries(fields)
-    .filter(([, value]) => value != null)
-    .map(([name, value]) => html`<span key=${name}><span class="quiet">${name}</span> ${shown(value)}</span>`);
+// A request has some thirty figures; the first ones tell most.
+function Fields({ fields }) {
+  const known = Object.entries(fields).filter(([, value]) => value != null && value !== 0);
+  const [first, others] = [known.slice(0, FIRST_SHOWN), known.slice(FIRST_SHOWN)];
+  return html`<div class="pairs">${first.map(pair)}</div>
+    ${others.length > 0 && html`<details>
+      <summary class="quiet">${others.length} more</summary>
+      <div class="pairs">${others.map(pair)}</div>
+    </details>`}`;
+}
+
+function pair([name, value]) {
+  return html`<span key=${name}><span class="quiet">${name}</span> ${shown(value)}</span>`;
 }
 
 function shown(value) {

@@ -13,7 +13,8 @@ export function Overview({ live, store, actions }) {
     <${Addresses} server=${live.server} build=${build(live)} uptime_s=${store.clock.now_s()} />
     <${Charts} rates=${store.rates} />
     <${Models} models=${live.models} clock=${store.clock} actions=${actions} />
-    <${Instances} models=${live.models} instances=${live.instances} clock=${store.clock} />
+    <${Instances} models=${live.models} instances=${live.instances}
+      requests=${live.requests} clock=${store.clock} />
     <${Nodes} nodes=${live.nodes} />`;
 }
 
