@@ -145,7 +145,7 @@ def _picture_views(
             page.get_by_label("Model").select_option("smollm2")
             page.get_by_label("Message").fill("Which animals live in a corral?")
             page.keyboard.press("Enter")
-            page.get_by_role("link", name="Explain").wait_for()
+            page.get_by_text("tokens/s").wait_for()
         if view == "clients":
             page.locator("summary").first.click()
         page.wait_for_timeout(600)

@@ -20,7 +20,7 @@ export class Actions {
 
   async model(verb, name, body = {}) {
     const path = `/corral/v1/models/${encodeURIComponent(name)}/${verb}`;
-    await this._run(`${verb} ${name}`, () => post(path, body), MODEL_ACTIONS[verb].done(name));
+    await this.run(`${verb} ${name}`, () => post(path, body), MODEL_ACTIONS[verb].done(name));
   }
 
   async warm(name, prompt) {
@@ -29,14 +29,14 @@ export class Actions {
 
   async cancel(id) {
     const path = `/corral/v1/requests/${encodeURIComponent(id)}/cancel`;
-    await this._run(`cancel ${id}`, () => post(path), `Request ${id} was cancelled`);
+    await this.run(`cancel ${id}`, () => post(path), `Request ${id} was cancelled`);
   }
 
   dismiss() {
     this._show(null);
   }
 
-  async _run(key, call, done) {
+  async run(key, call, done) {
     this.busy.add(key);
     this._show(null);
     try {

@@ -45,8 +45,14 @@ export class App extends Component {
     const before = this.state.route.name;
     this.setState({ route: route(location.hash) }, () => {
       this.entitle();
-      if (this.state.route.name !== before) this.mainRef.current?.focus();
+      if (this.state.route.name !== before) this.begin();
     });
+  }
+
+  // As after the load of a page: at its top, and what a screen reader reads next is the view.
+  begin() {
+    this.mainRef.current?.focus({ preventScroll: true });
+    window.scrollTo(0, 0);
   }
 
   entitle() {
@@ -63,8 +69,8 @@ export class App extends Component {
   }
 
   async signOut() {
-    await signOut();
-    this.props.stream.open();
+    await this.actions.run("sign out", signOut, "Signed out");
+    await this.props.stream.start();
   }
 
   render({ store, stream, refusal }, { route: { name, detail, view }, theme, showsShortcuts }) {

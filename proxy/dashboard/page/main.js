@@ -15,6 +15,6 @@ const stream = new LiveStream(store);
 const refusal = await signInByAddress();
 render(html`<${App} store=${store} stream=${stream} refusal=${refusal} />`, document.getElementById("app"));
 setInterval(() => store.notify(), TICK_MS); // ages grow though nothing arrives
-stream.open();
 // A link of `corral ui` that is opened in a window with this page changes its address alone.
 window.addEventListener("hashchange", () => isSignInAddress(location.hash) && location.reload());
+await stream.start();

@@ -12,6 +12,13 @@ export class LiveStream {
     this._logs = null;
   }
 
+  // Without a session the daemon would count a refused request.
+  async start() {
+    this._source?.close();
+    if (await knowsOfNoSession()) this._store.setConnection({ phase: "signed out" });
+    else this.open();
+  }
+
   // Logs of one source come by the same connection, while a view wants them.
   followLogs(source, onLines) {
     this._logs = { source, onLines };

@@ -12,8 +12,8 @@ export function Addresses({ server, build, uptime_s }) {
       <div><dt>API keys</dt><dd>${server.has_keys ? "required" : "not required"}</dd></div>
     </dl>
     <dl class="addresses">
-      <${Address} name="OPENAI_BASE_URL" url=${`${server.url}/v1`} />
-      <${Address} name="ANTHROPIC_BASE_URL" url=${server.url} />
+      <${Address} name="OPENAI_BASE_URL" url=${`${location.origin}/v1`} />
+      <${Address} name="ANTHROPIC_BASE_URL" url=${location.origin} />
     </dl>
   </section>`;
 }

@@ -5,6 +5,7 @@ import { Component, html } from "../html.js";
 import { Copy } from "../parts/copy.js";
 import { Choice } from "../parts/field.js";
 import { Loaded } from "../parts/loaded.js";
+import { asReached } from "../parts/origin.js";
 
 export class Clients extends Component {
   state = { model: "" };
@@ -14,6 +15,10 @@ export class Clients extends Component {
     return get(`/corral/v1/clients${model && `?model=${encodeURIComponent(model)}`}`);
   }
 
+  reached(found) {
+    return JSON.parse(asReached(JSON.stringify(found), this.props.live.server.url));
+  }
+
   render(_props, { model }) {
     return html`
       <h1>Clients</h1>
@@ -21,7 +26,8 @@ export class Clients extends Component {
       <${Loaded} version=${model} load=${() => this.load()} show=${(found) => this.show(found)} />`;
   }
 
-  show({ clients, models, model, needs_key, key_variable, urls }) {
+  show(found) {
+    const { clients, models, model, needs_key, key_variable, urls } = this.reached(found);
     return html`
       <div class="fields">
         <${Choice} label="Model" value=${model} options=${models.map((one) => [one, one])}
