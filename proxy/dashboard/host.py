@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
@@ -102,7 +102,7 @@ class Clients:
     models: tuple[str, ...] = ()
     model: str | None = None
     key_variable: str = ""
-    clients: tuple[ClientSettings, ...] = field(default=())
+    clients: tuple[ClientSettings, ...] = ()
 
 
 class DashboardHost(Protocol):
