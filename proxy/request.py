@@ -64,6 +64,7 @@ class ProxyRequest:
             queue does not apply.
         keep_alive_s: How long its model is to stay loaded without a request, infinite for ever;
             None: it says nothing.
+        max_context: The most tokens of its prompt that its key permits; None: any.
         adapter: The name of the LoRA adapter that its `lora` stands for, empty for none; None where
             the model has none here, or the client wrote `lora`.
         wait_s: How long the client waits for the first token; None: it does not say.
@@ -93,6 +94,7 @@ class ProxyRequest:
     keep_alive_s: float | None = None
     adapter: str | None = None
     wait_s: float | None = None
+    max_context: int | None = None
 
     @property
     def may_load(self) -> bool:

@@ -101,7 +101,8 @@ class Forward:
         if self._keys and (key := self._keys.limited.get(request.client)):
             tokens = request.prompt.tokens if request.prompt else 0
             with self._keys.token_limits.reserved(key, tokens, request.json):
-                await self._answer(request, client_response, turn)
+                limited = replace(request, max_context=key.max_context)
+                await self._answer(limited, client_response, turn)
         else:
             await self._answer(request, client_response, turn)
 

@@ -159,6 +159,8 @@ class Lease(InFlightRequest):
         self.clock = clock
         self.began_at_s = clock()
         self.progress = ResponseProgress(clock, on_first_token)
+        if request.max_context:
+            self.progress.prompt_max = request.max_context
         self.sequences = 1
         self.expected_cached = 0
         self.queued_s = 0.0

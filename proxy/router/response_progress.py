@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from proxy.errors import ContextTooLong
 
 # An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
 # Source: llama-server --sse-ping-interval; WHATWG HTML, section "Interpreting an event stream".
@@ -25,6 +28,7 @@ class ResponseProgress:
         bytes_received: Of the body, without pings.
         prompt_done: Prompt tokens computed or cached.
         prompt_total: An estimate until the instance reports progress.
+        prompt_max: The most that it may be.
         is_reported: Whether the instance reported the figures of the prompt.
         chunked: Prompt tokens that earlier requests computed for this one, which are no cache.
         decoded: Events of generated text.
@@ -42,6 +46,7 @@ class ResponseProgress:
         "is_awaiting_upstream",
         "is_reported",
         "prompt_done",
+        "prompt_max",
         "prompt_total",
     )
 
@@ -52,6 +57,7 @@ class ResponseProgress:
         self.bytes_received = 0
         self.prompt_done = 0
         self.prompt_total = 0
+        self.prompt_max = sys.maxsize
         self.cached = 0
         self.chunked = 0
         self.decoded = 0
@@ -77,7 +83,16 @@ class ResponseProgress:
                 self._on_first_token()
 
     def set_prompt(self, done: int, total: int, cached: int) -> None:
-        """Take the progress that the instance reports, in tokens; cached tokens count as done."""
+        """Take the progress that the instance reports, in tokens; cached tokens count as done.
+
+        Raises:
+            ContextTooLong: The prompt has more than `prompt_max`, which was only estimated before.
+        """
+        if total > self.prompt_max:
+            raise ContextTooLong(
+                f"prompt is too long: {total} tokens > {self.prompt_max} maximum (max_context of "
+                "its API key)"
+            )
         self.prompt_done, self.prompt_total = done, total
         self.cached = cached - min(self.chunked, cached)
         self.is_reported = True

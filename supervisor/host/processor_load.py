@@ -17,6 +17,7 @@ from supervisor.host.control_group import pressure_file, text
 from supervisor.host.machine import allowed_cpus
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
+_STAT_MAX_BYTES: Final = 4096
 _STALLED: Final = re.compile(r"^some .*\btotal=([0-9]{1,20})$", re.MULTILINE)
 # Processes of ours that take less leave the processor to programs of low priority.
 _OWN_BUSY_CORES: Final = 0.5
@@ -75,7 +76,16 @@ def read_processor(root: Path, allowed: frozenset[int], pids: Iterable[int]) -> 
 
 def process_s(pid: int) -> float | None:
     """Return the processor time of a process since its start; None where it is not known."""
-    return _process_s(text(Path(f"/proc/{pid}/stat")))
+    try:
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _process_s(os.read(file, _STAT_MAX_BYTES).decode(errors="replace"))
+    except OSError:  # it has ended
+        return None
+    finally:
+        os.close(file)
 
 
 def read_this_processor(pids: Iterable[int]) -> ProcessorReading:

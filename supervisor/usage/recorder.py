@@ -13,8 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from dataclasses import astuple
-from datetime import datetime
 from typing import Final, Protocol
 
 from proxy.router.slot_use import SlotUse, Tokens
@@ -51,7 +49,8 @@ class UsageRecorder:
     """Records while `is_on()`; `has_keys` tells whether clients have names.
 
     Attributes:
-        since_start: Usage since the start of the daemon, by key and model; it never falls.
+        since_start: Usage since the start of the daemon, by key and model. It never falls: what is
+            taken back is still in it.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class UsageRecorder:
         return client if self._has_keys else NO_KEY
 
     def _add(self, key: str, model: str, usage: Usage) -> None:
-        day = f"{datetime.now().astimezone():%Y-%m-%d}"
+        day = time.strftime("%Y-%m-%d")
         self._report(self._journal.write(Account(day, key, model), usage))
         self._count(key, model, usage)
         if self._journal.is_full:
@@ -184,9 +183,8 @@ class UsageRecorder:
         names = (key, model)
         if names not in self.since_start and len(self.since_start) >= _COUNTED_MAX:
             names = (OTHERS, OTHERS)
-        # A counter never falls.
-        grown = Usage(*(max(0, one) for one in astuple(usage)))
-        self.since_start[names] = self.since_start.get(names, Usage()) + grown
+        if min(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens) >= 0:
+            self.since_start[names] = self.since_start.get(names, Usage()) + usage
 
     def _report(self, failure: str | None) -> None:
         """Warn of the first failure in a row."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 # No API key has such a name.
@@ -67,7 +67,17 @@ def add(totals: dict[Account, Usage], account: Account, usage: Usage, rows_max: 
 
 
 def row(account: Account, usage: Usage) -> list[str | int | float]:
-    return [account.day, account.key, account.model, *_rounded(usage)]
+    return [
+        account.day,
+        account.key,
+        account.model,
+        usage.requests,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.generated_tokens,
+        round(usage.slot_s, 3),
+        round(usage.cpu_s, 3),
+    ]
 
 
 def from_row(values: Any) -> tuple[Account, Usage] | None:
@@ -83,12 +93,8 @@ def from_rows(rows: Iterable[Any]) -> Iterable[tuple[Account, Usage]]:
 
 
 def _are_figures(figures: list[Any]) -> bool:
-    return len(figures) == len(_FIELDS) and all(type(one) in _NUMBERS for one in figures)
-
-
-def _rounded(usage: Usage) -> Sequence[int | float]:
-    return [round(one, 3) if isinstance(one, float) else one for one in astuple(usage)]
+    return len(figures) == _FIGURES and all(type(one) in _NUMBERS for one in figures)
 
 
 _NONE: Final = Usage()
-_FIELDS: Final = astuple(_NONE)
+_FIGURES: Final = 6

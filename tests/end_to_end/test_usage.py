@@ -43,6 +43,7 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     cora = corral.data("key", "add", "cora", "--tokens-per-day", "60", "--max-context", "200")[
         "key"
     ]
+    dora = corral.data("key", "add", "dora", "--max-context", "200")["key"]
     assert corral.ok("usage") == "no usage is recorded\n"
     corral.ok("start")
     word = secrets.token_hex(8)
@@ -59,6 +60,9 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     wrong = httpx.get(f"{corral.url}/corral/v1/usage", headers=bearer(ben), params={"by": "hour"})
     assert wrong.status_code == 400
     assert ask(corral.url, cora, messages=said, max_tokens=200)["error"]["code"] == TOO_LONG
+    # The engine counts more tokens than were estimated.
+    long = [{"role": "user", "content": "0123456789 " * 25}]
+    assert ask(corral.url, dora, messages=long)["error"]["code"] == TOO_LONG
     assert ask(corral.url, cora, messages=said)["usage"]["total_tokens"] > 40
     until(lambda: "error" in ask(corral.url, cora, messages=said))
     os.kill(corral.daemon_pid, signal.SIGKILL)
