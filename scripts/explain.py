@@ -211,7 +211,7 @@ def model_unloaded(client: Client) -> Explained:
 
 
 def queue(client: Client) -> Explained:
-    busy = client.stream("talker", 1500)
+    busy = client.stream("talker", 500)
     threading.Thread(target=busy.read).start()
     return client.ask("talker", _chat(client))
 

@@ -29,6 +29,8 @@ class Held(StrEnum):
     """In the slot that the request got."""
     TAKEN = "taken"
     """In no slot any more: another conversation had taken it."""
+    BUSY = "busy"
+    """In a slot that another request of the conversation used."""
     OTHER = "other"
     """In another instance."""
     UNLOADED = "unloaded"
@@ -49,6 +51,7 @@ class CacheKind(StrEnum):
 
 _LOST_WITH: Final = MappingProxyType(
     {
+        Held.BUSY: Cause.SLOT_BUSY,
         Held.OTHER: Cause.OTHER_INSTANCE,
         Held.CRASHED: Cause.ENGINE_RESTARTED,
         Held.UNLOADED: Cause.MODEL_UNLOADED,

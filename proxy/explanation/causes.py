@@ -16,6 +16,7 @@ class Cause(StrEnum):
     MESSAGE_CHANGED = "message_changed"
     OTHER_INSTANCE = "other_instance"
     SLOT_EVICTED = "slot_evicted"
+    SLOT_BUSY = "slot_busy"
     MODEL_UNLOADED = "model_unloaded"
     ENGINE_RESTARTED = "engine_restarted"
     SLIDING_WINDOW = "sliding_window"

@@ -9,7 +9,7 @@ from typing import Final
 from proxy.explanation.cache_finding import CacheFinding
 from proxy.explanation.causes import Cause
 
-_OFTEN: Final = 3
+_OFTEN: Final = 2
 _ADVICE: Final = MappingProxyType(
     {
         Cause.SYSTEM_PROMPT_CHANGED: "keep the system prompt the same in all requests, and put "
@@ -23,6 +23,8 @@ _ADVICE: Final = MappingProxyType(
         "let conversations stay where their cache is",
         Cause.SLOT_EVICTED: "raise parallel to as many slots as conversations alternate, or "
         "cache-ram, where the engine keeps what leaves a slot",
+        Cause.SLOT_BUSY: "send the requests of a conversation one after the other, or raise "
+        "cache-ram, from which other slots are filled",
         Cause.MODEL_UNLOADED: "let the model stay loaded longer (ttl_s, or keep_alive of "
         "the request), or save slots (persist_slots) so that caches come back with it",
         Cause.ENGINE_RESTARTED: "corral logs shows why the engine ended",
@@ -56,7 +58,10 @@ def cache_sentence(found: CacheFinding) -> str:
     if change := _CHANGES.get(found.cause):
         return f"{_differs(found)}: {change(found)}"
     why = _LOSSES[found.cause].format(
-        instance=f"instance {found.earlier_instance}", age=_age(found), wait=_wait(found)
+        instance=f"instance {found.earlier_instance}",
+        age=_age(found),
+        wait=_wait(found),
+        held=_held(found),
     )
     return f"{_of(found)} were in the cache, {found.reusable} could be: {why}"
 
@@ -119,8 +124,14 @@ def _than(found: CacheFinding) -> str:
     return f" than in its request {found.earlier}" if found.earlier else ""
 
 
+def _held(found: CacheFinding) -> str:
+    return "this one" if found.earlier else "its beginning"
+
+
 def _wait(found: CacheFinding) -> str:
-    return ", and it waited for it as long as that was worth it" if found.is_awaited else ""
+    if found.is_awaited:
+        return "which had no slot free; it waited for one as long as that was worth it"
+    return "which was busy, slower or failing"
 
 
 def _age(found: CacheFinding) -> str:
@@ -138,9 +149,9 @@ _CHANGES: Final[Mapping[Cause, Callable[[CacheFinding], str]]] = MappingProxyTyp
 _NOT_FROM_END: Final = "this prompt does not go on from the end of what the slot held"
 _LOSSES: Final = MappingProxyType(
     {
-        Cause.OTHER_INSTANCE: "the conversation's cache is in {instance}, which had no slot "
-        "free{wait}",
-        Cause.SLOT_EVICTED: "other conversations took the slot that held this one",
+        Cause.OTHER_INSTANCE: "the conversation's cache is in {instance}, {wait}",
+        Cause.SLOT_EVICTED: "other conversations took the slot that held {held}",
+        Cause.SLOT_BUSY: "another request of this conversation was using its slot",
         Cause.MODEL_UNLOADED: "the model was unloaded after the request before{age}, and its cache "
         "did not come back",
         Cause.ENGINE_RESTARTED: "the engine of {instance} ended by itself after the request "

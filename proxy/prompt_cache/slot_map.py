@@ -105,6 +105,11 @@ class SlotMap:
                 if filled.task >= 0:
                     tracked.started = tracked.freed = next(self._turn)
 
+    def is_in_use(self, conversation: object | None) -> bool:
+        """Return whether a request uses the slot that holds a conversation."""
+        used = (one.conversation for one in self._slots if one.holder is not None)
+        return conversation is not None and any(one is conversation for one in used)
+
     def reserve(
         self, holder: object, conversation: object | None, now_s: float
     ) -> TrackedSlot | None:

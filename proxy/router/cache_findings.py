@@ -100,7 +100,9 @@ def _held(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool) -> He
     if before.run is run:
         if not lease.is_continued or lease.has_own_slot is None:
             return Held.UNKNOWN
-        return Held.SLOT if lease.has_own_slot else Held.TAKEN
+        if lease.has_own_slot:
+            return Held.SLOT
+        return Held.BUSY if lease.is_beside_own else Held.TAKEN
     if is_alive:
         return Held.OTHER
     return Held.CRASHED if before.run.has_failed else Held.UNLOADED

@@ -92,6 +92,7 @@ class Lease(InFlightRequest):
         is_continued: Whether a running process is known to have its conversation.
         has_awaited_owner: Whether it waited for the instance that has its conversation, although
             another had a slot free.
+        is_beside_own: Whether another request used the slot that held its conversation.
         has_own_slot: Whether its slot held its conversation; None where that is not known.
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
@@ -126,6 +127,7 @@ class Lease(InFlightRequest):
         "has_own_slot",
         "id_slot",
         "instance",
+        "is_beside_own",
         "is_continued",
         "is_diverted",
         "is_ending",
@@ -171,6 +173,7 @@ class Lease(InFlightRequest):
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
         self.is_continued = False
+        self.is_beside_own = False
         self.has_awaited_owner = False
         self.has_own_slot: bool | None = None
         self.finding: CacheFinding | None = None

@@ -70,6 +70,7 @@ async def select_slots(lease: Lease, prefix_index: PrefixIndex, settings: ProxyS
     lease.slot = slot
     if slot:
         lease.has_own_slot = slot.conversation is not None
+        lease.is_beside_own = not lease.has_own_slot and slot_map.is_in_use(conversation)
         if reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None:
             lease.id_slot = slot.id_slot
             lease.verifies_restore = _looks_in_cache(lease.request) and slot.verifies_restore(

@@ -79,7 +79,7 @@ def test_a_changed_system_prompt_is_placed_by_message_and_token() -> None:
     assert (found.cause, found.message, found.token) == (Cause.SYSTEM_PROMPT_CHANGED, 0, 104)
     assert not found.is_about
     total = tokens(hashes(now))
-    assert cache_sentence(found._replace(repeated=3)) == (
+    assert cache_sentence(found._replace(repeated=2)) == (
         f"message 0 differs at token 104 of {total}: "
         "your client changes its system prompt on every request"
     )
@@ -148,6 +148,7 @@ def test_a_message_that_the_client_changed_is_told() -> None:
         (Held.OTHER, CacheKind.ANY, Cause.OTHER_INSTANCE),
         (Held.TAKEN, CacheKind.ANY, Cause.SLOT_EVICTED),
         (Held.TAKEN, CacheKind.WINDOW, Cause.SLOT_EVICTED),
+        (Held.BUSY, CacheKind.ANY, Cause.SLOT_BUSY),
         (Held.UNLOADED, CacheKind.ANY, Cause.MODEL_UNLOADED),
         (Held.CRASHED, CacheKind.ANY, Cause.ENGINE_RESTARTED),
         (Held.SLOT, CacheKind.WINDOW, Cause.SLIDING_WINDOW),
@@ -176,7 +177,9 @@ def test_the_first_request_tells_whether_its_conversation_began_before() -> None
     assert (found.cause, found.lost) == (Cause.FIRST_REQUEST, 0)
     assert "first request of a conversation" in cache_sentence(found)
     assert "not seen" in cache_sentence(find_cause(facts._replace(is_continued=True)))
-    assert find_cause(facts._replace(expected=200)).cause is Cause.SLOT_EVICTED
+    shared = find_cause(facts._replace(expected=200))
+    assert shared.cause is Cause.SLOT_EVICTED
+    assert "held its beginning" in cache_sentence(shared)
 
 
 def test_what_is_written_is_read_again_and_has_no_text() -> None:

@@ -58,7 +58,9 @@ def test_a_turn_goes_back_to_the_slot_of_its_conversation() -> None:
 def test_a_slot_in_use_is_given_to_nobody_else() -> None:
     slot_map = SlotMap(2)
     held = conversation_in(slot_map, "a", 10)
+    assert not slot_map.is_in_use("a")
     assert slot_map.reserve("one", "a", NOW_S) is held
+    assert slot_map.is_in_use("a")
     assert slot_map.reserve("another", "a", NOW_S) is not held
     assert slot_map.reserve("a third", "a", NOW_S) is None
 
