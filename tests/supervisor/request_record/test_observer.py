@@ -38,6 +38,11 @@ def test_sizes_are_those_of_the_whole_prompt_and_the_answer() -> None:
     assert (found.kind, found.duration_s) == ("chat", 0.5)
 
 
+def test_an_embedding_is_not_recorded_because_it_cannot_be_replayed() -> None:
+    fields = finished(kind="embed_or_rerank", decoded_tokens=0)
+    assert Observer().observe(START, fields) is None
+
+
 def test_pauses_are_from_beginning_to_beginning_and_from_end_to_beginning() -> None:
     observer = Observer()
     pauses = [
