@@ -5,11 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+# A shorter prompt is computed within a batch: nothing of it is remembered or compared.
+TOKENS_MIN: Final = 64
+
 
 class Cause(StrEnum):
     # Of what was found in the cache:
     ALL_FOUND = "all_found"
     FIRST_REQUEST = "first_request"
+    SHORT_PROMPT = "short_prompt"
     SYSTEM_PROMPT_CHANGED = "system_prompt_changed"
     TOOLS_CHANGED = "tools_changed"
     HISTORY_TRUNCATED = "history_truncated"
@@ -29,7 +33,7 @@ class Cause(StrEnum):
     SLOW_CLIENT = "slow_client"
 
 
-PLAIN: Final = frozenset({Cause.ALL_FOUND, Cause.FIRST_REQUEST})
+PLAIN: Final = frozenset({Cause.ALL_FOUND, Cause.FIRST_REQUEST, Cause.SHORT_PROMPT})
 # The model had to be loaded for these, too.
 WITH_LOAD: Final = frozenset({Cause.MODEL_UNLOADED, Cause.ENGINE_RESTARTED})
 # The client sent another prompt than before.

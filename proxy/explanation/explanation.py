@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.explanation.cache_finding import CacheFinding, cache_finding
-from proxy.explanation.causes import PLAIN, WITH_LOAD, Cause
+from proxy.explanation.causes import PLAIN, TOKENS_MIN, WITH_LOAD, Cause
 from proxy.explanation.sentences import advice, cache_sentence
 from proxy.timeline import PHASES
 
@@ -126,12 +126,21 @@ def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Fi
 
 def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
     if cache is None:
+        yield from _short(fields)
         return
     computed = max(1, cache.tokens - cache.found)
     cost_ms = (_ms(fields, "prefill_ms") or 0.0) * min(1.0, cache.lost / computed)
     for cause in _waits_of(cache):
         cost_ms += _sum_ms(fields, cause)
     yield Finding(cache.cause, round(cost_ms, 1), cache_sentence(cache), advice(cache.cause))
+
+
+def _short(fields: Mapping[str, Any]) -> Iterator[Finding]:
+    counts = fields.get("prompt_tokens"), fields.get("cached_tokens")
+    tokens = sum(one for one in counts if isinstance(one, int))
+    if 0 < tokens < TOKENS_MIN:
+        told = f"the prompt has {tokens} tokens: too few for the cache to matter"
+        yield Finding(Cause.SHORT_PROMPT, 0.0, told, None)
 
 
 def _waits_of(cache: CacheFinding) -> frozenset[Cause]:

@@ -30,6 +30,8 @@ COMMON: Final = frozenset(b"\x1fsd")
 class Outline(NamedTuple):
     """Parts of a prompt: tools, then each text, call, result and medium.
 
+    Of a short prompt it has the sizes alone.
+
     Attributes:
         hashes: Of each part, whatever is before it.
         sizes_bytes: Of each part.

@@ -48,6 +48,8 @@ _CALL_MAX_CHARACTERS: Final = 64 * 1024
 _LOW_BITS: Final = 0xFFFFFFFF
 BLOCK_BYTES: Final = 64
 _NO_MESSAGE: Final = -1
+# Why a shorter prompt was not in a cache is not worth asking.
+_OUTLINED_MIN_BYTES: Final = 128
 # English text, and what a template puts around it, is about a token for 4 bytes.
 _TOKEN_BYTES: Final = 4
 BLOCK_TOKENS: Final = BLOCK_BYTES // _TOKEN_BYTES
@@ -112,8 +114,12 @@ def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> P
     if not numbered or len(numbered) > _PARTS_MAX:
         return None
     messages, parts = zip(*numbered, strict=True)
-    labels = bytes([part[0] for part in parts]) if kind in _WITH_ROLES else b""
-    outline = Outline(part_hashes(parts), tuple(map(len, parts)), messages, labels)
+    sizes_bytes = tuple(map(len, parts))
+    if sum(sizes_bytes) < _OUTLINED_MIN_BYTES:
+        outline = Outline((), sizes_bytes, (), b"")
+    else:
+        labels = bytes([part[0] for part in parts]) if kind in _WITH_ROLES else b""
+        outline = Outline(part_hashes(parts), sizes_bytes, messages, labels)
     return _prompt(model, members.get("lora"), parts, outline)
 
 
@@ -150,7 +156,7 @@ def _prompt(model: str, lora: object, parts: Sequence[Part], outline: Outline) -
         blocks,
         turn_hashes,
         max(1, sum(outline.sizes_bytes) // _TOKEN_BYTES),
-        outline.hashes[first],
+        xxh3_64_intdigest(parts[first]),
         max(0, first - earlier),
         outline,
         name,

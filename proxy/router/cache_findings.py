@@ -13,7 +13,7 @@ from proxy.explanation.cache_finding import (
     Held,
     find_cause,
 )
-from proxy.explanation.causes import BY_CLIENT, Cause
+from proxy.explanation.causes import BY_CLIENT, TOKENS_MIN
 from proxy.prompt_cache.conversations import Conversation
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.outline import Hashes
@@ -26,8 +26,6 @@ from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 
 _ASSISTANT: Final = b"a"
-# Shorter prompts are computed within a batch, and not remembered.
-TOKENS_MIN: Final = 64
 
 
 class CacheFindings:
@@ -39,14 +37,15 @@ class CacheFindings:
     def find(
         self, lease: Lease, timings: Timings, reply: Mapping[str, Any] | None
     ) -> CacheFinding | None:
-        """Return what was found of a lease's prompt, and remember the prompt."""
+        """Return what was found of a lease's prompt, and remember it; None for a short one."""
         request, tokens = lease.request, timings.cached_tokens + timings.prompt_tokens
         if tokens < TOKENS_MIN:
-            cause = Cause.ALL_FOUND if lease.is_continued else Cause.FIRST_REQUEST
-            return CacheFinding(cause, tokens, timings.cached_tokens, timings.cached_tokens)
+            return None
         conversation, index = lease.conversation, self._prefix_index
         prompt, run = request.prompt, index.run(lease.upstream.name)
         if prompt is None or run is None or not isinstance(conversation, Conversation):
+            return None
+        if not prompt.outline.hashes:
             return None
         client, now_s = client_hash(request.model, request.client), self._clock()
         known = conversation if lease.is_continued else index.ended_conversation(prompt)

@@ -50,6 +50,13 @@ def test_what_another_version_wrote_is_left_out() -> None:
     assert explain({}).as_json()["cause"] is None
 
 
+def test_a_short_prompt_is_told_as_one() -> None:
+    (found,) = explain({"request": "a", "prompt_tokens": 20, "cached_tokens": 10}).findings
+    assert found.cause is Cause.SHORT_PROMPT
+    assert "30 tokens" in found.sentence
+    assert explain({"request": "a", "prompt_tokens": 100}).findings == ()
+
+
 def test_the_phases_and_the_sentence_are_in_the_json() -> None:
     fields = {"request": "a", "model": "chat", "duration_ms": 5000.0, "queued_ms": 4200.0}
     told = explain(fields).as_json()

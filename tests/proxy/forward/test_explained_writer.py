@@ -13,6 +13,7 @@ from fakes.upstream import Call, Script
 
 ASK = {"X-Corral-Explain": "1"}
 TIMINGS = {"cache_n": 2, "prompt_n": 700, "prompt_ms": 9.5, "predicted_n": 1, "predicted_ms": 1}
+QUESTION = "what is it that we saw at the river behind the garden, and why was it there? " * 3
 CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "chat"}
 
 
@@ -78,10 +79,10 @@ def events(body: bytes) -> Iterator[dict[str, Any]]:
 
 
 def question(path: str, *, stream: bool) -> dict[str, Any]:
-    said = [{"role": "user", "content": "what is it?"}]
+    said = [{"role": "user", "content": QUESTION}]
     prompts: dict[str, dict[str, Any]] = {
         "/v1/responses": {"input": said},
-        "/completion": {"prompt": "what is it?"},
+        "/completion": {"prompt": QUESTION},
     }
     return {"model": "chat", "stream": stream, **prompts.get(path, {"messages": said})}
 

@@ -88,8 +88,14 @@ def test_the_store_is_bounded() -> None:
     recent = RecentPrompts(hashes_max=200)
     made = [add(recent, RULES, f"question number {number} of many") for number in range(30)]
     assert len(recent) <= 200
-    assert recent.find(ME, chat("x", "question number 0 of many"), None) == (None, False)
-    assert recent.find(ME, chat("x", "question number 29 of many"), None) == (made[-1], True)
+    assert recent.find(ME, chat("Other rules. " * 12, "question number 0 of many"), None) == (
+        None,
+        False,
+    )
+    assert recent.find(ME, chat("Other rules. " * 12, "question number 29 of many"), None) == (
+        made[-1],
+        True,
+    )
 
 
 def test_equal_causes_of_a_client_are_counted(recent: RecentPrompts) -> None:
