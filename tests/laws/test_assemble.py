@@ -226,7 +226,7 @@ async def test_the_whole_answer_is_the_engines_own(
     name: str, proxy: ProxyHarness, direct: aiohttp.ClientSession
 ) -> None:
     path, members = CASES[name]
-    body = {"model": "chat", "max_tokens": 40, "temperature": 0, "cache_prompt": False, **members}
+    body = {"model": "chat", "max_tokens": 28, "temperature": 0, "cache_prompt": False, **members}
     async with direct.post(path, json=body) as response:
         own = json.loads(mended(path, body, response.status, await response.read()))
     async with proxy.http.post(path, json=body) as response:
@@ -239,7 +239,7 @@ async def test_the_samples_are_what_they_are_called(direct: aiohttp.ClientSessio
     messages = {}
     for name in ("tool call", "tool call cut", "reasoning", "reasoning cut"):
         path, members = CASES[name]
-        body = {"model": "chat", "max_tokens": 40, "temperature": 0, **members}
+        body = {"model": "chat", "max_tokens": 28, "temperature": 0, **members}
         async with direct.post(path, json=body) as response:
             messages[name] = (await response.json())["choices"][0]["message"]
     assert messages["tool call"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'

@@ -30,7 +30,7 @@ from supervisor.engines.discover import Engine
 
 ASKED: Final = os.environ.get("SHAPES")
 BOUNDS: Final = settings(
-    max_examples=int(ASKED or 60),
+    max_examples=int(ASKED or 40),
     derandomize=ASKED is None,
     database=None,
     deadline=None,
