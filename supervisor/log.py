@@ -16,10 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
-
 from supervisor.events import LOAD_PROGRESS, Event, describe, key_values
+from supervisor.host.hidden_module import hidden
 from supervisor.output import to_json, write
 from supervisor.service.journal import (
     JOURNAL_SOCKET,
@@ -27,6 +25,10 @@ from supervisor.service.journal import (
     journal_entry,
     send_to_journal,
 )
+
+with hidden("rich"):  # 5 MB, for consoles that structlog writes to itself
+    import structlog
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 Sink = Callable[[Event], None]
 WriteLine = Callable[[str], None]
