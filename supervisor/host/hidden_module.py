@@ -16,7 +16,7 @@ def hidden(name: str) -> Iterator[None]:
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment] (documented, and not in typeshed)
+    sys.modules[name] = None  # type: ignore[assignment]  # documented, and not in typeshed
     try:
         yield
     finally:
