@@ -70,6 +70,7 @@ class UsageRecorder:
         self._by_instance: dict[str, EngineUse] = {}
         self._has_failed = False
         self._full = asyncio.Event()
+        self._ready = asyncio.Event()
         self.since_start: dict[tuple[str, str], Usage] = {}
 
     # Called by the router, and for each event.
@@ -92,8 +93,12 @@ class UsageRecorder:
         self._add(key, use.model, _usage(use.tokens, use.slot_s, cpu_s))
 
     def observe(self, event: Event) -> None:
-        """Count a request that an instance got."""
-        if event.name == "request.finished" and self._is_on():
+        """Count a request that an instance got; note what the supervisor asked of one."""
+        if event.name == "instance.state_changed" and event.fields["after"] == "ready":
+            self._ready.set()
+        elif event.name == "prompt.prefilled":
+            self._note_own_work(str(event.fields["instance"]))
+        elif event.name == "request.finished" and self._is_on():
             key = self._key(str(event.fields["client"] or ""))
             self._add(key, str(event.fields["model"]), Usage(requests=1))
 
@@ -105,7 +110,10 @@ class UsageRecorder:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_folded())
                 while True:
-                    await asyncio.sleep(_PAUSE_S)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_PAUSE_S):
+                            await self._ready.wait()
+                    self._ready.clear()
                     await self.settle()
         finally:
             self._journal.close()
@@ -117,8 +125,7 @@ class UsageRecorder:
             if self._is_on() and engine.is_due and engine.is_idle:
                 await self._settle(instance, engine)
 
-    def note_own_work(self, instance: str) -> None:
-        """The supervisor sent a request to an instance."""
+    def _note_own_work(self, instance: str) -> None:
         if found := self._by_instance.get(instance):
             found.is_due = True
 
