@@ -5,14 +5,16 @@ Requests that come later take slots that go first, and programs take processor t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from statistics import median
 from typing import Final
 
-_LATEST_MAX: Final = 16
-_MIN: Final = 4
+_LATEST_MAX: Final = 32
+_MIN: Final = 8
 _LEVELS: Final = 5
-_FACTOR_MAX: Final = 2.0
+# A correction goes half the way, and no further: the pace follows a machine that became slower.
+_FACTOR_MAX: Final = 1.4
 
 
 class Correction:
@@ -33,7 +35,7 @@ class Correction:
         ratios = self._ratios.get(_level(others), ())
         if len(ratios) < _MIN:
             return 1.0
-        return min(_FACTOR_MAX, max(1 / _FACTOR_MAX, median(ratios)))
+        return min(_FACTOR_MAX, max(1 / _FACTOR_MAX, math.sqrt(median(ratios))))
 
 
 def _level(others: int) -> int:
