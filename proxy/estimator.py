@@ -152,7 +152,10 @@ class Estimator:
                 measures.correction.note(found.others, uncorrected_s, real_s)
 
     def collect(self) -> Iterator[Metric]:
-        text = "Difference of estimated and real time to the first token, as a share of the real."
+        text = (
+            "Difference of estimated and real time to the first token, as a share of the real; "
+            "of four requests a second at most."
+        )
         family = HistogramMetricFamily("corral_estimate_error_ratio", text, labels=("model",))
         edges = [*(str(bound) for bound in BOUNDS), "+Inf"]
         for model, (counts, total) in self._errors.by_model.items():

@@ -77,7 +77,8 @@ def test_shared_prefixes_are_prefilled_after_a_restart(corral: CorralCli, tiny_m
         for asked in ("one", "two", "three"):
             cached_share(url, page, asked)
     corral.ok("stop")
-    kept = list((corral.root / "data").rglob("*.json"))
+    prompts = corral.root / "data" / "prompts"
+    kept = list(prompts.rglob("*.json"))
     assert len(kept) == len(PAGES)
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
     corral.ok("start")
@@ -86,4 +87,4 @@ def test_shared_prefixes_are_prefilled_after_a_restart(corral: CorralCli, tiny_m
         assert cached_share(url, page, "four") > 0.9, page
     assert "learned prompts of chat: 3" in corral("slots", "list").stderr
     assert "deleted learned prompts: 3" in corral("slots", "forget", "chat").stderr
-    assert not list((corral.root / "data").rglob("*.json"))
+    assert not list(prompts.rglob("*.json"))

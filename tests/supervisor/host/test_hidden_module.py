@@ -10,7 +10,10 @@ import pytest
 from supervisor.host.hidden_module import hidden
 
 
-def test_a_hidden_package_is_as_if_not_installed_until_the_block_ends() -> None:
+def test_a_hidden_package_is_as_if_not_installed_until_the_block_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with hidden("colorsys"), pytest.raises(ModuleNotFoundError):
         __import__("colorsys")
     assert __import__("colorsys").ONE_THIRD
