@@ -13,7 +13,7 @@ class LoadForecast:
     """The load of a model that no instance serves.
 
     Attributes:
-        in_s: Seconds until it serves; None where it was never loaded.
+        in_s: Seconds until it serves; None where it was never loaded, or that cannot be told now.
         evicts: The models that would be unloaded for it.
         instances: How many begin.
         slots: Of each.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from proxy.estimate.load_forecast import LoadForecast
+from proxy.failures import FAILURES
 from proxy.upstream.upstream import BATCH_TOKENS
 from supervisor.admission.controller import AdmissionController
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model import Model
 from supervisor.proxy_adapter.redact import without_directories
 
 
@@ -20,6 +22,13 @@ class LoadForecasterAdapter:
         found = self._fleet.models.get(model)
         if found is None or not found.is_configured:
             return None
+        try:
+            return self._forecast(found)
+        except OSError as error:  # the memory of the machine cannot be read now
+            FAILURES.note("load forecast", error)
+            return LoadForecast(None)
+
+    def _forecast(self, found: Model) -> LoadForecast:
         state, reason = availability(found)
         eviction = self._admission.forecast(found)
         load_s = self._admission.load_s(found)
