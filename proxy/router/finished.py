@@ -19,7 +19,11 @@ def note_finished(lease: Lease, timings: Timings, now_s: float) -> None:
     first_s = lease.progress.first_token_at_s
     if first_s is None or lease.chunked or lease.request.prompt is None:
         return
-    prompt_at_s = max(lease.began_at_s, first_s - timings.prompt_ms / 1000)
+    decode_s, prompt_s = timings.decode_ms / 1000, timings.prompt_ms / 1000
+    if decode_s + prompt_s <= now_s - lease.began_at_s:
+        # Events that arrive together tell nothing of the time between them.
+        first_s = min(first_s, now_s - decode_s)
+    prompt_at_s = max(lease.began_at_s, first_s - prompt_s)
     span = Span(
         prompt_at_s,
         first_s,

@@ -1,0 +1,24 @@
+"""What a finished request tells estimates."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from proxy.estimate.measures import Finished, Span
+from proxy.router.finished import note_finished
+from proxy.upstream.timings import Timings
+
+
+def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> None:
+    kept: list[Finished] = []
+    lease = SimpleNamespace(
+        progress=SimpleNamespace(first_token_at_s=9.9999),
+        chunked=False,
+        request=SimpleNamespace(prompt=object(), json={"max_tokens": 20}),
+        began_at_s=9.0,
+        sequences=1,
+        instance=SimpleNamespace(finished=SimpleNamespace(add=kept.append)),
+    )
+    note_finished(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
+    assert kept == [Finished(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]
