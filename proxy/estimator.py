@@ -24,6 +24,7 @@ from proxy.estimate.first_token import FirstToken, first_token
 from proxy.estimate.load_forecast import LoadForecast, LoadForecaster
 from proxy.estimate.prompt_tokens import PromptLength
 from proxy.estimate.work import EngineWork, ModelWork
+from proxy.failures import FAILURES
 from proxy.request import ProxyRequest
 from proxy.router.response_progress import Clock
 from proxy.router.router import Router
@@ -130,7 +131,7 @@ class Estimator:
             WaitTooLong: The estimate is above what the client waits.
         """
         now_s = self._clock()
-        found = self.estimate(request) if _is_estimated(request) else None
+        found = self._estimated(request)
         self._due_at_s = now_s + max(_PAUSE_MIN_S, _PAUSE_SHARE * (self._clock() - now_s))
         if found and request.wait_s:  # with 0 it takes a slot that is free now, or none
             _check(request, found, request.wait_s)
@@ -139,6 +140,16 @@ class Estimator:
         finally:
             if found:
                 self._compare(found, record, now_s)
+
+    def _estimated(self, request: ProxyRequest) -> Estimate | None:
+        """Estimate a request that is served whatever comes of it."""
+        if request.prompt is None or not request.kind.generates:
+            return None
+        try:
+            return self.estimate(request)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            FAILURES.note("estimate", error)
+            return None
 
     def _compare(self, found: Estimate, record: AccessRecord, at_s: float) -> None:
         measures, timeline = self._router.measures(found.model), record.timeline
@@ -162,10 +173,6 @@ class Estimator:
             buckets = list(zip(edges, accumulate(counts), strict=True))
             family.add_metric((model,), buckets, total)
         yield family
-
-
-def _is_estimated(request: ProxyRequest) -> bool:
-    return request.prompt is not None and request.kind.generates
 
 
 def _engines(model: str, load: LoadForecast | None) -> list[EngineWork]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from proxy.estimate.load_forecast import LoadForecast
 from proxy.estimate.measures import Finished, Span
 from proxy.estimate_endpoint import estimate_json
 from proxy.estimator import Estimate, Estimator
+from proxy.failures import FAILURES
 
 URL = "/corral/v1/estimate"
 LONG = "word " * 800
@@ -181,3 +183,18 @@ async def test_what_a_model_taught_outlives_its_instance(proxy: ProxyHarness) ->
     found = Estimator(proxy.router, Forecaster(LoadForecast(4.0))).estimate(ask("hello"))
     assert found.first_token
     assert not found.is_loaded
+
+
+async def test_a_fault_of_the_estimate_fails_no_request(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def divided_by_zero(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    await proxy.open()
+    await proxy.fake(answers)
+    monkeypatch.setattr(FAILURES, "counts", Counter())
+    monkeypatch.setattr(proxy.router, "work", divided_by_zero)
+    async with proxy.ask(stream=True) as response:
+        assert b"[DONE]" in await response.read()
+    assert FAILURES.counts["estimate"] == 1
