@@ -1,4 +1,4 @@
-"""Where requests and their responses can be observed while somebody captures them."""
+"""Where requests and their responses can be observed while a capture runs."""
 
 from __future__ import annotations
 

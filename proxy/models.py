@@ -229,7 +229,7 @@ OnLoad = Callable[[], None]
 
 
 def nothing() -> None:
-    """An `OnLoad` of which nobody wants to know."""
+    """An `OnLoad` that does nothing."""
 
 
 class ModelLoader(Protocol):

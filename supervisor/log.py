@@ -26,7 +26,7 @@ from supervisor.service.journal import (
     send_to_journal,
 )
 
-with hidden("rich"):  # 5 MB, for consoles that structlog writes to itself
+with hidden("rich"):  # 3 MB, for consoles that structlog writes to itself
     import structlog
     from structlog.typing import EventDict, Processor, WrappedLogger
 

@@ -6,31 +6,19 @@ from multidict import CIMultiDict
 
 from proxy.capture import Exchange
 from proxy.forward.client_response import ResponseWriter
-from proxy.router.lease import Lease
+from proxy.forward.passed_response import PassedResponse
 
 
-class CapturedResponse:
+class CapturedResponse(PassedResponse[ResponseWriter]):
     """A `ResponseWriter`; what the client did not get is not captured."""
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._exchange = exchange
-        self.record = writer.record
-
-    @property
-    def has_begun(self) -> bool:
-        return self._writer.has_begun
-
-    @property
-    def is_committed(self) -> bool:
-        return self._writer.is_committed
-
-    def leased(self, lease: Lease) -> None:
-        self._writer.leased(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         self._exchange.begin(status, headers.get("Content-Type", ""))
-        await self._writer.begin(status, headers)
+        await super().begin(status, headers)
 
     async def write(self, chunk: bytes) -> None:
         await self._writer.write(chunk)
@@ -48,5 +36,5 @@ class CapturedResponse:
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         self._exchange.begin(status, headers.get("Content-Type", ""))
-        await self._writer.refuse(status, headers, body)
+        await super().refuse(status, headers, body)
         self._exchange.add(body)

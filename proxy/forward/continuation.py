@@ -19,8 +19,8 @@ from multidict import CIMultiDict
 from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamFailed
 from proxy.forward.client_response import ResponseWriter
+from proxy.forward.passed_response import PassedResponse
 from proxy.request import ProxyRequest
-from proxy.router.lease import Lease
 from proxy.upstream.sse import InvalidEvent, Splitter, members_of, objects_of
 
 _SENT_MAX_BYTES: Final = 1024**2
@@ -41,32 +41,17 @@ _BEGIN_ANEW: Final = frozenset(
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
-class SentResponse:
+class SentResponse(PassedResponse[ResponseWriter]):
     """Passes a response on, and keeps what was sent of it."""
 
     def __init__(self, writer: ResponseWriter) -> None:
-        self._writer = writer
-        self.record = writer.record
+        super().__init__(writer)
         self._sent = bytearray()
 
     @property
     def sent(self) -> bytes | None:
         """None where it is too long to be kept."""
         return bytes(self._sent) if len(self._sent) <= _SENT_MAX_BYTES else None
-
-    @property
-    def has_begun(self) -> bool:
-        return self._writer.has_begun
-
-    @property
-    def is_committed(self) -> bool:
-        return self._writer.is_committed
-
-    def leased(self, lease: Lease) -> None:
-        self._writer.leased(lease)
-
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        await self._writer.begin(status, headers)
 
     async def write(self, chunk: bytes) -> None:
         self._keep(chunk)
@@ -80,9 +65,6 @@ class SentResponse:
 
     async def finish(self, last: bytes = b"") -> None:
         await self._writer.finish(last)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        await self._writer.refuse(status, headers, body)
 
     def _keep(self, chunk: bytes) -> None:
         if len(self._sent) <= _SENT_MAX_BYTES:

@@ -14,13 +14,11 @@ from typing import Any, Final
 import orjson
 from multidict import CIMultiDict
 
-from proxy.access_log import AccessRecord
-from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamFailed
 from proxy.explanation.explanation import explain
 from proxy.forward.client_response import RequestWriter
+from proxy.forward.passed_response import PassedRequest
 from proxy.headers import is_event_stream
-from proxy.router.lease import Lease
 from proxy.upstream.sse import DONE
 
 MEMBER: Final = "corral"
@@ -35,34 +33,14 @@ _LAST: Final = re.compile(
 _IN_ALL_CHUNKS: Final = ("id", "object", "created", "model", "system_fingerprint")
 
 
-class ExplainedWriter:
-    """A `RequestWriter` before another one."""
-
+class ExplainedWriter(PassedRequest):
     def __init__(self, writer: RequestWriter) -> None:
-        self.record: AccessRecord = writer.record
-        self._writer = writer
+        super().__init__(writer)
         self._is_stream = False
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._held = b""
         self._passed = b""  # the last events that went out
-
-    @property
-    def has_begun(self) -> bool:
-        return self._writer.has_begun
-
-    @property
-    def is_committed(self) -> bool:
-        return self._writer.is_committed
-
-    def leased(self, lease: Lease) -> None:
-        self._writer.leased(lease)
-
-    def keep_alive(self, kind: EndpointKind) -> None:
-        self._writer.keep_alive(kind)
-
-    async def end_wait(self) -> None:
-        await self._writer.end_wait()
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         self._status, self._headers, self._is_stream = status, headers, is_event_stream(headers)
@@ -89,9 +67,6 @@ class ExplainedWriter:
         self._headers["Content-Length"] = str(len(body))
         await self._writer.begin(self._status, self._headers)
         await self._writer.finish(body)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        await self._writer.refuse(status, headers, body)
 
     def _told(self) -> Mapping[str, Any]:
         return explain(self.record.figures()).as_json()

@@ -7,11 +7,10 @@ from typing import Final, Protocol
 
 from multidict import CIMultiDict
 
-from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamFailed
 from proxy.forward.client_response import RequestWriter
+from proxy.forward.passed_response import PassedRequest
 from proxy.headers import is_event_stream
-from proxy.router.lease import Lease
 from proxy.upstream.sse import InvalidEvent
 
 _WHOLE_MAX_BYTES: Final = 64 * 1024**2
@@ -26,15 +25,14 @@ class Events(Protocol):
         """Take the instance's next bytes, return the client's; raises InvalidEvent."""
 
 
-class TranslatedWriter:
+class TranslatedWriter(PassedRequest):
     """A stream is passed on event by event; a whole response is held until it is complete.
 
     Subclasses translate.
     """
 
     def __init__(self, writer: RequestWriter) -> None:
-        self.record = writer.record
-        self._writer = writer
+        super().__init__(writer)
         self._events: Events | None = None
         self._has_passed = False  # `put` comes after the header, which the first bytes take along
         self._broken: InvalidEvent | None = None
@@ -49,23 +47,6 @@ class TranslatedWriter:
     def whole(self, body: bytes) -> bytes:
         """Translate a whole response; raises as reading another format does."""
         raise NotImplementedError
-
-    @property
-    def has_begun(self) -> bool:
-        return self._writer.has_begun
-
-    @property
-    def is_committed(self) -> bool:
-        return self._writer.is_committed
-
-    def leased(self, lease: Lease) -> None:
-        self._writer.leased(lease)
-
-    def keep_alive(self, kind: EndpointKind) -> None:
-        self._writer.keep_alive(kind)
-
-    async def end_wait(self) -> None:
-        await self._writer.end_wait()
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         self._held.clear()
@@ -109,9 +90,6 @@ class TranslatedWriter:
                 f"{self.record.instance} ended its stream before the answer was complete"
             )
         await self._writer.finish(passed)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        await self._writer.refuse(status, headers, body)
 
     def _fed(self, events: Events, chunk: bytes) -> bytes:
         if self._broken is not None:

@@ -1,1 +1,1 @@
-"""Requests of one model with their responses, for as long as somebody captures them."""
+"""Requests of one model with their responses, for as long as a capture runs."""

@@ -1,4 +1,4 @@
-"""How many bytes may wait in memory for whoever reads a capture."""
+"""How many bytes may wait in memory for the reader of a capture."""
 
 from __future__ import annotations
 
