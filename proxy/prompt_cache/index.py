@@ -25,6 +25,7 @@ from proxy.prompt_cache.prompt_ends import PromptEnds
 from proxy.prompt_cache.recent_prompts import RecentPrompts
 from proxy.prompt_cache.remote_prefixes import RemotePrefixes
 from proxy.prompt_cache.runs import RATIO_STEPS, Run, Runs
+from proxy.prompt_cache.slot_file_index import SlotFileIndex
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings, average
@@ -64,6 +65,7 @@ class PrefixIndex:
         digests: What other machines are told of the instances of this one.
         remote: What other machines tell of theirs.
         recent: The latest prompts of conversations.
+        files: Slot files on disk.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class PrefixIndex:
         self.digests = PrefixDigests(clock)
         self.remote = RemotePrefixes(prefix_index_max_blocks)
         self.recent = RecentPrompts()
+        self.files = SlotFileIndex(prefix_index_max_blocks)
         self._clock = clock
         self._prompts = PrefixTree(prefix_index_max_blocks)
         self._ends = PromptEnds(max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH))

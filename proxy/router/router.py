@@ -20,6 +20,7 @@ from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prefix_digest import Digest
 from proxy.prompt_cache.prompt import unnamed
+from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
 from proxy.router.acquire import Loader
 from proxy.router.background_lease import IsPreempted, background_lease
@@ -39,6 +40,7 @@ from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.weights import EQUAL
 from proxy.router.work_reader import EstimatedWork
 from proxy.settings import ProxySettings
+from proxy.slot_files.storage import NO_SLOT_FILES, SlotFileStorage
 from proxy.upstream.slots import SlotState
 from proxy.upstream.upstream import Upstream
 
@@ -48,15 +50,17 @@ class Router:
 
     Args:
         emit: Takes `upstream.failed` where an engine does not free a slot.
+        storage: Keeps KV caches on disk.
         count: Queries how many slots of an instance are in use; None for the usual way.
         responds: Queries whether an instance responds; None for the usual way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its neighbours, and three for tests)
         self,
         settings: ProxySettings = ProxySettings(),  # noqa: B008 (frozen)
         listener: RouterListener = NO_LISTENER,
         emit: Emit = discard,
+        storage: SlotFileStorage = NO_SLOT_FILES,
         *,
         clock: Clock = time.monotonic,
         count: CountBusySlots | None = None,
@@ -65,6 +69,7 @@ class Router:
         self._settings = settings
         self._listener = listener
         self._emit = emit
+        self._storage = storage
         self._clock = clock
         self._instances = Instances(clock, route_by_speed=settings.route_by_speed)
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
@@ -191,6 +196,14 @@ class Router:
 
     def forget_remote_prefixes(self, name: str) -> None:
         self._prefix_index.remote.forget(name)
+
+    def add_slot_file(self, file: SlotFile) -> None:
+        """Note that a KV cache is on disk."""
+        self._prefix_index.files.add(file)
+
+    def remove_slot_files(self, names: Iterable[str]) -> None:
+        """Note that slot files are gone."""
+        self._prefix_index.files.remove(names)
 
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
         """Hold a slot for work of our own; the block gets a function that returns whether to leave.

@@ -64,6 +64,11 @@ class Upstream:
             the end of what it holds.
         prefer_pure_decode: Whether its running streams come before the first token of others: it
             computes one prompt at a time while it decodes.
+        cache_key: Which slot files it can restore: those with the same; empty: none.
+        token_bytes: Of a token in its KV cache; 0 where that is not known.
+        state_bytes: Of the recurrent state of one sequence; 0 without any.
+        host_cache_bytes: What it keeps in main memory of prompts that are in no slot (`cache-ram`);
+            0: nothing, infinity: no limit.
     """
 
     name: str
@@ -84,6 +89,10 @@ class Upstream:
     has_window: bool = False
     batch_tokens: int = BATCH_TOKENS
     prefer_pure_decode: bool = False
+    cache_key: str = ""
+    token_bytes: float = 0.0
+    state_bytes: int = 0
+    host_cache_bytes: float = 0.0
 
     @property
     def is_on_trial(self) -> bool:

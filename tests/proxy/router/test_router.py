@@ -519,7 +519,7 @@ async def test_a_block_that_ends_before_it_waits_is_not_cut() -> None:
 
 
 def test_an_upstream_keeps_its_key_out_of_its_repr() -> None:
-    assert "key" not in repr(upstream("a")).replace("api_key", "")
+    assert "key" not in repr(upstream("a")).replace("cache_key", "")
 
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:

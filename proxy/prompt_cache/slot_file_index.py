@@ -1,0 +1,118 @@
+"""Which slot files hold most of a prompt. Pure.
+
+The store says which files there are; it bounds them. A file belongs to a conversation, whose turns
+identify it, and begins with prompts that other conversations may begin with too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.prompt_cache.prefix_tree import PrefixTree
+from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.prompt_cache.slot_file import SlotFile
+
+# Of the files that hold equally much of a prompt, so many are compared by their size.
+_COMPARED_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPrompt:
+    """The file that holds most of a prompt.
+
+    Attributes:
+        tokens: Of the prompt, that the file is believed to hold; at least 1.
+        is_own: Whether the file is of the prompt's conversation.
+    """
+
+    file: SlotFile
+    tokens: int
+    is_own: bool
+
+
+class SlotFileIndex:
+    """The files of all models; `blocks_max` bounds what is remembered of their prompts."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._files: dict[str, SlotFile] = {}
+        self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._used = 0
+        self._by_turn: dict[tuple[str, int], str] = {}
+        self._prompts = PrefixTree(blocks_max)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def add(self, file: SlotFile) -> None:
+        """Add a file, or replace what is known of it."""
+        self.remove((file.name,))
+        bit = ~self._used & (self._used + 1)
+        self._used |= bit
+        self._files[file.name], self._bits[file.name], self._names[bit] = file, bit, file.name
+        for turn_hash in file.fingerprint.turn_hashes:
+            self._by_turn[file.cache_key, turn_hash] = file.name
+        if not file.is_recurrent:
+            self._prompts.add(file.fingerprint.blocks, bit)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Forget files; unknown names are ignored."""
+        gone = 0
+        for name in names:
+            if (file := self._files.pop(name, None)) is None:
+                continue
+            bit = self._bits.pop(name)
+            gone |= bit
+            del self._names[bit]
+            for turn_hash in file.fingerprint.turn_hashes:
+                if self._by_turn.get((file.cache_key, turn_hash)) == name:
+                    del self._by_turn[file.cache_key, turn_hash]
+        if gone:
+            self._prompts.remove(gone)
+            self._used &= ~gone
+
+    def find(
+        self, cache_key: str, prompt: Prompt, session: int | None = None
+    ) -> SavedPrompt | None:
+        """Return the file that engines of a cache key can best go on from, if there is one."""
+        if own := self._own(cache_key, prompt, session):
+            return own
+        for blocks, holders in reversed(self._prompts.levels(prompt.blocks)):
+            if found := self._smallest(cache_key, holders):
+                tokens = min(blocks * BLOCK_TOKENS, prompt.tokens, found.tokens)
+                return SavedPrompt(found, tokens, is_own=False)
+        return None
+
+    def _own(self, cache_key: str, prompt: Prompt, session: int | None) -> SavedPrompt | None:
+        """Return the latest file of the prompt's conversation that the prompt goes on from."""
+        hashes = (*reversed(prompt.turn_hashes), *(() if session is None else (session,)))
+        for turn_hash in hashes:
+            name = self._by_turn.get((cache_key, turn_hash))
+            file = self._files[name] if name else None
+            if file is not None and _continues(prompt.blocks, file):
+                return SavedPrompt(file, min(file.tokens, prompt.tokens), is_own=True)
+        return None
+
+    def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
+        found = (self._files[self._names[bit]] for bit in _bits(holders, _COMPARED_MAX))
+        fitting = (one for one in found if one.cache_key == cache_key)
+        return min(fitting, key=lambda one: one.size_bytes, default=None)
+
+
+def _continues(blocks: Sequence[int], file: SlotFile) -> bool:
+    """Whether a prompt begins with the last answered prompt of a file."""
+    ours = file.fingerprint.blocks
+    return not ours or (len(ours) <= len(blocks) and blocks[len(ours) - 1] == ours[-1])
+
+
+def _bits(holders: int, most: int) -> Iterable[int]:
+    while holders and most:
+        bit = holders & -holders
+        yield bit
+        holders ^= bit
+        most -= 1

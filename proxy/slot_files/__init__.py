@@ -1,0 +1,1 @@
+"""What the router needs of the store that keeps KV caches on disk."""

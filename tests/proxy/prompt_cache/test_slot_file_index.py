@@ -1,0 +1,67 @@
+from typing import Any
+
+from proxy.endpoints import EndpointKind
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.prompt import Prompt, read_prompt
+from proxy.prompt_cache.slot_file import SlotFile
+from proxy.prompt_cache.slot_file_index import SavedPrompt, SlotFileIndex
+
+SYSTEM = {"role": "system", "content": "word " * 200}
+
+
+def prompt(*texts: str) -> Prompt:
+    said: list[dict[str, Any]] = [SYSTEM]
+    said += [
+        {"role": "assistant" if at % 2 else "user", "content": text}
+        for at, text in enumerate(texts)
+    ]
+    found = read_prompt(EndpointKind.CHAT, "m", {"messages": said})
+    assert found
+    return found
+
+
+def file(
+    name: str, of: Prompt, *turns: int, tokens: int = 500, recurrent: bool = False
+) -> SlotFile:
+    fingerprint = ConversationFingerprint(turns, of.blocks)
+    return SlotFile(name, "k", tokens, 10 * tokens, fingerprint, recurrent)
+
+
+def of(found: SavedPrompt | None) -> tuple[str, bool] | None:
+    return found and (found.file.name, found.is_own)
+
+
+def test_a_conversation_finds_its_latest_file() -> None:
+    first = prompt("one")
+    answered = first.hash_with_reply({"role": "assistant", "content": "two"})
+    index = SlotFileIndex(1000)
+    index.add(file("a", first, first.turn_hashes[-1], answered))
+    later = prompt("one", "two", "three")
+    assert of(index.find("k", later)) == ("a", True)
+    assert index.find("other", later) is None
+    index.remove(["a", "unknown"])
+    assert index.find("k", later) is None
+    assert not len(index)
+
+
+def test_a_new_conversation_finds_the_smallest_file_that_begins_as_it_does() -> None:
+    index, one, other = SlotFileIndex(1000), prompt("a" * 200), prompt("b" * 200)
+    index.add(file("long", one, 1, tokens=900))
+    index.add(file("short", other, 2, tokens=600))
+    found = index.find("k", prompt("c"))
+    assert found
+    assert of(found) == ("short", False)
+    assert 200 <= found.tokens <= 260
+
+
+def test_a_recurrent_file_serves_only_what_continues_it() -> None:
+    index, one = SlotFileIndex(1000), prompt("a" * 200)
+    index.add(file("a", one, one.turn_hashes[-1], recurrent=True))
+    assert index.find("k", prompt("c")) is None
+    assert of(index.find("k", prompt("a" * 200, "b", "c"))) == ("a", True)
+
+
+def test_an_edited_conversation_does_not_find_its_file_by_a_session() -> None:
+    index, one = SlotFileIndex(1000), prompt("a" * 2000)
+    index.add(file("a", one, 77, recurrent=True))
+    assert index.find("k", prompt("b" * 2000), session=77) is None
