@@ -28,7 +28,7 @@ def file(
 
 
 def of(found: SavedPrompt | None) -> tuple[str, bool] | None:
-    return found and (found.file.name, found.is_own)
+    return (found.file.name, found.is_own) if found else None
 
 
 def test_a_conversation_finds_its_latest_file() -> None:
