@@ -37,6 +37,9 @@ class CacheFigures(Protocol):
     @property
     def cause(self) -> str: ...
 
+    @property
+    def tier(self) -> str | None: ...
+
     def as_fields(self) -> dict[str, Any]: ...
 
 
@@ -180,6 +183,7 @@ class AccessRecord:
                 bytes_out=self.bytes_out,
                 cancelled=self._cancelled_by(),
                 cache_cause=self.cache.cause if self.cache else None,
+                cache_tier=self.cache.tier if self.cache else None,
                 cache=self.cache.as_fields() if self.cache else None,
                 **times_ms,
                 **self._tokens(),

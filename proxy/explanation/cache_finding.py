@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from proxy.explanation.causes import PLAIN, Cause
 from proxy.explanation.difference import Difference, difference
 from proxy.prompt_cache.outline import Hashes
+from proxy.slot_files.tiers import Tier
 
 # An engine computes at least the last token again, and a template ends differently before an answer
 # than after it. Fewer tokens, or a smaller share of the prompt, are no miss.
@@ -95,6 +96,8 @@ class CacheFacts(NamedTuple):
         is_known: Whether the router knew the conversation.
         is_awaited: Whether the request waited for the instance that held the earlier prompt.
         is_cache_off: The request said so.
+        tier: Where it was found; None where that is not known.
+        restore_ms: How long the restore of a slot file took, for `Tier.DISK`.
     """
 
     hashes: Hashes
@@ -109,6 +112,8 @@ class CacheFacts(NamedTuple):
     is_known: bool = False
     is_awaited: bool = False
     is_cache_off: bool = False
+    tier: Tier | None = None
+    restore_ms: float | None = None
 
 
 class CacheFinding(NamedTuple):
@@ -128,7 +133,7 @@ class CacheFinding(NamedTuple):
         earlier: The id of the request that is compared.
         earlier_instance: The one that computed it.
         age_s: Since it ended.
-        is_continued: As of `CacheFacts`, as is `is_awaited`.
+        is_continued: As of `CacheFacts`, as are `is_awaited`, `tier` and `restore_ms`.
     """
 
     cause: Cause
@@ -147,6 +152,8 @@ class CacheFinding(NamedTuple):
     age_s: float | None = None
     is_continued: bool = False
     is_awaited: bool = False
+    tier: Tier | None = None
+    restore_ms: float | None = None
 
     @property
     def lost(self) -> int:
@@ -183,6 +190,8 @@ def find_cause(facts: CacheFacts) -> CacheFinding:
         age_s=round(earlier.age_s, 1) if earlier else None,
         is_continued=facts.is_continued,
         is_awaited=facts.is_awaited,
+        tier=facts.tier,
+        restore_ms=facts.restore_ms,
     )
     if earlier is None:
         return _without_earlier(facts, plain)

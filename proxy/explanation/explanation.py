@@ -129,7 +129,8 @@ def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> It
         yield from _short(fields)
         return
     computed = max(1, cache.tokens - cache.found)
-    cost_ms = (_ms(fields, "prefill_ms") or 0.0) * min(1.0, cache.lost / computed)
+    prefill_ms = max(0.0, (_ms(fields, "prefill_ms") or 0.0) - (cache.restore_ms or 0.0))
+    cost_ms = prefill_ms * min(1.0, cache.lost / computed)
     for cause in _waits_of(cache):
         cost_ms += _sum_ms(fields, cause)
     yield Finding(cache.cause, round(cost_ms, 1), cache_sentence(cache), advice(cache.cause))

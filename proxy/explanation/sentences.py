@@ -8,6 +8,7 @@ from typing import Final
 
 from proxy.explanation.cache_finding import CacheFinding
 from proxy.explanation.causes import Cause
+from proxy.slot_files.tiers import Tier
 
 _OFTEN: Final = 2
 _ADVICE: Final = MappingProxyType(
@@ -52,7 +53,7 @@ def advice(cause: Cause) -> str | None:
 def cache_sentence(found: CacheFinding) -> str:
     """Say what was found of a prompt in the cache, and why not more."""
     if found.cause is Cause.ALL_FOUND:
-        return f"{_of(found)} were in the cache: all that could be"
+        return f"{_were_found(found)}: all that could be"
     if found.cause is Cause.FIRST_REQUEST:
         return _first(found)
     if change := _CHANGES.get(found.cause):
@@ -63,24 +64,24 @@ def cache_sentence(found: CacheFinding) -> str:
         wait=_wait(found),
         held=_held(found),
     )
-    return f"{_of(found)} were in the cache, {found.reusable} could be: {why}"
+    return f"{_were_found(found)}, {found.reusable} could be: {why}"
 
 
-def _of(found: CacheFinding) -> str:
-    return f"{found.found} of {found.tokens} prompt tokens"
+def _were_found(found: CacheFinding) -> str:
+    of_prompt = f"{found.found} of {found.tokens} prompt tokens were"
+    if found.tier != Tier.DISK or found.restore_ms is None:
+        return f"{of_prompt} in the cache"
+    return f"{of_prompt} on disk, restored in {found.restore_ms / 1000:.2f} s"
 
 
 def _first(found: CacheFinding) -> str:
     if found.is_continued:
         return (
             "this server has not seen the conversation before (it may have begun elsewhere, or "
-            f"before the daemon started): {_of(found)} were in the cache"
+            f"before the daemon started): {_were_found(found)}"
         )
     if found.found:
-        return (
-            "the first request of a conversation: "
-            f"{_of(found)} were in the cache, shared with others"
-        )
+        return f"the first request of a conversation: {_were_found(found)}, shared with others"
     return f"the first request of a conversation: all {found.tokens} prompt tokens were computed"
 
 

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 
 from proxy.access_log import AccessRecord, Emit
 from proxy.failures import FAILURES
+from proxy.metrics.cache_metrics import cache_metrics
 from proxy.metrics.counters import (
     BY_INSTANCE,
     COUNTERS,
@@ -150,6 +151,7 @@ class Metrics:
             yield _counter(name, labels, text, self._counters.counts[name])
         failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
         yield _counter("task_failures", ("task",), "Failures of internal tasks.", failures)
+        yield from cache_metrics(router)
         yield from _histograms(self._counters)
         yield from _queues(router.queues())
         yield from _instances(instances, self._clock())

@@ -80,6 +80,8 @@ def _facts(
         is_known=lease.is_continued,
         is_awaited=lease.has_awaited_owner,
         is_cache_off=lease.request.json.get("cache_prompt") is False,
+        tier=lease.tier,
+        restore_ms=round(1000 * lease.restored.duration_s, 1) if lease.restored else None,
     )
 
 

@@ -23,6 +23,8 @@ from proxy.router.in_flight import InFlightRequest
 from proxy.router.instances import Instance
 from proxy.router.prefill_admission import FEW_TOKENS
 from proxy.router.response_progress import Clock, ResponseProgress
+from proxy.slot_files.storage import Transfer
+from proxy.slot_files.tiers import Tier
 from proxy.upstream.timings import Timings
 
 # The connection breaks milliseconds before the process has ended, and up to half a second before
@@ -94,6 +96,8 @@ class Lease(InFlightRequest):
             another had a slot free.
         is_beside_own: Whether another request used the slot that held its conversation.
         has_own_slot: Whether its slot held its conversation; None where that is not known.
+        restored: What its slot was filled with from a file, for this request; None: nothing.
+        tier: Where its prompt was found; None before its response has ended, and on a node.
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
         is_paused: Its slot is idle between two of those.
@@ -140,8 +144,10 @@ class Lease(InFlightRequest):
         "queued_s",
         "reported",
         "request",
+        "restored",
         "sequences",
         "slot",
+        "tier",
         "upstream",
         "verifies_restore",
     )
@@ -176,6 +182,8 @@ class Lease(InFlightRequest):
         self.is_beside_own = False
         self.has_awaited_owner = False
         self.has_own_slot: bool | None = None
+        self.restored: Transfer | None = None
+        self.tier: Tier | None = None
         self.finding: CacheFinding | None = None
         self.chunked: Timings | None = None
         self.is_paused = False

@@ -18,6 +18,7 @@ from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.acquire import Loader, acquire_slot, ensure_serving
 from proxy.router.cache_findings import CacheFindings
+from proxy.router.cache_use import CacheUse
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor
 from proxy.router.instances import Instance
@@ -34,7 +35,11 @@ from proxy.upstream.upstream import Upstream
 
 
 class Leases:
-    """Leases slots of the instances that the queues know."""
+    """Leases slots of the instances that the queues know.
+
+    Attributes:
+        cache_use: Where prompts were found.
+    """
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class Leases:
         self._crash_suspects = crash_suspects
         self._slot_releaser = slot_releaser
         self._first_byte_monitor = first_byte_monitor
+        self.cache_use = CacheUse()
         self._cache_findings = CacheFindings(queues.prefix_index, queues.clock)
 
     @asynccontextmanager
@@ -128,6 +134,7 @@ class Leases:
             self._queues.of(lease.request.model).note_finished(lease, timings)
             if prompt:
                 if timings:
+                    self.cache_use.note(lease, timings)
                     lease.finding = self._cache_findings.find(lease, timings, completed.reply)
                 self._prefix_index.record(
                     lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply

@@ -24,6 +24,7 @@ from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
 from proxy.router.acquire import Loader
 from proxy.router.background_lease import IsPreempted, background_lease
+from proxy.router.cache_use import CacheUse
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
 from proxy.router.instance_registry import Instances
@@ -40,6 +41,7 @@ from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.weights import EQUAL
 from proxy.router.work_reader import EstimatedWork
 from proxy.settings import ProxySettings
+from proxy.slot_files.counted_storage import CountedStorage, ModelCounts
 from proxy.slot_files.storage import NO_SLOT_FILES, SlotFileStorage
 from proxy.upstream.slots import SlotState
 from proxy.upstream.upstream import Upstream
@@ -69,7 +71,7 @@ class Router:
         self._settings = settings
         self._listener = listener
         self._emit = emit
-        self._storage = storage
+        self._storage = CountedStorage(storage, self._model_of)
         self._clock = clock
         self._instances = Instances(clock, route_by_speed=settings.route_by_speed)
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
@@ -228,6 +230,15 @@ class Router:
 
     # Statistics.
 
+    @property
+    def cache_use(self) -> CacheUse:
+        return self._leases.cache_use
+
+    @property
+    def slot_file_counts(self) -> Mapping[str, ModelCounts]:
+        """What was saved and restored, by model."""
+        return self._storage.counts
+
     def instances(self) -> tuple[InstanceStats, ...]:
         """All that are in service or hold something."""
         models = {instance.upstream.model for instance in self._instances}
@@ -277,6 +288,10 @@ class Router:
         `completed` is None where the request was refused.
         """
         self._leases.finish(lease, completed)
+
+    def _model_of(self, name: str) -> str | None:
+        instance = self._instances.get(name)
+        return instance.upstream.model if instance else None
 
     def _report_overdue(self, lease: Lease) -> None:
         limit_s = self._settings.cancel_timeout_s

@@ -56,6 +56,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "drafted_tokens": "INTEGER",
     "accepted_tokens": "INTEGER",
     "cache_cause": "TEXT",
+    "cache_tier": "TEXT",
     "cache": "TEXT",
 }
 COLUMNS: Final[Mapping[str, str]] = {**_OWN, **FIGURES}

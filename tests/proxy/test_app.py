@@ -362,6 +362,7 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "drafted_tokens": None,
         "accepted_tokens": None,
         "cache_cause": None,
+        "cache_tier": None,
         "cache": None,
     }
     assert len(proxy.emitted) == 1

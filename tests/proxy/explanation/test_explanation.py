@@ -64,3 +64,13 @@ def test_the_phases_and_the_sentence_are_in_the_json() -> None:
     assert told["cause"] == "queue"
     assert told["sentence"] == "4.2 s waited for a slot of chat: all were in use"
     assert "parallel" in told["advice"]
+
+
+def test_what_came_from_disk_is_told_and_its_restore_is_no_computing() -> None:
+    cache = {"cause": "all_found", "tokens": 600, "found": 500, "reusable": 500}
+    (plain,) = explain({"cache": cache}).findings
+    assert plain.sentence.startswith("500 of 600 prompt tokens were in the cache")
+    (found,) = explain({"cache": {**cache, "tier": "disk", "restore_ms": 80.0}}).findings
+    assert "500 of 600 prompt tokens were on disk, restored in 0.08 s" in found.sentence
+    lost = {**CACHE, "cause": "slot_evicted", "tier": "disk", "restore_ms": 100.0}
+    assert explain({"cache": lost, **PHASES}).findings[0].cost_ms == 320.0

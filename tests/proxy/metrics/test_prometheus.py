@@ -60,6 +60,7 @@ async def test_a_request_counts_in_every_metric(proxy: ProxyHarness) -> None:
     assert values["corral_prompt_tokens_total", *LABELS] == 12
     assert values["corral_cached_tokens_total", *LABELS] == 28
     assert values["corral_decoded_tokens_total", *LABELS] == 11
+    assert values["corral_prompts_by_tier_total", "chat", "slot"] == 1
     assert values["corral_time_per_output_token_seconds_sum", *LABELS] == pytest.approx(0.05)
     assert values["corral_time_per_output_token_seconds_bucket", "0.05", *LABELS] == 1
     assert values["corral_request_seconds_count", *LABELS] == 1

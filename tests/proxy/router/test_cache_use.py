@@ -1,0 +1,74 @@
+"""Where the tokens of a prompt are counted, and what they saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes.requests import ask, upstream
+
+from proxy.router.lease import Completion, Lease
+from proxy.router.router import Router
+from proxy.slot_files.storage import Transfer
+from proxy.slot_files.tiers import Tier
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Node
+
+ENGINE = replace(upstream("chat.0"), host_cache_bytes=1e9)
+SAVED = Transfer(700, 9_000_000, 0.5)
+
+
+def found(router: Router, lease: Lease, cached: int) -> Tier | None:
+    """Answer a request of 800 tokens on an engine that computes 100 a second."""
+    computed = 800 - cached
+    router.finish(lease, Completion(Timings(cached, computed, computed * 10.0, 4, 40.0)))
+    return lease.tier
+
+
+async def test_tokens_count_for_the_tier_that_held_them() -> None:
+    router = Router()
+    router.admit(ENGINE)
+    for has_own, restored, cached, tier in (
+        (True, None, 700, Tier.SLOT),
+        (False, None, 600, Tier.HOST_CACHE),
+        (False, SAVED, 700, Tier.DISK),
+        (False, SAVED, 0, Tier.NONE),
+        (None, None, 100, Tier.SLOT),  # the engine chose the slot
+    ):
+        async with router.lease(ask("hello")) as lease:
+            lease.has_own_slot, lease.restored = has_own, restored
+            assert found(router, lease, cached) is tier
+    use = router.cache_use.models["chat"]
+    assert {tier: one.prompts for tier, one in use.items()} == {
+        Tier.SLOT: 2, Tier.HOST_CACHE: 1, Tier.DISK: 1, Tier.NONE: 1,
+    }  # fmt: skip
+    assert use[Tier.SLOT].tokens == 800
+    assert use[Tier.NONE].tokens == 100 + 200 + 100 + 800 + 700
+    assert use[Tier.DISK].saved_s == pytest.approx(7.0 - 0.5)
+
+
+async def test_an_engine_without_a_host_cache_found_all_in_its_slots() -> None:
+    router = Router()
+    router.admit(upstream("chat.0"))
+    async with router.lease(ask("hello")) as lease:
+        lease.has_own_slot = False
+        assert found(router, lease, 600) is Tier.SLOT
+
+
+async def test_where_another_machine_found_a_prompt_is_not_known() -> None:
+    router = Router()
+    router.admit(replace(ENGINE, node=Node("barn", "chat")))
+    async with router.lease(ask("hello")) as lease:
+        assert found(router, lease, 600) is None
+    assert not router.cache_use.models
+
+
+async def test_a_finding_says_that_a_prompt_came_from_disk() -> None:
+    router = Router()
+    router.admit(ENGINE)
+    async with router.lease(ask("hello " * 300)) as lease:
+        lease.has_own_slot, lease.restored = False, SAVED
+        found(router, lease, 700)
+    assert lease.finding
+    assert lease.finding.as_fields()["tier"] == "disk"
+    assert lease.finding.restore_ms == 500
