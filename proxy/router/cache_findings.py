@@ -81,7 +81,7 @@ def _facts(
         is_awaited=lease.has_awaited_owner,
         is_cache_off=lease.request.json.get("cache_prompt") is False,
         tier=lease.tier,
-        restore_ms=round(1000 * lease.restored.duration_s, 1) if lease.restored else None,
+        restore_ms=round(1000 * lease.restore_s, 1) if lease.restored else None,
     )
 
 

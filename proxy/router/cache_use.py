@@ -45,7 +45,7 @@ class CacheUse:
         """Count a complete response, and note in its lease where its prompt was found."""
         if lease.upstream.node or lease.request.is_background:
             return
-        found, restored = timings.cached_tokens, lease.restored
+        found = timings.cached_tokens
         tiers = self._models.get(lease.request.model)
         if tiers is None:
             tiers = self._models[lease.request.model] = {tier: TierUse() for tier in Tier}
@@ -54,8 +54,7 @@ class CacheUse:
         use = tiers[lease.tier]
         use.prompts += 1
         use.tokens += found
-        saved_s = found / lease.instance.rates.prefill_tps
-        use.saved_s += max(0.0, saved_s - (restored.duration_s if restored else 0.0))
+        use.saved_s += max(0.0, found / lease.instance.rates.prefill_tps - lease.restore_s)
 
 
 def _tier(lease: Lease) -> Tier:

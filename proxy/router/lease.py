@@ -17,13 +17,13 @@ from proxy.errors import (
     UpstreamUnconnected,
 )
 from proxy.explanation.cache_finding import CacheFinding
+from proxy.prompt_cache.slot_file_index import SavedPrompt
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.in_flight import InFlightRequest
 from proxy.router.instances import Instance
 from proxy.router.prefill_admission import FEW_TOKENS
 from proxy.router.response_progress import Clock, ResponseProgress
-from proxy.slot_files.storage import Transfer
 from proxy.slot_files.tiers import Tier
 from proxy.upstream.timings import Timings
 
@@ -96,7 +96,8 @@ class Lease(InFlightRequest):
             another had a slot free.
         is_beside_own: Whether another request used the slot that held its conversation.
         has_own_slot: Whether its slot held its conversation; None where that is not known.
-        restored: What its slot was filled with from a file, for this request; None: nothing.
+        restored: The file from which its slot was filled, or None.
+        restore_s: For which that took.
         tier: Where its prompt was found; None before its response has ended, and on a node.
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
@@ -144,6 +145,7 @@ class Lease(InFlightRequest):
         "queued_s",
         "reported",
         "request",
+        "restore_s",
         "restored",
         "sequences",
         "slot",
@@ -182,7 +184,8 @@ class Lease(InFlightRequest):
         self.is_beside_own = False
         self.has_awaited_owner = False
         self.has_own_slot: bool | None = None
-        self.restored: Transfer | None = None
+        self.restored: SavedPrompt | None = None
+        self.restore_s = 0.0
         self.tier: Tier | None = None
         self.finding: CacheFinding | None = None
         self.chunked: Timings | None = None

@@ -7,15 +7,18 @@ from dataclasses import replace
 import pytest
 from fakes.requests import ask, upstream
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.slot_file import SlotFile
+from proxy.prompt_cache.slot_file_index import SavedPrompt
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
-from proxy.slot_files.storage import Transfer
 from proxy.slot_files.tiers import Tier
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Node
 
 ENGINE = replace(upstream("chat.0"), host_cache_bytes=1e9)
-SAVED = Transfer(700, 9_000_000, 0.5)
+FILE = SlotFile("a", "key", 700, 9_000_000, ConversationFingerprint())
+SAVED = SavedPrompt(FILE, 700, is_own=True)
 
 
 def found(router: Router, lease: Lease, cached: int) -> Tier | None:
@@ -37,6 +40,7 @@ async def test_tokens_count_for_the_tier_that_held_them() -> None:
     ):
         async with router.lease(ask("hello")) as lease:
             lease.has_own_slot, lease.restored = has_own, restored
+            lease.restore_s = 0.5 if restored else 0.0
             assert found(router, lease, cached) is tier
     use = router.cache_use.models["chat"]
     assert {tier: one.prompts for tier, one in use.items()} == {
@@ -67,7 +71,7 @@ async def test_a_finding_says_that_a_prompt_came_from_disk() -> None:
     router = Router()
     router.admit(ENGINE)
     async with router.lease(ask("hello " * 300)) as lease:
-        lease.has_own_slot, lease.restored = False, SAVED
+        lease.has_own_slot, lease.restored, lease.restore_s = False, SAVED, 0.5
         found(router, lease, 700)
     assert lease.finding
     assert lease.finding.as_fields()["tier"] == "disk"
