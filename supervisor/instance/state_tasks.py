@@ -25,6 +25,7 @@ from supervisor.warmup.queue import PrefillQueue
 
 _FIRST_PROBE_S: Final = 0.1
 _LAST_PROBE_S: Final = 2.0
+_TICK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +105,38 @@ async def wait_recovered(context: StateContext) -> Event:
 
 
 async def drain(context: StateContext) -> Event:
-    """Wait until no request is in flight, or those in flight make no progress; then save the slots.
-
-    An unhealthy or overdue engine may not answer, so nothing of it is saved.
-    """
+    """Wait until no request is in flight, or those in flight make no progress; save the slots."""
     async with asyncio.TaskGroup() as group:
         idle = group.create_task(context.traffic.wait_idle(context.name))
         stuck = group.create_task(context.monitor().watch())
+        saving = group.create_task(_save_as_requests_end(context))
         await asyncio.wait((idle, stuck), return_when=asyncio.FIRST_COMPLETED)
-        is_idle = idle.done()
-        if is_idle:
+        if idle.done():
             context.emit("instance.drained", run=context.run.number)
-        idle.cancel()
-        stuck.cancel()
-    if is_idle and context.was_healthy and not context.is_overdue:
-        async with context.run.client() as client:
-            await context.persister.save(client, context.run.number)
+            stuck.cancel()
+            await asyncio.wait((saving,))  # it has a limit
+        for task in (idle, stuck, saving):
+            task.cancel()
     return Event.DRAINED
+
+
+async def _save_as_requests_end(context: StateContext) -> None:
+    """Save the idle slots now, and again when requests have ended, until none is in flight.
+
+    So that other instances go on from them while this one still answers. An unhealthy or overdue
+    engine may not answer, so nothing of it is saved.
+    """
+    if not context.was_healthy or context.is_overdue:
+        return
+    async with context.run.client() as client:
+        in_flight = -1
+        while in_flight:
+            now = context.traffic.activity(context.name).in_flight
+            if now == in_flight:
+                await asyncio.sleep(_TICK_S)
+                continue
+            in_flight = now
+            await context.persister.save(client, context.run.number)
 
 
 async def stop(context: StateContext) -> None:

@@ -79,7 +79,24 @@ async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
     assert [call for call, _ in recorder.calls] == ["restore"]
 
 
-async def test_an_engine_that_hangs_saves_nothing(runtime: Path) -> None:
+async def test_slots_are_saved_as_requests_end_while_others_go_on(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime))
+    recorder = Recorder(harness)
+    async with asyncio.timeout(20), harness.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        harness.traffic.busy.clear()
+        for in_flight in (2, 1, 0):
+            recorder.called.clear()
+            harness.traffic.now = Activity(in_flight=in_flight)
+            instance.stop()
+            await recorder.called.wait()
+        harness.traffic.busy.set()
+        await instance.wait(DOWN)
+    assert recorder.calls[1:] == [("save", "draining")] * 3
+
+
+async def test_of_an_engine_that_hangs_nothing_is_saved_at_the_end(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
     recorder = Recorder(harness)
@@ -90,7 +107,7 @@ async def test_an_engine_that_hangs_saves_nothing(runtime: Path) -> None:
         harness.traffic.now = Activity(in_flight=2, awaiting_upstream=1)
         instance.stop()
         await instance.wait(DOWN)
-    assert [call for call, _ in recorder.calls] == ["restore"]
+    assert [call for call, _ in recorder.calls] == ["restore", "save"]
 
 
 async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> None:
@@ -107,16 +124,17 @@ async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> N
         assert facts.log_path.read_text().count("POST /completion") == 1
 
 
-async def test_a_drain_that_takes_too_long_saves_nothing(runtime: Path) -> None:
+async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
     recorder = Recorder(harness)
     async with asyncio.timeout(20), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
+        harness.traffic.now = Activity(in_flight=1)
         instance.stop()
         await instance.wait(DOWN)
-    assert [call for call, _ in recorder.calls] == ["restore"]
+    assert [call for call, _ in recorder.calls] == ["restore", "save"]
 
 
 async def test_without_persistence_nothing_is_restored(runtime: Path) -> None:
