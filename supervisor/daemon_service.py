@@ -17,10 +17,12 @@ from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control.balance_status import balance_status, moved_layers
+from supervisor.control.cache_status import cache_statuses
 from supervisor.control.canary_status import canary_status, ended_canary_status
 from supervisor.control.capture_status import capture_status
 from supervisor.control.messages import (
     BalanceStatus,
+    CacheStatus,
     CanariesStatus,
     DaemonStatus,
     InstanceStatus,
@@ -113,6 +115,12 @@ class DaemonService:
             "capture": capture_status(parts.captures.running),
             "batches": batch_statuses(parts.app.batch_stats()),
         }
+
+    async def caches(self) -> list[CacheStatus]:
+        """Return the tiers of all models, with those that are only on disk."""
+        store = self._fleet.planner.launches.slot_persistence.store
+        saved = await asyncio.to_thread(store.saved)
+        return cache_statuses(self._fleet.models, self._parts.router, saved)
 
     def requests(self) -> list[RequestStats]:
         return self._parts.app.requests.stats()

@@ -85,6 +85,11 @@ class SlotMap:
         """Tokens of conversations that they hold, as far as known."""
         return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
 
+    @property
+    def conversations(self) -> int:
+        """How many slots hold a conversation, as far as known."""
+        return sum(tracked.conversation is not None for tracked in self._slots)
+
     def slot_of(self, conversation: object) -> int | None:
         """Return the number of the idle slot that holds a conversation, as far as known."""
         idle = (one for one in self._slots if one.holder is None)

@@ -24,6 +24,7 @@ from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
 from proxy.router.acquire import Loader
 from proxy.router.background_lease import IsPreempted, background_lease
+from proxy.router.cache_contents import CacheContents, cache_contents
 from proxy.router.cache_use import CacheUse
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
@@ -233,6 +234,10 @@ class Router:
     @property
     def cache_use(self) -> CacheUse:
         return self._leases.cache_use
+
+    def cache_contents(self) -> Mapping[str, CacheContents]:
+        """Return what the engines of each model are believed to hold."""
+        return cache_contents((one.upstream for one in self._instances), self._prefix_index)
 
     @property
     def slot_file_counts(self) -> Mapping[str, ModelCounts]:

@@ -1,4 +1,4 @@
-"""`corral slots`: conversations on disk."""
+"""`corral slots`: where prompts are kept; conversations on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ import typer
 
 from supervisor.cli.options import Json, Names, finish, offer
 
-commands = typer.Typer(help="Conversations on disk.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Where prompts are kept: in slots, in memory, on disk.", invoke_without_command=True
+)
+
+
+@commands.callback()
+def slots(context: typer.Context, as_json: Json = False) -> None:
+    """Show where the prompts of each model are kept, and how much computing that saved."""
+    if context.invoked_subcommand is not None:
+        return
+    from supervisor.commands.slot_tiers import show_tiers as call
+
+    finish("slots", call, as_json=as_json)
 
 
 @commands.command("list")

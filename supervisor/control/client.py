@@ -19,6 +19,7 @@ from urllib.parse import quote
 from proxy.requests.history import HistoryQuery, StoredRequest
 from supervisor.control.messages import (
     BalanceStatus,
+    CacheStatus,
     CanariesStatus,
     DaemonStatus,
     StreamMessage,
@@ -111,6 +112,10 @@ class Client:
 
     def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/reload", {"dry_run": dry_run})
+
+    def caches(self) -> list[CacheStatus]:
+        with _response(self._socket, "GET", "/v1/slots") as response:
+            return cast("list[CacheStatus]", json.load(response)["models"])
 
     def save_slots(self, models: Sequence[str]) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/slots/save", {"models": list(models)})

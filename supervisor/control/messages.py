@@ -371,6 +371,51 @@ class SavedSlot(TypedDict):
     saved_at: str
 
 
+class TierStatus(TypedDict):
+    """One place where prompts are kept: `slot`, `host_cache` or `disk`; None: not known.
+
+    `limit_bytes`: None for no limit of its own. The last three count since the daemon started.
+    """
+
+    tier: str
+    conversations: int | None
+    tokens: int | None
+    size_bytes: int | None
+    limit_bytes: int | None
+    prompts: int
+    found_tokens: int
+    saved_s: float
+
+
+class SlotFileStatus(TypedDict):
+    """Saves or restores of single slots since the daemon started."""
+
+    count: int
+    failures: int
+    tokens: int
+    size_bytes: int
+    duration_s: float
+
+
+class CacheStatus(TypedDict):
+    """Where the prompts of one model are kept.
+
+    `slots`: of all its instances. `prompts`, `prompt_tokens`, `computed_tokens`: answered since the
+    daemon started. `oldest_at`: of what is on disk, ISO 8601 in UTC.
+    """
+
+    model: str
+    slots: int
+    prompts: int
+    prompt_tokens: int
+    computed_tokens: int
+    tiers: list[TierStatus]
+    oldest_at: str | None
+    saves: SlotFileStatus
+    restores: SlotFileStatus
+    not_saved_reason: str | None
+
+
 class WarmedInstance(TypedDict):
     """An instance that prefilled a prompt: tokens computed, and tokens already in its cache."""
 

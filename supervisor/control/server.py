@@ -4,6 +4,7 @@
     GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
     GET  /v1/canaries   {"running": [...], "ended": [...]}, the models' canaries
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
+    GET  /v1/slots      {"models": [...]}, where the prompts of each model are kept
     GET  /v1/requests   {"requests": [...]}, those in flight, oldest first
     POST /v1/requests/ID/cancel   end one with an error
     POST /v1/history    a HistoryQuery; {"requests": [...]}, those that ended, the latest first
@@ -27,9 +28,9 @@
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but GET of status, trials, requests, canaries and balance, cancel, link, history, and those of
-captures are streams of supervisor.control.messages.StreamMessage. A client that disconnects stops
-no command, but its capture.
+All but GET of status, trials, slots, requests, canaries and balance, cancel, link, history, and
+those of captures are streams of supervisor.control.messages.StreamMessage. A client that
+disconnects stops no command, but its capture.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from supervisor.control.canary_request import canary_request
 from supervisor.control.history_query import history_query
 from supervisor.control.messages import (
     BalanceStatus,
+    CacheStatus,
     CanariesStatus,
     DaemonStatus,
     JoinedHost,
@@ -87,6 +89,9 @@ class Service(Protocol):
     def status(self) -> DaemonStatus: ...
 
     def trials(self) -> list[TrialStatus]: ...
+
+    async def caches(self) -> list[CacheStatus]:
+        """Return where the prompts of each model are kept."""
 
     def requests(self) -> list[RequestStats]: ...
 
@@ -158,6 +163,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
         [
             web.get("/v1/status", api.status),
             web.get("/v1/trials", api.trials),
+            web.get("/v1/slots", api.caches),
             web.get("/v1/requests", api.requests),
             web.post("/v1/requests/{id}/cancel", api.cancel_request),
             web.post("/v1/history", api.past_requests),
@@ -245,6 +251,9 @@ class _Api:
             return {"canaries": self._service.canaries()}
 
         return await _send(request, _events(listener, task.done), lambda: _last_message(task, done))
+
+    async def caches(self, _: web.Request) -> web.StreamResponse:
+        return _json({"models": await self._service.caches()})
 
     async def requests(self, _: web.Request) -> web.StreamResponse:
         return _json({"requests": [request_status(one) for one in self._service.requests()]})

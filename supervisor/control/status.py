@@ -49,7 +49,6 @@ def model_status(
     unload: UnloadTime | None,
 ) -> ModelStatus:
     plan, (state, reason) = model.plan, availability(model)
-    planned = (one.slots.reason for one in model.all_replicas if one.plan)
     return {
         "name": model.entry.name,
         "state": state,
@@ -61,12 +60,17 @@ def model_status(
         "ctx_size": plan.ctx_size if plan else None,
         "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
         "idle": _idle(unload) if unload else None,
-        "not_persisted_reason": next(planned, None),
+        "not_persisted_reason": not_persisted_reason(model),
         "adapted": _changed(plan.adapted if plan else {}),
         "reduced": _changed(plan.reduced if plan else {}),
         "trial": trial_note(model),
         "instances": instances,
     }
+
+
+def not_persisted_reason(model: Model) -> str | None:
+    """Return why no slot of a model is saved; None if they are, or before the first run."""
+    return next((one.slots.reason for one in model.all_replicas if one.plan), None)
 
 
 def _idle(unload: UnloadTime) -> IdleStatus:

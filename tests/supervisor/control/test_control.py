@@ -19,9 +19,11 @@ from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control import server
+from supervisor.control.cache_status import saved_statuses
 from supervisor.control.client import Client
 from supervisor.control.messages import (
     BalanceStatus,
+    CacheStatus,
     CanariesStatus,
     DaemonStatus,
     JoinedHost,
@@ -94,6 +96,9 @@ class Service:
             "batches": [],
             "workers": [],
         }
+
+    async def caches(self) -> list[CacheStatus]:
+        return saved_statuses([manifest("a", model="chat")])
 
     def trials(self) -> list[TrialStatus]:
         return []
@@ -305,6 +310,13 @@ async def test_a_save_lists_the_saved_slots_without_their_text(
             "saved_at": "2026-01-01T12:00:00+00:00",
         }
     ]
+
+
+@pytest.mark.usefixtures("service")
+async def test_the_tiers_of_each_model_are_listed(path: Path) -> None:
+    (one,) = await asyncio.to_thread(Client(path).caches)
+    assert one["model"] == "chat"
+    assert [tier["tier"] for tier in one["tiers"]] == ["slot", "host_cache", "disk"]
 
 
 async def test_a_prompt_is_prefilled_by_every_instance(service: Service, path: Path) -> None:
