@@ -26,7 +26,7 @@ from proxy.prompt_cache.recent_prompts import RecentPrompts
 from proxy.prompt_cache.remote_prefixes import RemotePrefixes
 from proxy.prompt_cache.runs import RATIO_STEPS, Run, Runs
 from proxy.prompt_cache.slot_file_index import SlotFileIndex
-from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
+from proxy.prompt_cache.slot_map import SlotContent, SlotMap
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings, average
 from proxy.upstream.upstream import Upstream
@@ -42,17 +42,30 @@ class CacheHint:
     Attributes:
         owner: The instance that has the conversation, or None.
         cached: Tokens of the prompt, each number with the set of instances that hold so many, the
-            most first; an instance is in one set at most.
+            most first; an instance is in one set at most. A file counts for all that can restore
+            it, less what could be computed meanwhile.
+        held: The same without files.
+        saved: Of files alone.
         conversation: None for a new one.
     """
 
     owner: str | None = None
     cached: Sequence[tuple[int, int]] = ()
+    held: Sequence[tuple[int, int]] = ()
+    saved: Sequence[tuple[int, int]] = ()
     conversation: Conversation | None = None
 
     def cached_tokens(self, instances: int) -> int:
         """Return the most tokens of the prompt that one of a set of instances holds."""
-        return next((tokens for tokens, holders in self.cached if holders & instances), 0)
+        return _most(self.cached, instances)
+
+    def held_tokens(self, instances: int) -> int:
+        """Return the same without files."""
+        return _most(self.held, instances)
+
+    def saved_tokens(self, instances: int) -> int:
+        """Return what a file is worth to one of a set of instances."""
+        return _most(self.saved, instances)
 
 
 NO_HINT: Final = CacheHint()
@@ -123,7 +136,10 @@ class PrefixIndex:
         conversation = self._conversations.find(one for one in hashes if one is not None)
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
         cached = _cached_tokens(levels, self._runs.by_ratio, prompt.tokens)
-        hint = CacheHint(conversation.owner if conversation else None, cached, conversation)
+        owner = conversation.owner if conversation else None
+        hint = CacheHint(owner, cached, cached, conversation=conversation)
+        if self._runs.with_files:
+            hint = self._with_files(hint, prompt, session)
         return self._with_remote(hint, prompt) if self.remote else hint
 
     def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
@@ -152,7 +168,12 @@ class PrefixIndex:
         if (run := self._runs.get(name)) is None:
             return {}
         held = run.slot_map.idle_conversations(listed, now_s)
-        return {slot: self._fingerprint(run, tracked) for slot, tracked in held.items()}
+        return {slot: _fingerprint(run, tracked.content) for slot, tracked in held.items()}
+
+    def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
+        """Return the conversation that a slot of an instance holds; empty where it holds none."""
+        run = self._runs.get(name)
+        return _fingerprint(run, content) if run else ConversationFingerprint()
 
     # What happens.
 
@@ -220,11 +241,33 @@ class PrefixIndex:
         self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
         return conversation
 
-    def _fingerprint(self, run: Run, tracked: TrackedSlot) -> ConversationFingerprint:
-        conversation = tracked.conversation
-        if isinstance(conversation, Conversation) and conversation.run is run:
-            return ConversationFingerprint(tuple(conversation.turn_hashes), tracked.blocks)
-        return ConversationFingerprint((), tracked.blocks)  # it went on elsewhere
+    def _with_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
+        """Take out what is in no slot and no host cache any more, and add what files have."""
+        lost = self._lost(hint.conversation)
+        held = _at_most(hint.held, lost, prompt.shared_tokens) if lost else hint.held
+        owner = hint.owner
+        if owner and lost & self._runs[owner].bit:
+            owner = None
+        saved = self._saved(prompt, session) if len(self.files) else []
+        cached = _best(held, saved) if saved else held
+        return replace(hint, owner=owner, cached=cached, held=held, saved=saved)
+
+    def _lost(self, conversation: Conversation | None) -> int:
+        """Return the instances that can restore files and do not hold a conversation."""
+        if conversation is None:
+            return 0
+        runs = self._runs.with_files.values()
+        return sum(run.bit for run in runs if not run.holds(conversation))
+
+    def _saved(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
+        by_key: dict[str, int] = {}
+        for run in self._runs.with_files.values():
+            by_key[run.cache_key] = by_key.get(run.cache_key, 0) | run.bit
+        found = [(self.files.find(key, prompt, session), runs) for key, runs in by_key.items()]
+        return sorted(
+            ((one.worth_tokens, runs) for one, runs in found if one and one.worth_tokens > 0),
+            reverse=True,
+        )
 
     def _with_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
         """Add what other machines say; an owner only where it has a later turn than ours."""
@@ -245,6 +288,43 @@ class PrefixIndex:
             owner=remote.owner if is_later else hint.owner,
             cached=sorted((*known, *cached.items()), reverse=True),
         )
+
+
+def _fingerprint(run: Run, content: SlotContent) -> ConversationFingerprint:
+    conversation = content.conversation
+    if isinstance(conversation, Conversation) and conversation.run is run:
+        return ConversationFingerprint(tuple(conversation.turn_hashes), content.blocks)
+    return ConversationFingerprint((), content.blocks)  # it went on elsewhere
+
+
+def _most(levels: Sequence[tuple[int, int]], instances: int) -> int:
+    return next((tokens for tokens, holders in levels if holders & instances), 0)
+
+
+def _at_most(
+    levels: Sequence[tuple[int, int]], some: int, tokens_max: int
+) -> list[tuple[int, int]]:
+    """Return tokens with those that hold them, where some hold `tokens_max` at most."""
+    found = []
+    for tokens, holders in levels:
+        found.append((tokens, holders & ~some if tokens > tokens_max else holders))
+        if tokens > tokens_max:
+            found.append((tokens_max, holders & some))
+    return sorted(
+        ((tokens, holders) for tokens, holders in found if tokens and holders), reverse=True
+    )
+
+
+def _best(
+    one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the more that each instance has by one of two lists."""
+    found, seen = [], 0
+    for tokens, holders in sorted((*one, *other), reverse=True):
+        if some := holders & ~seen:
+            found.append((tokens, some))
+        seen |= holders
+    return found
 
 
 def _cached_tokens(

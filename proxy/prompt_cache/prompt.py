@@ -97,6 +97,11 @@ class Prompt:
             hasher.update(part)
         return _number(hasher) ^ self._name
 
+    @property
+    def shared_tokens(self) -> int:
+        """Estimated tokens of what conversations share; 0 where that is nothing."""
+        return self.tokens_until(self.first_own - 1) if self.first_own else 0
+
     def tokens_until(self, turn: int) -> int:
         """Return the estimated tokens up to the end of the part of that turn hash."""
         sizes_bytes = self.outline.sizes_bytes

@@ -24,6 +24,7 @@ class Run:
         identity: What differs from one process to the next.
         bit: Its place in sets of runs: a number of one bit.
         resumable_prompts: As of `Upstream`.
+        cache_key: As of `Upstream`.
         hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
         has_failed: Whether it ended although nobody had stopped it.
     """
@@ -33,12 +34,17 @@ class Run:
     bit: int
     slot_map: SlotMap
     resumable_prompts: int
+    cache_key: str = ""
     hit_ratio: float = 1.0
     has_failed: bool = False
 
     @property
     def ratio_step(self) -> int:
         return round(self.hit_ratio * RATIO_STEPS)
+
+    def holds(self, conversation: object) -> bool:
+        """Return whether a conversation is in a slot or in the host cache, as far as known."""
+        return self.slot_map.holds(conversation)
 
 
 class Runs(dict[str, Run]):
@@ -48,11 +54,13 @@ class Runs(dict[str, Run]):
 
     Attributes:
         by_ratio: The sets of processes, by the step of their hit ratio.
+        with_files: Those that can restore slot files, by name.
     """
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         super().__init__()
         self.by_ratio: dict[int, int] = {}
+        self.with_files: dict[str, Run] = {}
         self._forget = forget
         self._ended = 0
         self._used = 0  # bits
@@ -70,9 +78,17 @@ class Runs(dict[str, Run]):
             return None
         if before:
             self._end(before)
-        slot_map, resumable_prompts = SlotMap(upstream.slots), upstream.resumable_prompts
-        run = Run(upstream.name, identity, self._unused_bit(), slot_map, resumable_prompts)
+        run = Run(
+            upstream.name,
+            identity,
+            self._unused_bit(),
+            SlotMap(upstream.slots),
+            upstream.resumable_prompts,
+            upstream.cache_key,
+        )
         self[upstream.name] = run
+        if run.cache_key:
+            self.with_files[run.name] = run
         self._put(run, RATIO_STEPS)
         return run
 
@@ -92,6 +108,7 @@ class Runs(dict[str, Run]):
         self.by_ratio[step] = self.by_ratio.get(step, 0) | run.bit
 
     def _end(self, run: Run) -> None:
+        self.with_files.pop(run.name, None)
         self.by_ratio[run.ratio_step] &= ~run.bit
         self._ended |= run.bit
         if self._ended.bit_count() >= _ENDED_MAX:

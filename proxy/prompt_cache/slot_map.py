@@ -19,7 +19,7 @@ Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
@@ -33,6 +33,20 @@ _FRESH_S: Final = 5.0
 _TOKENS_AWAY_MAX: Final = 2
 
 
+@dataclass(frozen=True, slots=True)
+class SlotContent:
+    """What a slot holds; the attributes are those of `TrackedSlot`."""
+
+    conversation: object | None
+    tokens: int
+    blocks: tuple[int, ...]
+    task: int | None
+    is_saved: bool
+
+
+EMPTY: Final = SlotContent(None, 0, (), None, is_saved=False)
+
+
 @dataclass(slots=True, eq=False)
 class TrackedSlot:
     """One slot, and what it is believed to hold.
@@ -43,7 +57,10 @@ class TrackedSlot:
         blocks: Of its last answered prompt.
         task: Of a restored slot that was not used since, the number of its last task: while that
             stays so, it holds the same. None for all others.
+        is_saved: Whether a file has all that it holds.
         is_confirmed: Whether the number is known, and not only guessed from the order of use.
+        is_aimed: Whether the engine will take it for its request, which need not name it.
+        before: What it held when a request of another conversation got it; None once that is sent.
         holder: The lease that uses it, or None.
         started: When a request was last sent to it, in a count of its own; 0 for never.
         freed: When it was last freed, in a count of its own; 0 for never.
@@ -54,13 +71,57 @@ class TrackedSlot:
     tokens: int = 0
     blocks: tuple[int, ...] = ()
     task: int | None = None
+    is_saved: bool = False
     is_confirmed: bool = False
+    is_aimed: bool = False
+    before: SlotContent | None = None
     holder: object | None = None
     started: int = 0
     freed: int = 0
 
+    @property
+    def content(self) -> SlotContent:
+        return SlotContent(
+            self.conversation, self.tokens, self.blocks, self.task, is_saved=self.is_saved
+        )
+
+    @content.setter
+    def content(self, held: SlotContent) -> None:
+        self.conversation, self.tokens, self.blocks = held.conversation, held.tokens, held.blocks
+        self.task, self.is_saved = held.task, held.is_saved
+
     def empty(self) -> None:
-        self.conversation, self.tokens, self.blocks, self.task = None, 0, (), None
+        self.content = EMPTY
+
+    def give(self, holder: object) -> None:
+        """Give it to a request of another conversation than it holds."""
+        self.before, self.is_aimed = self.content, False
+        self.empty()
+        self.holder = holder
+
+    def empty_before(self) -> None:
+        """Note that what it held before is lost."""
+        self.before = EMPTY
+
+    def fill(self, conversation: object | None, tokens: int, blocks: tuple[int, ...]) -> None:
+        """Note that it holds what a file has."""
+        self.content = SlotContent(conversation, tokens, blocks, None, is_saved=True)
+        self.is_aimed = True
+
+    def note_saved(self, content: SlotContent) -> None:
+        """Note that a file has what it holds, or held before its holder got it."""
+        if self.before is content:
+            self.before = replace(content, is_saved=True)
+        elif self.content == content:
+            self.is_saved = True
+
+    def take_back(self) -> object | None:
+        """Take it from a request that did not use it; return that."""
+        holder, self.holder = self.holder, None
+        if self.conversation is None and self.before is not None:
+            self.content = self.before
+        self.before = None
+        return holder
 
     def verifies_restore(self, prompt: Prompt | None) -> bool:
         """Return whether the response to a prompt shows whether the restored cache is used.
@@ -94,6 +155,10 @@ class SlotMap:
         """Return the number of the idle slot that holds a conversation, as far as known."""
         idle = (one for one in self._slots if one.holder is None)
         return next((one.id_slot for one in idle if one.conversation is conversation), None)
+
+    def holds(self, conversation: object) -> bool:
+        """Return whether a slot holds a conversation, idle or not, as far as known."""
+        return any(one.conversation is conversation for one in self._slots)
 
     @property
     def idle_slots(self) -> list[int]:
@@ -135,26 +200,27 @@ class SlotMap:
         )
         if tracked is None and idle:
             tracked = min(idle, key=_age)
-            tracked.empty()
-            tracked.is_confirmed = False
-        if tracked:
-            tracked.holder = holder
+            tracked.give(holder)
+        elif tracked:
+            tracked.holder, tracked.is_aimed = holder, True
         return tracked
+
+    def is_other_pending(self, tracked: TrackedSlot) -> bool:
+        """Return whether another slot is being made ready for a request."""
+        return any(one.before is not None for one in self._slots if one is not tracked)
 
     def rebind(
         self, tracked: TrackedSlot, conversation: object, now_s: float
     ) -> TrackedSlot | None:
         """Give a request another slot: the one it has does not hold its conversation."""
-        holder, tracked.holder = tracked.holder, None
-        return self.reserve(holder, conversation, now_s)
+        return self.reserve(tracked.take_back(), conversation, now_s)
 
     def reserve_lru(self, tracked: TrackedSlot) -> TrackedSlot:
         """Give a new conversation the confirmed slot used longest ago, if there is one."""
-        holder, tracked.holder = tracked.holder, None
+        holder = tracked.take_back()
         certain = (one for one in self._slots if one.is_confirmed and one.holder is None)
         chosen = min(certain, key=_age, default=tracked)
-        chosen.empty()
-        chosen.holder = holder
+        chosen.give(holder)
         return chosen
 
     def has_unsaved(self, tracked: TrackedSlot) -> bool:
@@ -167,25 +233,31 @@ class SlotMap:
         return any(one.freed > begun for one in idle)
 
     def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
-        """Note that all other idle slots are used at once; return their numbers."""
+        """Note that all other slots without a request are used at once; return their numbers."""
         now = next(self._turn)
-        others = [one for one in self._slots if one.holder is None and one is not tracked]
+        others = [one for one in self._slots if _is_unsent(one) and one is not tracked]
         for one in others:
             one.started = one.freed = now
             one.task = None
         return [one.id_slot for one in others]
 
-    def mark_sent(self, tracked: TrackedSlot) -> None:
-        """Note that the request is sent now."""
+    def mark_sent(self, tracked: TrackedSlot, *, is_sure: bool = True) -> None:
+        """Note that the request is sent now; not `is_sure`: the engine may take another slot."""
         tracked.started, tracked.task = next(self._turn), None
+        tracked.is_confirmed = tracked.is_confirmed and is_sure
+        tracked.before, tracked.is_saved = None, False
 
     def release(self, holder: object, now_s: float) -> None:
         """Note that a request is over; what its slot holds is not known any more."""
         for tracked in self._slots:
-            if tracked.holder is holder:
-                tracked.holder, tracked.freed = None, next(self._turn)
-                tracked.empty()
-                self._seen_at_s = now_s
+            if tracked.holder is not holder:
+                continue
+            if tracked.before is not None:  # it was not sent
+                tracked.take_back()
+                continue
+            tracked.holder, tracked.freed = None, next(self._turn)
+            tracked.empty()
+            self._seen_at_s = now_s
 
     def set_conversation(
         self, tracked: TrackedSlot, conversation: object, tokens: int, blocks: tuple[int, ...] = ()
@@ -232,6 +304,11 @@ class SlotMap:
         for tracked, slot in zip((*lost, *rest), unknown, strict=False):
             tracked.empty()
             tracked.id_slot, tracked.is_confirmed = slot, False
+
+
+def _is_unsent(tracked: TrackedSlot) -> bool:
+    """Return whether no request was sent to a slot since its last one ended."""
+    return tracked.holder is None or tracked.before is not None
 
 
 def _age(tracked: TrackedSlot) -> tuple[int, int]:

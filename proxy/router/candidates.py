@@ -157,6 +157,7 @@ class Candidates:
             turn=instance.turn,
             conversations=self._owned(instance),
             cached_tokens=hint.cached_tokens(instance.bit),
+            saved_tokens=hint.saved_tokens(instance.bit),
             backlog_tokens=instance.backlog_tokens,
             prefill_tps=instance.rates.prefill_tps,
             decode_s=self._times.decode_s / weight,

@@ -27,9 +27,8 @@ from proxy.router.listener import RouterListener
 from proxy.router.model_queues import ModelQueues
 from proxy.router.queued_request import queued
 from proxy.router.slot_release import SlotReleaser
-from proxy.router.slot_selection import select_slots
+from proxy.router.slot_selection import SlotSelector
 from proxy.router.slot_use import use_of
-from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 
@@ -44,22 +43,22 @@ class Leases:
     def __init__(
         self,
         queues: ModelQueues,
-        settings: ProxySettings,
         listener: RouterListener,
         crash_suspects: CrashSuspects,
         slot_releaser: SlotReleaser,
         first_byte_monitor: FirstByteMonitor,
+        slot_selector: SlotSelector,
     ) -> None:
         self._queues = queues
         self._instances = queues.instances
         self._prefix_index = queues.prefix_index
         self._clock = queues.clock
-        self._settings = settings
         self._listener = listener
         self._crash_suspects = crash_suspects
         self._slot_releaser = slot_releaser
         self._first_byte_monitor = first_byte_monitor
         self.cache_use = CacheUse()
+        self._slot_selector = slot_selector
         self._cache_findings = CacheFindings(queues.prefix_index, queues.clock)
 
     @asynccontextmanager
@@ -96,7 +95,7 @@ class Leases:
                 if request.keep_alive_s is not None and lease.upstream.node is None:
                     self._listener.keep_alive(request.model, request.keep_alive_s)
                 self._first_byte_monitor.watch(lease)
-                await select_slots(lease, self._prefix_index, self._settings)
+                await self._slot_selector.select(lease)
                 try:
                     yield lease
                 except UpstreamFailed as error:
@@ -188,6 +187,8 @@ class Leases:
             slot_map = self._prefix_index.slot_map(name)
             slot_map.release(lease, self._clock())
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
+            if lease.upstream.cache_key:
+                self._slot_selector.note_turn(lease, timings)
 
     def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
         """Free one slot, and tell what its request took; `held` are the tokens in idle slots."""

@@ -4,9 +4,9 @@
 
 1. A conversation goes to its owner, if that holds more than a few of its tokens. It leaves if the
    owner has no slot free, another has, and waiting takes longer than the answer elsewhere: its
-   prompt a quarter longer, plus the time in which the owner's cache was filled. It waits no longer
-   than that either, so a wrong estimate costs twice the move at most. It leaves an owner with a
-   free slot only for a faster instance, by the same rule.
+   prompt a quarter longer, plus the time in which the owner's cache was filled, as far as no slot
+   file has it. It waits no longer than that either, so a wrong estimate costs twice the move at
+   most. It leaves an owner with a free slot only for a faster instance, by the same rule.
 2. A new conversation goes, among the instances that own less than 1.25 times their share and one
    more (the first few would otherwise separate what belongs together), where most of its prompt is
    cached, then to the one that owns the fewest, then to the least busy. A faster instance gets it
@@ -46,6 +46,7 @@ class Candidate:
         turn: Its place in the order of use; the lowest is next.
         conversations: Latest conversations that it owns.
         cached_tokens: Tokens of this prompt that its cache is believed to hold.
+        saved_tokens: What a file of this prompt is worth to it, in tokens.
         backlog_tokens: Prompt tokens that it still has to compute.
         decode_s: Estimated seconds from the first to the last token of an answer.
         free_in_s: Estimated seconds until a slot is free; 0 where one is.
@@ -62,6 +63,7 @@ class Candidate:
     turn: float = 0.0
     conversations: int = 0
     cached_tokens: int = 0
+    saved_tokens: int = 0
     backlog_tokens: int = 0
     prefill_tps: float = 500.0
     decode_s: float = 0.0
@@ -206,6 +208,6 @@ def _move_or_wait(
 
 def _worth_s(owner: Candidate, other: Candidate, tokens: int) -> float:
     """Return for how long a wait for the owner is worth what a move to the other costs."""
-    refill_s = owner.cached_tokens / owner.prefill_tps
+    refill_s = (owner.cached_tokens - owner.saved_tokens) / owner.prefill_tps
     there_s = _SOONER * other.prefilled_in_s(tokens) + other.decode_s
     return there_s + refill_s - owner.answered_in_s(tokens)

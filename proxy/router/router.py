@@ -38,7 +38,10 @@ from proxy.router.model_queues import ModelQueues
 from proxy.router.request_queue import QueueStats
 from proxy.router.response_progress import Clock
 from proxy.router.slot_contents import SlotContents
+from proxy.router.slot_filling import SlotFiller
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
+from proxy.router.slot_saving import SlotSaver
+from proxy.router.slot_selection import SlotSelector
 from proxy.router.weights import EQUAL
 from proxy.router.work_reader import EstimatedWork
 from proxy.settings import ProxySettings
@@ -91,13 +94,15 @@ class Router:
         self._first_byte_monitor = FirstByteMonitor(
             self._instances, responds or answers_health(settings), self._queues.assign_slots
         )
+        saver = SlotSaver(self._prefix_index, self._storage, clock)
+        filler = SlotFiller(self._prefix_index, self._storage, saver)
         self._leases = Leases(
             self._queues,
-            settings,
             listener,
             self._crash_suspects,
             self._slot_releaser,
             self._first_byte_monitor,
+            SlotSelector(self._prefix_index, settings, filler),
         )
 
     # Called by the supervisor and the nodes.

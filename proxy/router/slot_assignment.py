@@ -162,7 +162,7 @@ class SlotAssignment:
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
         if prompt:
-            lease.expected_cached = hint.cached_tokens(instance.bit)
+            lease.expected_cached = hint.held_tokens(instance.bit)
             lease.is_continued = hint.conversation is not None
             lease.has_awaited_owner = queued.awaited is not None
             conversation = self._prefix_index.assign(

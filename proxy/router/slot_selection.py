@@ -15,8 +15,10 @@ from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.lease import Lease
+from proxy.router.slot_filling import SlotFiller
 from proxy.settings import ProxySettings
 from proxy.upstream.slots import get_slots, refresh_slots
+from proxy.upstream.timings import Timings
 
 # Fewer tokens than this are computed as quickly as they are saved.
 _WORTH_TOKENS: Final = 128
@@ -50,95 +52,134 @@ def targeting(request: ProxyRequest) -> SlotTargeting:
     return SlotTargeting.BY_ID if is_named and is_single(request.json) else SlotTargeting.NONE
 
 
-async def select_slots(lease: Lease, prefix_index: PrefixIndex, settings: ProxySettings) -> None:
-    """Give a lease its slot, and `id_slot` where its request is to name it.
+class SlotSelector:
+    """Selects the slots of all instances."""
 
-    To be called right before the request is sent: the order in which requests arrive decides which
-    slots the engine gives them.
-    """
-    is_tracked = settings.policy == "affinity" and lease.upstream.can_name_slots
-    if not is_tracked or not lease.request.kind.takes_slot:
-        return
-    slot_map = prefix_index.slot_map(lease.upstream.name)
-    reach, now_s = targeting(lease.request), lease.clock()
-    conversation = lease.conversation if reach is not SlotTargeting.NONE else None
-    slot = slot_map.reserve(lease, conversation, now_s)
-    if slot and slot.conversation is not None:
-        slot = await _target_existing(lease, slot_map, slot, reach, settings)
-    elif slot and conversation is not None and _shares_prefix(lease, slot_map, slot):
-        slot = await _target_new(lease, slot_map, slot, settings)
-    lease.slot = slot
-    if slot:
-        lease.has_own_slot = slot.conversation is not None
-        lease.is_beside_own = not lease.has_own_slot and slot_map.is_in_use(conversation)
-        if reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None:
-            lease.id_slot = slot.id_slot
-            lease.verifies_restore = _looks_in_cache(lease.request) and slot.verifies_restore(
-                lease.request.prompt
-            )
-        await _keep_paused(lease, slot_map, settings)
-        slot_map.mark_sent(slot)
-    for one in lease.beside:
-        if tracked := slot_map.reserve(one, None, lease.clock()):
-            one.slot = tracked
-            slot_map.mark_sent(tracked)
+    def __init__(
+        self, prefix_index: PrefixIndex, settings: ProxySettings, filler: SlotFiller
+    ) -> None:
+        self._prefix_index = prefix_index
+        self._settings = settings
+        self._filler = filler
 
+    async def select(self, lease: Lease) -> None:
+        """Give a lease its slot, and `id_slot` where its request is to name it.
 
-async def _keep_paused(lease: Lease, slot_map: SlotMap, settings: ProxySettings) -> None:
-    """Use the slots once more whose prompts pause between two chunks, so that none is taken."""
-    paused = [one for one in lease.instance.leases if one.is_paused and one.slot]
-    if lease.id_slot is not None or not paused:
-        return
-    slots = [one.id_slot for one in paused if one.id_slot is not None]
-    await refresh_slots(lease.upstream, slots, settings)
-    for one in paused:
-        if one.slot:
-            slot_map.mark_sent(one.slot)
+        To be called right before the request is sent: the order in which requests arrive decides
+        which slots the engine gives them.
+        """
+        is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
+        if not is_tracked or not lease.request.kind.takes_slot:
+            return
+        slot_map = self._prefix_index.slot_map(lease.upstream.name)
+        reach = targeting(lease.request)
+        conversation = lease.conversation if reach is not SlotTargeting.NONE else None
+        # Noted at once: a client may leave while the slot is made ready.
+        lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
+        if slot and conversation is not None:
+            lease.slot = slot = await self._target(lease, slot_map, slot, reach)
+        if slot:
+            if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot):
+                lease.id_slot = slot.id_slot
+                lease.verifies_restore = _looks_in_cache(lease.request) and slot.verifies_restore(
+                    lease.request.prompt
+                )
+            lease.has_own_slot = slot.conversation is not None and lease.restored is None
+            lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(conversation)
+            await self._keep_paused(lease, slot_map)
+            slot_map.mark_sent(slot, is_sure=slot.is_aimed or lease.id_slot is not None)
+        for one in lease.beside:
+            if tracked := slot_map.reserve(one, None, lease.clock()):
+                one.slot = tracked
+                slot_map.mark_sent(tracked, is_sure=False)
 
+    def note_turn(self, lease: Lease, timings: Timings) -> None:
+        """Learn from a complete response in a slot that files are made of."""
+        self._filler.saver.note_turn(lease, timings)
 
-async def _target_existing(
-    lease: Lease,
-    slot_map: SlotMap,
-    slot: TrackedSlot,
-    reach: SlotTargeting,
-    settings: ProxySettings,
-) -> TrackedSlot | None:
-    if not slot.is_confirmed:
-        await _sync(lease, slot_map, slot, settings)
-    if not slot.is_confirmed:
+    async def _target(
+        self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting
+    ) -> TrackedSlot | None:
+        """Return the slot that a conversation is to use; it holds that if it can."""
+        found: TrackedSlot | None = slot
+        if slot.conversation is not None:
+            found = await self._confirm(lease, slot_map, slot)
+        if found is None:
+            return None
+        if found.conversation is None and lease.upstream.cache_key:
+            found = await self._fill(lease, slot_map, found)
+        if found.conversation is None:
+            return await self._target_new(lease, slot_map, found)
+        if reach is SlotTargeting.BY_LRU:
+            await refresh_slots(lease.upstream, slot_map.mark_refreshed(found), self._settings)
+        return found
+
+    async def _fill(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
+        """Return a slot that was filled from a file, where that pays and its number is known."""
+        if not self._filler.is_wanted(lease, slot):
+            return slot
+        if not slot.is_confirmed:
+            await self._sync(lease, slot_map, slot)
+            slot = slot_map.reserve_lru(slot)
+        if slot.is_confirmed:
+            await self._filler.fill(lease, slot)
+        return slot
+
+    async def _confirm(
+        self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot
+    ) -> TrackedSlot | None:
+        """Return the slot that holds a conversation, as the engine lists them, or another one."""
+        if not slot.is_confirmed:
+            await self._sync(lease, slot_map, slot)
+        if slot.is_confirmed:
+            return slot
         return slot_map.rebind(slot, lease.conversation, lease.clock())
-    if reach is SlotTargeting.BY_LRU:
-        await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), settings)
-    return slot
+
+    async def _target_new(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
+        """Have the engine save what the other idle slots hold, where it looks for shared prefixes.
+
+        Only where a new conversation begins as another did that is not saved yet. Any task makes it
+        do so. One of no tokens, in a slot that holds no conversation, saves what all others hold;
+        they are used after it and leave that slot to the request.
+        """
+        if lease.expected_cached < _WORTH_TOKENS or not slot_map.has_unsaved(slot):
+            return slot
+        await self._sync(lease, slot_map, slot)
+        slot = slot_map.reserve_lru(slot)
+        if slot.is_confirmed:
+            await refresh_slots(lease.upstream, [slot.id_slot], self._settings)
+            await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), self._settings)
+            slot.is_aimed = True
+        return slot
+
+    async def _sync(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> None:
+        """Find the number of each slot, by the engine's list of them."""
+        with suppress(UpstreamTimeout):
+            found = await get_slots(lease.upstream, self._settings, _LISTED_TIMEOUT_S) or ()
+            slot_map.sync(found, slot, lease.clock())
+
+    async def _keep_paused(self, lease: Lease, slot_map: SlotMap) -> None:
+        """Use the slots once more whose prompts pause between two chunks, so that none is taken."""
+        paused = [one for one in lease.instance.leases if one.is_paused and one.slot]
+        if lease.id_slot is not None or not paused:
+            return
+        slots = [one.id_slot for one in paused if one.id_slot is not None]
+        await refresh_slots(lease.upstream, slots, self._settings)
+        for one in paused:
+            if one.slot:
+                slot_map.mark_sent(one.slot)
 
 
-def _shares_prefix(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
-    """Whether a new conversation begins as another did that is not saved yet."""
-    return lease.expected_cached >= _WORTH_TOKENS and slot_map.has_unsaved(slot)
+def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
+    """Return whether a request names its slot, in which the engine then looks for its prompt alone.
 
-
-async def _target_new(
-    lease: Lease, slot_map: SlotMap, slot: TrackedSlot, settings: ProxySettings
-) -> TrackedSlot:
-    """Have the engine save what the other idle slots hold, where it looks for shared prefixes.
-
-    Any task makes it do so. One of no tokens, in a slot that holds no conversation, saves what all
-    others hold; they are used after it and leave that slot to the request.
+    Without a name, the engine could take a slot that is being filled for another request.
     """
-    await _sync(lease, slot_map, slot, settings)
-    slot = slot_map.reserve_lru(slot)
-    if slot.is_confirmed:
-        await refresh_slots(lease.upstream, [slot.id_slot], settings)
-        await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), settings)
-    return slot
-
-
-async def _sync(
-    lease: Lease, slot_map: SlotMap, slot: TrackedSlot, settings: ProxySettings
-) -> None:
-    with suppress(UpstreamTimeout):
-        found = await get_slots(lease.upstream, settings, _LISTED_TIMEOUT_S) or ()
-        slot_map.sync(found, slot, lease.clock())
+    if not slot.is_confirmed:
+        return False
+    if slot.conversation is not None or slot_map.is_other_pending(slot):
+        return True
+    return bool(lease.upstream.cache_key) and lease.expected_cached < _WORTH_TOKENS
 
 
 def _looks_in_cache(request: ProxyRequest) -> bool:

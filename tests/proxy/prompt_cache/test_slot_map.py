@@ -191,7 +191,9 @@ def test_slots_used_at_once_are_found_in_any_order() -> None:
 def test_slots_in_use_are_not_passed_by() -> None:
     slot_map = SlotMap(3)
     conversation_in(slot_map, "a", 10)
-    assert slot_map.reserve("runs", "b", NOW_S)
+    runs = slot_map.reserve("runs", "b", NOW_S)
+    assert runs
+    slot_map.mark_sent(runs)
     tracked = slot_map.reserve(object(), "a", NOW_S)
     assert tracked
     assert slot_map.mark_refreshed(tracked) == [0]

@@ -1,0 +1,68 @@
+"""Fills the slot that a request takes over from a file, and saves what the slot held before.
+
+Both run on the engine between two batches. The request would wait for the end of a batch as well.
+"""
+
+from __future__ import annotations
+
+from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.slot_file_index import SavedPrompt
+from proxy.prompt_cache.slot_map import TrackedSlot
+from proxy.router.lease import Lease
+from proxy.router.policy import WORTH_TOKENS
+from proxy.router.slot_saving import SlotSaver
+from proxy.slot_files.storage import SlotFileStorage
+
+
+class SlotFiller:
+    """For all instances.
+
+    Attributes:
+        saver: Saves what a slot held.
+    """
+
+    def __init__(
+        self,
+        prefix_index: PrefixIndex,
+        storage: SlotFileStorage,
+        saver: SlotSaver,
+    ) -> None:
+        self._prefix_index = prefix_index
+        self._storage = storage
+        self.saver = saver
+
+    def is_wanted(self, lease: Lease, slot: TrackedSlot) -> bool:
+        """Return whether a slot that a lease is to use needs to be saved or filled."""
+        return self._to_restore(lease) is not None or self._pays(lease, slot)
+
+    async def fill(self, lease: Lease, slot: TrackedSlot) -> None:
+        """Save what a slot of known number held, and fill it from the file that has most of it."""
+        if slot.before and self._pays(lease, slot):
+            await self.saver.save(lease.instance, slot, slot.before)
+        if saved := self._to_restore(lease):
+            await self._restore(lease, slot, saved)
+
+    def _to_restore(self, lease: Lease) -> SavedPrompt | None:
+        """Return the file that has more of a prompt than slots and host cache, if that pays."""
+        request, files = lease.request, self._prefix_index.files
+        if request.prompt is None or request.json.get("cache_prompt") is False:
+            return None
+        saved = files.find(lease.upstream.cache_key, request.prompt) if len(files) else None
+        is_worth = saved and saved.worth_tokens - lease.expected_cached >= WORTH_TOKENS
+        return saved if is_worth else None
+
+    def _pays(self, lease: Lease, slot: TrackedSlot) -> bool:
+        return slot.before is not None and self.saver.pays(lease.instance, slot.before)
+
+    async def _restore(self, lease: Lease, slot: TrackedSlot, saved: SavedPrompt) -> None:
+        slot.empty_before()
+        name, upstream = saved.file.name, lease.upstream
+        began_at_s = lease.clock()
+        transfer = await self._storage.restore(upstream.name, slot.id_slot, name)
+        lease.restore_s = lease.clock() - began_at_s
+        if transfer is None:
+            return
+        self.saver.note_restored(lease.instance, transfer)
+        slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
+        lease.expected_cached = saved.tokens
+        lease.restored = saved

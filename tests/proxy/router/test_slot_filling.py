@@ -1,0 +1,149 @@
+"""What a slot held is saved before another conversation takes it, and comes back from its file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from fakes.requests import ask
+from fakes.upstream import Call, Fake
+
+from proxy.endpoints import EndpointKind
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.slot_file import SlotFile
+from proxy.request import ProxyRequest
+from proxy.router.lease import Completion, Lease
+from proxy.router.router import Router
+from proxy.slot_files.storage import Transfer
+from proxy.upstream.timings import Timings
+
+A, B = "a long story of a river and a stone " * 20, "another tale of a king and a queen " * 20
+FIRST, OTHER, NEXT = ask(A), ask(B), ask(A, "verse", "and then?")
+HELD = 303
+TRANSFER = Transfer(HELD, 3_000_000, 0.01)
+
+
+class Engine(Fake):
+    """Has one slot that was used, and refuses what makes it the latest."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__("chat.0", socket, self._play)
+        self.says_slots = False
+
+    @staticmethod
+    async def _play(call: Call) -> None:
+        page = [{"id": 0, "id_task": 3, "n_prompt_tokens": HELD, "is_processing": False}]
+        said = json.dumps(page).encode()
+        await call.head("Content-Type: application/json", f"Content-Length: {len(said)}")
+        await call.send(said)
+
+
+class Storage:
+    """Keeps files in memory, and tells the router of them at once."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, str]] = []
+        self.router = Router()
+        self.is_lost = False
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
+        return True
+
+    async def save(
+        self, _instance: str, slot: int, tokens: int, what: ConversationFingerprint, /
+    ) -> Transfer | None:
+        name = f"file {len(self.calls)}"
+        self.calls.append(("save", slot, name))
+        self.begun.set()
+        await self.gate.wait()
+        self.router.add_slot_file(SlotFile(name, "key", tokens, 3_000_000, what))
+        return TRANSFER
+
+    async def restore(self, _instance: str, slot: int, name: str, /) -> Transfer | None:
+        self.calls.append(("restore", slot, name))
+        await self.gate.wait()
+        if self.is_lost:
+            self.router.remove_slot_files([name])
+            return None
+        return TRANSFER
+
+
+@pytest.fixture
+async def storage() -> AsyncIterator[Storage]:
+    with TemporaryDirectory(prefix="corral-") as directory:
+        engine = Engine(Path(directory) / "engine.sock")
+        await engine.start()
+        found = Storage()
+        found.router = Router(storage=found)
+        upstream = engine.upstream(slots=1)
+        found.router.admit(
+            replace(upstream, can_name_slots=True, cache_key="key", token_bytes=10_000)
+        )
+        yield found
+        await engine.stop()
+
+
+async def answered(storage: Storage, request: ProxyRequest) -> Lease:
+    """Have a request answered of which the engine computes 300 tokens."""
+    async with storage.router.lease(request) as lease:
+        storage.router.finish(
+            lease, Completion(Timings(0, 300, 600.0, 4, 40.0), {"content": "verse"})
+        )
+    return lease
+
+
+async def test_a_conversation_is_saved_and_comes_back(storage: Storage) -> None:
+    await answered(storage, FIRST)
+    assert storage.calls == []
+    await answered(storage, OTHER)
+    assert storage.calls == [("save", 0, "file 0")]
+    lease = await answered(storage, NEXT)
+    assert storage.calls[1:] == [("save", 0, "file 1"), ("restore", 0, "file 0")]
+    assert lease.id_slot == 0
+    assert lease.restored
+    assert lease.restored.file.name == "file 0"
+    assert 150 < lease.expected_cached <= HELD
+
+
+async def test_a_conversation_in_its_slot_needs_no_file(storage: Storage) -> None:
+    await answered(storage, FIRST)
+    lease = await answered(storage, NEXT)
+    assert storage.calls == []
+    assert lease.has_own_slot
+
+
+async def test_a_lost_file_is_computed(storage: Storage) -> None:
+    await answered(storage, FIRST)
+    await answered(storage, OTHER)
+    storage.is_lost = True
+    lease = await answered(storage, NEXT)
+    assert not lease.restored
+    await answered(storage, OTHER)  # its file is there
+    assert [name for what, _, name in storage.calls if what == "restore"] == ["file 0", "file 1"]
+
+
+async def test_an_api_without_slot_numbers_gets_the_filled_slot_too(storage: Storage) -> None:
+    await answered(storage, FIRST)
+    await answered(storage, OTHER)
+    lease = await answered(storage, replace(NEXT, kind=EndpointKind.MESSAGES))
+    assert lease.restored
+    assert lease.id_slot is None
+
+
+async def test_a_client_that_leaves_during_a_save_loses_nothing(storage: Storage) -> None:
+    await answered(storage, FIRST)
+    storage.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        leaving = group.create_task(answered(storage, OTHER))
+        await storage.begun.wait()
+        leaving.cancel()
+    storage.gate.set()
+    assert (await answered(storage, NEXT)).has_own_slot
