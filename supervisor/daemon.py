@@ -176,6 +176,7 @@ class Daemon:
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         async with self._deadline(2 * limits.stop_timeout_s + saving_s):
             await self.parts.fleet.all_down()
+            await self.parts.fleet.slot_files.settle()
         async with self._deadline(HOOKS_STOP_LIMIT_S):
             await self.parts.hooks.finish()
         duration_s = round(self._now_s() - self._stopping_at_s, 3)

@@ -56,6 +56,7 @@ from supervisor.proxy_adapter.request_history import RequestHistoryAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
+from supervisor.proxy_adapter.slot_file_storage import SlotFileStorageAdapter
 from supervisor.proxy_adapter.usage_engines import UsageEngines
 from supervisor.proxy_adapter.usage_reader import UsageReaderAdapter, usage_metrics
 from supervisor.reload.reload import Reload
@@ -101,7 +102,8 @@ class DaemonParts:
         self._tls = proxy.tls
         self.metrics = Metrics(proxy, events.emit)
         router_events = RouterEvents()
-        self.router = Router(proxy, router_events, self.metrics.emit)
+        storage = SlotFileStorageAdapter()
+        self.router = Router(proxy, router_events, self.metrics.emit, storage)
         self.stats = StatsReader()
         self._adapted = AdaptedValues()
         self._canary_trials = CanaryTrials()
@@ -113,6 +115,7 @@ class DaemonParts:
             events.emit,
             on_change=lambda: self.admission.wake(),  # noqa: PLW0108 (made below)
         )
+        storage.connect(self.fleet)
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
         self.adaptive = self._make_adaptive(replacer, memory_usage)

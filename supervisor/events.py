@@ -51,6 +51,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "slots.saved": ("info", "instance model run slots tokens size_bytes duration_ms"),
     "slots.restored": ("info", "instance model run slots tokens size_bytes duration_ms"),
     "slots.save_failed": ("warning", "instance model run reason"),
+    "slots.restore_failed": ("warning", "instance model run reason"),
     "slots.quarantined": ("warning", "model file reason"),
     "slots.restore_unused": ("warning", "instance model expected cached"),
     "prompt.prefilled": ("info", "instance model run prompt tokens cached"),

@@ -39,6 +39,10 @@ class EngineUnreachable(Exception):
     """An engine did not answer, not in time, or with an unusable response."""
 
 
+class EngineNotConnected(EngineUnreachable):
+    """No connection was made, so the engine has not seen the request."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
     """A whole response."""
@@ -158,6 +162,8 @@ class EngineClient:
         try:
             async with self._http.request(method, f"{self._url}{path}", **options) as response:
                 yield response
+        except aiohttp.ClientConnectorError as error:
+            raise EngineNotConnected(f"{method} {path}: {error!r}") from error
         except (aiohttp.ClientError, InvalidEvent, _TooLarge) as error:
             raise EngineUnreachable(f"{method} {path}: {error!r}") from error
 

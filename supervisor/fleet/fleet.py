@@ -29,7 +29,9 @@ from supervisor.instance.interfaces import Traffic
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 from supervisor.process.exit_cause import FailureCause
+from supervisor.slot_store.catalogue import SlotFileListener
 from supervisor.slot_store.manager import SlotManager
+from supervisor.slot_store.slot_files import SlotFiles
 
 # A start is done when the instance serves or the cause of its failure is known: in BACKOFF it will
 # be started again.
@@ -39,7 +41,7 @@ _DOWN: Final = frozenset({State.STOPPED})
 Result = TypeVar("Result")
 
 
-class FleetTraffic(Traffic, Protocol):
+class FleetTraffic(Traffic, SlotFileListener, Protocol):
     """The part of proxy.router.router.Router that a fleet needs."""
 
     def admit(self, upstream: Upstream, restored: Iterable[RestoredSlot], /) -> None:
@@ -60,6 +62,7 @@ class Fleet:
     Attributes:
         models: By name, in the order of the settings; removed ones come last.
         planner: Plans what is started from now on.
+        slot_files: The slot files of all models.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Fleet:
         self._emit = emit
         self.planner = planner
         self._on_change = on_change
+        self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic)
         self.device_memory = DeviceMemory()
         self._start_memory = StartMemory(self.device_memory, emit)
         self._group: asyncio.TaskGroup | None = None
@@ -87,6 +91,7 @@ class Fleet:
         """Serve all instances until cancelled; then kill what is left."""
         try:
             async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(persist("slot files", self.slot_files.serve))
                 for replica in self.all_replicas():
                     self._serve(replica)
                 await (
@@ -299,10 +304,6 @@ class Fleet:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)
         self._traffic.admit(upstream, replica.slots.restored_slots(snapshot.run))
 
-    def _fingerprints(self, name: str, slots: Sequence[SlotState]) -> dict[int, str]:
-        found = self._traffic.conversation_fingerprints(name, slots)
-        return {id_slot: one.encoded for id_slot, one in found.items()}
-
     def _emit_change(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
         if name == "instance.exited":
@@ -323,7 +324,8 @@ class Fleet:
             owner=lambda: cache_commands.replica_ref(model(), replica),
             plan=lambda: replica.plan,
             persistence=lambda: replica.planner.launches.slot_persistence,
-            fingerprints=lambda slots: self._fingerprints(replica.name, slots),
+            files=self.slot_files,
+            fingerprints=lambda slots: self._traffic.conversation_fingerprints(replica.name, slots),
             save_predecessors=lambda: cache_commands.save_predecessors(model(), replica),
             emit=self._emit,
         )

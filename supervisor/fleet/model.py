@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from proxy.upstream.upstream import BATCH_TOKENS, Upstream
 from supervisor.flags.plan import ModelEntry, Plan
 from supervisor.flags.setting import Settings
+from supervisor.fleet.cache_properties import CacheProperties, cache_properties
 from supervisor.fleet.gpu_use import gpu_use
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
@@ -21,6 +23,7 @@ from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.process.launch import Launch
 from supervisor.settings.schema import ResidencyPolicy
 from supervisor.shards.run import ShardRun
+from supervisor.slot_store.config import SLOT_DIRECTORY
 from supervisor.slot_store.manager import SlotManager
 
 
@@ -41,6 +44,7 @@ class Replica:
         self.plan: Plan | None = None  # of its latest run
         self.fingerprint: LaunchFingerprint | None = None  # likewise
         self.shards: ShardRun | None = None  # likewise; None without workers
+        self.caches = CacheProperties()  # likewise; without a cache key if it cannot save slots
         self.life: asyncio.Task[None] | None = None
         # Free bytes of each device when its next run was prepared, where that is known.
         self.free_bytes: Mapping[str, int] = {}
@@ -53,13 +57,17 @@ class Replica:
         plan = self.planner.plan_at(self.place, self.free_bytes)
         self.fingerprint = self.planner.fingerprint(self.place, plan.engine)
         self.plan, self.attempted = plan, plan.reduced
+        self.caches = cache_properties(plan)
         self.shards = self.planner.shards(plan)
         try:
-            return self.planner.launches.launch(plan, self.name, self.shards)
+            launch = self.planner.launches.launch(plan, self.name, self.shards)
         except BaseException:
             if self.shards:
                 self.shards.close()
             raise
+        if SLOT_DIRECTORY not in launch.argv:
+            self.caches = replace(self.caches, cache_key="")
+        return launch
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
         plan, endpoint = self.plan, snapshot.endpoint
@@ -82,6 +90,10 @@ class Replica:
             batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
             has_window=plan is not None and plan.has_window,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
+            cache_key="" if self.slots.reason else self.caches.cache_key,
+            token_bytes=self.caches.token_bytes,
+            state_bytes=self.caches.state_bytes,
+            host_cache_bytes=self.caches.host_cache_bytes,
         )
 
 

@@ -16,6 +16,7 @@ from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.policy import DiskBudget, unsupported_reason
 from supervisor.slot_store.store import SlotStore
 
+SLOT_DIRECTORY: Final = "--slot-save-path"
 _TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tries it again"
 
 
@@ -48,7 +49,7 @@ class SlotPersistence:
         """Return the engine's arguments; none if nothing is saved."""
         if self._unsupported_reason(plan):
             return ()
-        return ("--slot-save-path", str(self.store.spool_path(instance)))
+        return (SLOT_DIRECTORY, str(self.store.spool_path(instance)))
 
     def prepare(self, plan: Plan, instance: str) -> tuple[str, ...]:
         """Make the spool directory, without which an engine does not start; return `arguments`.

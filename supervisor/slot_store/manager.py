@@ -12,7 +12,8 @@ import functools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from proxy.prompt_cache.fingerprint import RestoredSlot
+from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.slot_files.storage import Transfer
 from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
 from supervisor.errors import AccessDenied
@@ -20,11 +21,12 @@ from supervisor.events import Emit
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.first_restore import UNUSED, note_outcome
-from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.manifest import CacheKey, cache_key
 from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.restore import restore
 from supervisor.slot_store.save import save
-from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.single_slot import restore_one, save_one
+from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.task import Fingerprints, ReplicaRef, SlotTask, SlotTransfer
 
 
@@ -35,12 +37,13 @@ class SlotManager:
         save_predecessors: Saves the slots of serving instances that this one will replace.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (all by name)
         self,
         *,
         owner: Callable[[], ReplicaRef],
         plan: Callable[[], Plan | None],
         persistence: Callable[[], SlotPersistence],
+        files: SlotFiles,
         fingerprints: Fingerprints,
         save_predecessors: Callable[[], Awaitable[None]],
         emit: Emit,
@@ -48,11 +51,13 @@ class SlotManager:
         self._owner = owner
         self._plan = plan
         self._persistence = persistence
+        self._files = files
         self._fingerprints = fingerprints
         self._save_predecessors = save_predecessors
         self._emit = emit
         self._lock = asyncio.Lock()
         self._run = 0
+        self._keyed: tuple[Plan, CacheKey] | None = None
         self._saved_tasks: dict[int, int | None] = {}
         self._restored: tuple[RestoredSlot, ...] = ()
 
@@ -99,11 +104,33 @@ class SlotManager:
             reason = "it took longer than slot_save_timeout_s; the rest is not saved"
         except EngineUnreachable as error:
             reason = f"the engine does not answer: {error}"
-        except (OSError, AccessDenied, InvalidSlotFile) as error:
+        except (OSError, AccessDenied) as error:
             reason = str(error)
         if reason:
-            task.emit("slots.save_failed", run=run, reason=reason)
+            task.emit_failed(reason)
         task.emit_transfer("slots.saved", transfer)
+
+    async def save_one(
+        self,
+        client: EngineClient,
+        run: int,
+        id_slot: int,
+        tokens: int,
+        fingerprint: ConversationFingerprint,
+    ) -> Transfer | None:
+        """Have the engine write an idle slot of `tokens`; return once it has, None if it has not.
+
+        The file is stored in the background; nothing is raised.
+        """
+        task = self._task(run)
+        return await save_one(task, client, id_slot, tokens, fingerprint) if task else None
+
+    async def restore_one(
+        self, client: EngineClient, run: int, id_slot: int, name: str
+    ) -> Transfer | None:
+        """Fill an idle slot from a file; None if that failed. Nothing is raised."""
+        task = self._task(run)
+        return await restore_one(task, client, id_slot, name) if task else None
 
     async def restore(self, client: EngineClient, run: int) -> int:
         """Fill slots with the most recently used conversations; return how many."""
@@ -130,9 +157,16 @@ class SlotManager:
             owner,
             plan,
             self._fingerprints,
-            cache_key(plan),
+            self._key(plan),
+            self._files,
             persistence.store,
             persistence.budget,
             functools.partial(self._emit, instance=owner.instance, model=owner.model),
             self._emit,
         )
+
+    def _key(self, plan: Plan) -> CacheKey:
+        """Return the cache key of a run, whose files are looked at once."""
+        if self._keyed is None or self._keyed[0] is not plan:
+            self._keyed = plan, cache_key(plan)
+        return self._keyed[1]

@@ -10,14 +10,19 @@ from pathlib import Path
 from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
-from supervisor.engine_client.client import EngineClient, ErrorResponse
+from supervisor.engine_client.client import (
+    EngineClient,
+    EngineNotConnected,
+    EngineUnreachable,
+    ErrorResponse,
+)
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.first_restore import uses_restored
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import fill_order, to_restore, uses_prompt_similarity
 from supervisor.slot_store.quarantine import QuarantinedFile
-from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
 
@@ -31,7 +36,10 @@ async def restore(
         OSError, AccessDenied: The disk refused.
     """
     spool = task.spool()
-    for file in await asyncio.to_thread(_quarantine_invalid, task, spool):
+    await task.files.loaded()
+    quarantined = await asyncio.to_thread(_quarantine_invalid, task, spool)
+    task.files.catalogue.remove(one.name for one in quarantined)
+    for file in quarantined:
         task.emit_quarantined(file)
     found = await slots.get_slots(client)
     if isinstance(found, ErrorResponse) or not found:
@@ -54,7 +62,7 @@ async def _fill(
 ) -> dict[int, Manifest]:
     """Restore the latest conversations; return them by slot. None where the engine uses none."""
     empty, filled = fill_order(found), dict[int, Manifest]()
-    restore_one = functools.partial(_restore_one, task, client, spool)
+    restore_one = functools.partial(restore_file, task, client, spool)
     chosen = await asyncio.to_thread(_to_restore, task, found)
     if not await uses_restored(task, client, chosen, empty[0], restore_one):
         return {}
@@ -82,7 +90,7 @@ def restored_slot(slot: SlotState, filled: Mapping[int, Manifest]) -> RestoredSl
 
 def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:
     # A link in the spool is of a file that an engine crashed on or was stopped over.
-    given = {path.stem for path in spool.glob("*.slot")}
+    given = {path.name.partition(".")[0] for path in spool.glob("*.slot")}
     found = task.store.quarantine_invalid(task.owner.model)
     for manifest in task.store.saved(task.owner.model):
         if manifest.name in given:
@@ -93,7 +101,8 @@ def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:
             continue
         found.append(task.store.quarantine_file(manifest, reason))
     for path in spool.iterdir():
-        path.unlink(missing_ok=True)
+        if not task.files.is_pending(path):
+            path.unlink(missing_ok=True)
     return found
 
 
@@ -107,21 +116,45 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[Manifest]:
     )
 
 
-async def _restore_one(
+async def restore_file(
     task: SlotTask, client: EngineClient, spool: Path, manifest: Manifest, id_slot: int
 ) -> bool:
+    """Fill a slot from a file, verified before; return whether it holds it then.
+
+    A file that cannot be used is quarantined, with an event, also one that the engine did not
+    survive.
+
+    Raises:
+        EngineUnreachable: The engine does not answer.
+        OSError, AccessDenied: The disk refused.
+    """
+    link: Path | None = None
     try:
         link = await asyncio.to_thread(task.store.check_out, manifest, spool, task.key)
-    except InvalidSlotFile as error:
-        task.emit_quarantined(task.store.quarantine_file(manifest, str(error)))
+        expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
+        read = await slots.restore(client, id_slot, link.name)
+    except SlotFileMissing:  # by a command, or another program
+        task.files.catalogue.remove([manifest.name])
         return False
-    expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
-    read = await slots.restore(client, id_slot, link.name)
-    link.unlink()
+    except InvalidSlotFile as error:
+        await _quarantine(task, manifest, str(error))
+        return False
+    except EngineNotConnected:
+        raise
+    except EngineUnreachable:
+        await _quarantine(task, manifest, "the engine that read it did not answer")
+        raise
+    finally:
+        if link is not None:
+            link.unlink(missing_ok=True)
     if read == expected:
         return True
     detail = read.message if isinstance(read, ErrorResponse) else f"it read {read.tokens} tokens"
-    reason = f"the engine refused it: {detail}"
-    task.emit_quarantined(task.store.quarantine_file(manifest, reason))
+    await _quarantine(task, manifest, f"the engine refused it: {detail}")
     await slots.erase(client, id_slot)
     return False
+
+
+async def _quarantine(task: SlotTask, manifest: Manifest, reason: str) -> None:
+    task.files.catalogue.remove([manifest.name])
+    task.emit_quarantined(await asyncio.to_thread(task.store.quarantine_file, manifest, reason))

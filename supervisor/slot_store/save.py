@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, ErrorResponse
@@ -16,10 +17,9 @@ from supervisor.gguf.metadata import Gguf
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.policy import worth_saving
+from supervisor.slot_store.slot_files import SpooledFile
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
-# Left free on the disk, whatever the budget.
-_RESERVE_BYTES: Final = 256 * 1024**2
 # The size of a token in a file beside its keys and values, generously.
 _TOKEN_EXTRA_BYTES: Final = 64
 # The fingerprint of a prompt of half a million bytes has some 90,000 characters.
@@ -34,28 +34,45 @@ async def save(
 ) -> None:
     """Save the idle slots, the most recently used first; update `saved_tasks` and `transfer`.
 
+    Returns when all are stored, also those that were written before.
+
     Raises:
         EngineUnreachable: The engine does not answer.
-        InvalidSlotFile: It wrote something else than it reported.
         OSError, AccessDenied: The disk refused.
     """
+    await task.files.loaded()
     found = await slots.get_slots(client)
     if isinstance(found, ErrorResponse):
         return
     fingerprints, now = task.fingerprints(found), datetime.now(tz=UTC)
     for rank, slot in enumerate(_worth_saving(task, found, saved_tasks)):
-        used_at = now - timedelta(milliseconds=rank)
-        fingerprint = fingerprints.get(slot.id_slot, "")
-        if manifest := await _save_one(task, client, slot, fingerprint, used_at):
-            transfer.add(manifest)
+        fingerprint = fingerprints.get(slot.id_slot, ConversationFingerprint())
+        if not task.files.has(task.key_digest, slot.tokens, fingerprint):
+            used_at = now - timedelta(milliseconds=rank)
+            await _save(task, client, slot.id_slot, fingerprint, used_at, transfer)
         saved_tasks[slot.id_slot] = slot.task
+    await task.files.settle(task.owner.instance)
+
+
+async def _save(
+    task: SlotTask,
+    client: EngineClient,
+    id_slot: int,
+    fingerprint: ConversationFingerprint,
+    used_at: datetime,
+    transfer: SlotTransfer,
+) -> None:
+    spooled = await write(task, client, id_slot, fingerprint, used_at)
+    storing = task.files.store(spooled, task.emit_failed) if spooled else None
+    if storing and (manifest := await asyncio.shield(storing)):
+        transfer.add(manifest)
 
 
 def _worth_saving(
     task: SlotTask, found: tuple[SlotState, ...], saved_tasks: Mapping[int, int | None]
 ) -> list[SlotState]:
     task.spool()  # the disk whose free space counts
-    room_bytes = task.store.room_bytes() - _RESERVE_BYTES
+    room_bytes = task.store.room_bytes()
     token_bytes, state_bytes = _token_bytes(task.plan.gguf), task.key.state_bytes or 0
     return worth_saving(found, saved_tasks, task.budget, token_bytes, room_bytes, state_bytes)
 
@@ -68,36 +85,48 @@ def _token_bytes(gguf: Gguf) -> int:
 
 def _report_refusal(task: SlotTask, id_slot: int, refused: ErrorResponse) -> None:
     detail = refused.message or str(refused.status)
-    task.emit("slots.save_failed", run=task.run, reason=f"slot {id_slot}: {detail}")
+    task.emit_failed(f"slot {id_slot}: {detail}")
     if refused.status == HTTPStatus.NOT_IMPLEMENTED:  # older builds, of a model with pictures
         problem = f"its engine does not save them: {detail}"
         task.store.outcomes.set(task.key, RestoreOutcome(task.owner.model, problem=problem))
 
 
-async def _save_one(
-    task: SlotTask, client: EngineClient, slot: SlotState, fingerprint: str, used_at: datetime
-) -> Manifest | None:
-    """Save one slot; None if it is redundant or the engine refused."""
+async def write(
+    task: SlotTask,
+    client: EngineClient,
+    id_slot: int,
+    fingerprint: ConversationFingerprint,
+    used_at: datetime,
+) -> SpooledFile | None:
+    """Have the engine write a slot; None if it refused.
+
+    Raises:
+        EngineUnreachable: The engine does not answer.
+        OSError, AccessDenied: There is no spool directory.
+    """
     spooled = task.spool() / f"{secrets.token_hex(8)}.new"
     try:
-        written = await slots.save(client, slot.id_slot, spooled.name)
-        if isinstance(written, ErrorResponse):
-            _report_refusal(task, slot.id_slot, written)
-            return None
-        unverified = Manifest(
-            name=spooled.stem,
-            model=task.owner.model,
-            replica=task.owner.replica,
-            identity=task.key,
-            size_bytes=written.size_bytes,
-            sha256="",
-            tokens=written.tokens,
-            tokens_sha256="",
-            ctx_slot=slot.n_ctx,
-            fingerprint=fingerprint if len(fingerprint) <= _FINGERPRINT_MAX_CHARACTERS else "",
-            saved_at=datetime.now(tz=UTC),
-            used_at=used_at,
-        )
-        return await asyncio.to_thread(task.store.add, spooled, unverified, task.budget)
-    finally:
+        written = await slots.save(client, id_slot, spooled.name)
+    except BaseException:
         spooled.unlink(missing_ok=True)
+        raise
+    if isinstance(written, ErrorResponse):
+        spooled.unlink(missing_ok=True)
+        _report_refusal(task, id_slot, written)
+        return None
+    text = fingerprint.encoded
+    manifest = Manifest(
+        name=spooled.stem,
+        model=task.owner.model,
+        replica=task.owner.replica,
+        identity=task.key,
+        size_bytes=written.size_bytes,
+        sha256="",
+        tokens=written.tokens,
+        tokens_sha256="",
+        ctx_slot=task.ctx_slot,
+        fingerprint=text if len(text) <= _FINGERPRINT_MAX_CHARACTERS else "",
+        saved_at=datetime.now(tz=UTC),
+        used_at=used_at,
+    )
+    return SpooledFile(spooled, manifest, task.store, task.budget)

@@ -46,6 +46,10 @@ class InvalidSlotFile(Exception):
     """The file must not be given to an engine; the message says why."""
 
 
+class SlotFileMissing(InvalidSlotFile):
+    """The file was deleted, and its manifest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Medium:
     """A picture or sound of a prompt."""

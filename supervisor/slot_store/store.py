@@ -7,13 +7,14 @@
 
 File names are random; a model's directory has its name, which the settings checked. A file appears
 by rename, whole and on the disk, and its manifest after it: a file without a manifest does not
-count. Nothing is kept in memory, so commands may use the directory beside a daemon. All methods
-block; call them in a thread.
+count. Commands may use the directory beside a daemon, which has a `catalogue` of it in memory. All
+methods block; call them in a thread.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -35,11 +36,14 @@ from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     NotASlotFile,
     SlotFileHeader,
+    SlotFileMissing,
     read_checked,
 )
 
 _DATA: Final = ".slot"
 _MANIFEST: Final = ".json"
+# Left free on the disk, whatever the budget.
+_RESERVE_BYTES: Final = 256 * 1024**2
 _ENDINGS: Final = frozenset({_DATA, _MANIFEST})
 
 
@@ -66,7 +70,8 @@ class SlotStore:
         return self.root / "spool" / instance
 
     def room_bytes(self) -> int:
-        return shutil.disk_usage(self.root).free
+        """Return the free bytes of the disk, without a reserve."""
+        return shutil.disk_usage(self.root).free - _RESERVE_BYTES
 
     def saved(self, model: str | None = None) -> list[Manifest]:
         """Return what is saved of a model or of all, without invalid manifests."""
@@ -81,10 +86,12 @@ class SlotStore:
             self._quarantine(one.model, one.name)
         return invalid
 
-    def add(self, spooled: Path, unverified: Manifest, budget: DiskBudget) -> Manifest | None:
-        """Move a file from the spool, and delete what it makes redundant or too much.
+    def add(
+        self, spooled: Path, unverified: Manifest, others: Iterable[Manifest], tokens_min: int
+    ) -> tuple[Manifest | None, list[Manifest]]:
+        """Move a file from the spool; return its whole manifest, and which others it replaces.
 
-        Completes the manifest by the hashes; returns None if the file is redundant.
+        `others` are compared with it token by token; None: one of them makes it redundant.
 
         Raises:
             InvalidSlotFile: It is not what the engine reported; nothing was stored.
@@ -92,24 +99,24 @@ class SlotStore:
         """
         try:
             header = _read_header(spooled, unverified)
-            others = self._same_key(unverified)
-            redundant, evicted = is_redundant(header, unverified.used_at, others, budget.tokens_min)
+            headers = self._headers(others)
+            redundant, replaced = is_redundant(header, unverified.used_at, headers, tokens_min)
             if redundant:
-                return None
+                return None, []
             manifest = replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
             self._put(spooled, manifest)
         finally:
             spooled.unlink(missing_ok=True)
-        self._drop(evicted)
-        self._drop(to_evict(self.saved(), budget))
-        return manifest
+        return manifest, replaced
 
     def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
         """Verify a file and link it into the spool of an engine, until the engine has answered.
 
-        For an engine with another number of slots it is rewritten.
+        For an engine with another number of slots it is rewritten. The link begins with the name
+        of the file; each has a name of its own.
 
         Raises:
+            SlotFileMissing: It was deleted, and its manifest.
             InvalidSlotFile: It differs from its manifest.
         """
         path = self._path(manifest)
@@ -117,8 +124,12 @@ class SlotStore:
             header = _read_header(path, manifest)
             if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
                 raise InvalidSlotFile("its content was altered")
-            link = spool / path.name
+            link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
             self._give(path, link, manifest.identity.slots, key)
+        except FileNotFoundError as error:
+            is_listed = path.with_suffix(_MANIFEST).exists()
+            kind = InvalidSlotFile if is_listed else SlotFileMissing
+            raise kind("it is gone") from error
         except OSError as error:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link
@@ -173,7 +184,7 @@ class SlotStore:
             with suppress(OSError):  # it is not empty
                 directory.rmdir()
         invalid = self.quarantine_invalid()
-        self._drop(to_evict(self.saved(), budget))
+        self.drop(to_evict(self.saved(), budget))
         self.quarantine.bound()
         return invalid
 
@@ -193,12 +204,11 @@ class SlotStore:
         path = self._kept / model / name
         self.quarantine.take(path.with_suffix(_DATA), path.with_suffix(_MANIFEST))
 
-    def _same_key(self, manifest: Manifest) -> dict[Manifest, SlotFileHeader]:
+    def _headers(self, manifests: Iterable[Manifest]) -> dict[Manifest, SlotFileHeader]:
         found = {}
-        for one in self.saved(manifest.model):
-            if manifest.identity.fits(one.identity):
-                with suppress(NotASlotFile, OSError):  # found before it is restored
-                    found[one] = slot_file.read(self._path(one))
+        for one in manifests:
+            with suppress(NotASlotFile, OSError):  # found before it is restored
+                found[one] = slot_file.read(self._path(one))
         return found
 
     def _put(self, spooled: Path, manifest: Manifest) -> None:
@@ -213,8 +223,9 @@ class SlotStore:
             target.unlink(missing_ok=True)
             raise
 
-    def _drop(self, evicted: Iterable[Manifest]) -> None:
-        for one in evicted:
+    def drop(self, manifests: Iterable[Manifest]) -> None:
+        """Delete files."""
+        for one in manifests:
             path = self._path(one)
             # The manifest first: a file without one does not count.
             path.with_suffix(_MANIFEST).unlink(missing_ok=True)

@@ -7,16 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.upstream.slots import SlotState
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
+from supervisor.slot_store.catalogue import key_digest
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.quarantine import QuarantinedFile
+from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
 
 # Returns the proxy's fingerprints of the conversations in idle slots.
-Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, str]]
+Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, ConversationFingerprint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,20 @@ class SlotTask:
     plan: Plan
     fingerprints: Fingerprints
     key: CacheKey
+    files: SlotFiles
     store: SlotStore
     budget: DiskBudget
     emit: Emit  # adds the instance and the model
     emit_any: Emit
+
+    @property
+    def key_digest(self) -> str:
+        return key_digest(self.owner.model, self.key)
+
+    @property
+    def ctx_slot(self) -> int:
+        """The context size of a slot; 0 where the engine decides."""
+        return self.plan.ctx_size // max(1, self.plan.slots)
 
     def spool(self) -> Path:
         """Return the directory in which the engine writes and reads, made if missing.
@@ -76,6 +89,9 @@ class SlotTask:
                 size_bytes=transfer.size_bytes,
                 duration_ms=round(1000 * (time.monotonic() - transfer.began_at_s), 1),
             )
+
+    def emit_failed(self, reason: str) -> None:
+        self.emit("slots.save_failed", run=self.run, reason=reason)
 
     def emit_quarantined(self, file: QuarantinedFile) -> None:
         self.emit_any("slots.quarantined", model=file.model, file=file.name, reason=file.reason)

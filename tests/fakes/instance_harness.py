@@ -6,13 +6,14 @@ import asyncio
 import os
 import select
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.slot_file import SlotFile
 from proxy.router.instances import Activity
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client.endpoint import Endpoint
@@ -55,9 +56,17 @@ class RecordingTraffic:
         self.end_reasons: list[str] = []
         self.busy = asyncio.Event()
         self.busy.set()
+        self.slot_files: dict[str, SlotFile] = {}
         self.fingerprints: Callable[
             [str, Sequence[SlotState]], Mapping[int, ConversationFingerprint]
         ] = lambda *_: {}
+
+    def add_slot_file(self, file: SlotFile, /) -> None:
+        self.slot_files[file.name] = file
+
+    def remove_slot_files(self, names: Iterable[str], /) -> None:
+        for name in names:
+            del self.slot_files[name]
 
     def conversation_fingerprints(
         self, name: str, slots: Sequence[SlotState], /

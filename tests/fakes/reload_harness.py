@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from fakes.instance_harness import FAKE
 from samples import engine, machine, model
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.slot_file import SlotFile
 from proxy.router.instances import Activity
 from proxy.upstream.upstream import Upstream
 from supervisor.adaptive.values import AdaptedValues
@@ -156,6 +157,10 @@ class FakeTraffic:
         await self.may_drain.wait()
 
     async def close(self, _: str, /) -> None: ...
+
+    def add_slot_file(self, file: SlotFile, /) -> None: ...
+
+    def remove_slot_files(self, names: Iterable[str], /) -> None: ...
 
     def conversation_fingerprints(
         self, _: str, __: object, /

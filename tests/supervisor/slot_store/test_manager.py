@@ -17,7 +17,7 @@ from proxy.upstream.timings import Timings
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.slot_store import config, first_restore
-from supervisor.slot_store import save as save_module
+from supervisor.slot_store import store as store_module
 from supervisor.slot_store.manifest import Manifest, dump
 from supervisor.slot_store.outcomes import RestoreOutcome
 
@@ -209,7 +209,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
 async def test_nothing_is_written_to_a_nearly_full_disk(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_module, "_RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(store_module, "_RESERVE_BYTES", 1 << 60)
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
         await harness.converse()

@@ -8,7 +8,7 @@ from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.slot_store import quarantine
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
-from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.store import SlotStore
 
 PLENTY = DiskBudget(1 << 30)
@@ -24,12 +24,13 @@ def unverified(spooled: Path, written: SlotFileInfo, minutes: int = 0) -> Manife
     return manifest(spooled.stem, minutes, tokens=tokens, size_bytes=size_bytes)
 
 
-def put(store: SlotStore, first: int, minutes: int = 0, budget: DiskBudget = PLENTY) -> Manifest:
+def put(store: SlotStore, first: int, minutes: int = 0) -> Manifest:
     """Adopt a conversation of 300 tokens that begins with this one."""
     spooled = store.spool("chat.0") / f"{first}.new"
     moved = write(spooled, range(first, first + 300))
-    found = store.add(spooled, unverified(spooled, moved, minutes), budget)
+    found, replaced = store.add(spooled, unverified(spooled, moved, minutes), [], 256)
     assert found
+    assert not replaced
     return found
 
 
@@ -50,21 +51,15 @@ def test_a_file_that_differs_from_the_report_is_not_stored(store: SlotStore) -> 
         moved = write(spooled, range(300))
         reported = SlotFileInfo(info.tokens, info.size_bytes or moved.size_bytes)
         with pytest.raises(InvalidSlotFile):
-            store.add(spooled, unverified(spooled, reported), PLENTY)
+            store.add(spooled, unverified(spooled, reported), [], 256)
         assert names(store) == set()
-
-
-def test_the_oldest_files_are_evicted_beyond_the_budget(store: SlotStore) -> None:
-    budget = DiskBudget(1 << 30, files_a_model=2)
-    kept = [put(store, 1000 * number, number, budget) for number in (1, 2, 3)]
-    assert [one.name for one in store.saved()] == [one.name for one in kept[1:]]
-    assert names(store) == {"2000.slot", "2000.json", "3000.slot", "3000.json"}
 
 
 def test_check_out_links_a_verified_file(store: SlotStore) -> None:
     one = put(store, 1000)
-    link = store.check_out(one, store.spool("chat.0"), one.identity)
-    assert link.name == "1000.slot"
+    link, other = (store.check_out(one, store.spool("chat.0"), one.identity) for _ in range(2))
+    assert link != other
+    assert link.name.partition(".")[0] == other.name.partition(".")[0] == "1000"
     assert link.read_bytes() == (store.root / "kept" / "chat" / "1000.slot").read_bytes()
 
 
@@ -75,7 +70,10 @@ def test_an_altered_file_is_not_checked_out(store: SlotStore) -> None:
     with pytest.raises(InvalidSlotFile, match="altered"):
         store.check_out(one, store.spool("chat.0"), one.identity)
     path.unlink()
-    with pytest.raises(InvalidSlotFile, match="cannot be read"):
+    with pytest.raises(InvalidSlotFile, match="it is gone"):
+        store.check_out(one, store.spool("chat.0"), one.identity)
+    path.with_suffix(".json").unlink()
+    with pytest.raises(SlotFileMissing):
         store.check_out(one, store.spool("chat.0"), one.identity)
 
 
@@ -133,5 +131,5 @@ def test_a_full_disk_leaves_no_file(store: SlotStore, monkeypatch: pytest.Monkey
     moved = write(spooled, range(300))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.add(spooled, unverified(spooled, moved), PLENTY)
+        store.add(spooled, unverified(spooled, moved), [], 256)
     assert names(store) == set()

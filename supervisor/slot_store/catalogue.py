@@ -1,0 +1,128 @@
+"""Which slot files a daemon has, in memory, so that no decision reads the disk.
+
+All manifests are read once; then whatever stores or deletes a file says so here, and the router is
+told. A file that something else deleted stays listed until an engine is to read it: a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from typing import Final, Protocol
+
+from proxy.prompt_cache.fingerprint import ConversationFingerprint, decode_fingerprint
+from proxy.prompt_cache.slot_file import SlotFile
+from supervisor.slot_store.manifest import CacheKey, Manifest
+
+_KEY_DIGITS: Final = 32
+
+
+class SlotFileListener(Protocol):
+    """The part of proxy.router.router.Router that learns of slot files."""
+
+    def add_slot_file(self, file: SlotFile, /) -> None:
+        """Note that a KV cache is on disk."""
+
+    def remove_slot_files(self, names: Iterable[str], /) -> None:
+        """Note that slot files are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class CataloguedFile:
+    """A slot file; `manifest` is without the text of its fingerprint, which `file` has."""
+
+    manifest: Manifest
+    file: SlotFile
+
+
+class Catalogue:
+    """The files of all models; only for the event loop."""
+
+    def __init__(self, listener: SlotFileListener) -> None:
+        self._listener = listener
+        self._files: dict[str, CataloguedFile] = {}
+        self._by_turn: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str) -> CataloguedFile | None:
+        return self._files.get(name)
+
+    def files(self) -> Collection[CataloguedFile]:
+        return self._files.values()
+
+    def add(self, manifest: Manifest) -> CataloguedFile:
+        """Add a file, or replace what is known of it."""
+        one = _catalogued(manifest)
+        self._forget(manifest.name)
+        self._files[manifest.name] = one
+        for turn_hash in one.file.fingerprint.turn_hashes:
+            self._by_turn[one.file.cache_key, turn_hash].add(manifest.name)
+        self._listener.add_slot_file(one.file)
+        return one
+
+    def remove(self, names: Iterable[str]) -> list[Manifest]:
+        """Forget files; return those that were known."""
+        gone = [one.manifest for name in names if (one := self._forget(name))]
+        if gone:
+            self._listener.remove_slot_files([one.name for one in gone])
+        return gone
+
+    def note_use(self, name: str, now: datetime) -> None:
+        """Note that an engine went on from a file."""
+        if one := self._files.get(name):
+            self._files[name] = replace(one, manifest=replace(one.manifest, used_at=now))
+
+    def of_conversation(
+        self, cache_key: str, fingerprint: ConversationFingerprint
+    ) -> list[CataloguedFile]:
+        """Return the files that have a turn of a conversation."""
+        found = (self._by_turn.get((cache_key, one), ()) for one in fingerprint.turn_hashes)
+        return [self._files[name] for name in sorted({name for names in found for name in names})]
+
+    def anonymous(self, cache_key: str) -> list[CataloguedFile]:
+        """Return the files that belong to no conversation, the last used first."""
+        found = (
+            one
+            for one in self._files.values()
+            if one.file.cache_key == cache_key and not one.file.fingerprint.turn_hashes
+        )
+        return sorted(found, key=lambda one: one.manifest.used_at, reverse=True)
+
+    def _forget(self, name: str) -> CataloguedFile | None:
+        if one := self._files.pop(name, None):
+            for turn_hash in one.file.fingerprint.turn_hashes:
+                key = one.file.cache_key, turn_hash
+                self._by_turn[key].discard(name)
+                if not self._by_turn[key]:
+                    del self._by_turn[key]
+        return one
+
+
+def _catalogued(manifest: Manifest) -> CataloguedFile:
+    file = SlotFile(
+        name=manifest.name,
+        cache_key=key_digest(manifest.model, manifest.identity),
+        tokens=manifest.tokens,
+        size_bytes=manifest.size_bytes,
+        fingerprint=decode_fingerprint(manifest.fingerprint),
+        is_recurrent=manifest.identity.state_bytes != 0,
+    )
+    return CataloguedFile(replace(manifest, fingerprint=""), file)
+
+
+@lru_cache(maxsize=64)
+def key_digest(model: str, key: CacheKey) -> str:
+    """Return the same text for all engines of a model that can use each other's slot files."""
+    one = key.without_slots if key.slots is not None else key
+    text = json.dumps([model, asdict(one)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]

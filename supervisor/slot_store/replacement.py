@@ -1,0 +1,48 @@
+"""Which slot files a new one replaces. Pure.
+
+A file of a later turn replaces that of an earlier one; a branch of the conversation that differs in
+more than a short answer is kept beside it. Of what belongs to no conversation, only files of nearly
+the same prompt replace each other: of two prefixes, the shorter is read more quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.prompt import BLOCK_TOKENS
+from proxy.prompt_cache.slot_file import SlotFile
+
+
+def replaced_by(
+    new: SlotFile, others: Iterable[SlotFile], tokens_min: int, *, is_own: bool
+) -> list[str]:
+    """Return the names of files that a new one replaces.
+
+    `others` have a turn of its conversation where `is_own`; else neither has any.
+    """
+    most = tokens_min // BLOCK_TOKENS
+    return [
+        one.name
+        for one in others
+        if one.name != new.name
+        and (missing(one.fingerprint, new.fingerprint) < most)
+        and (is_own or missing(new.fingerprint, one.fingerprint) < most)
+    ]
+
+
+def missing(one: ConversationFingerprint, other: ConversationFingerprint) -> int:
+    """Return how many blocks of a prompt another does not begin with."""
+    return len(one.blocks) - shared_blocks(one.blocks, other.blocks)
+
+
+def shared_blocks(ours: Sequence[int], its: Sequence[int]) -> int:
+    """Return how many blocks two prompts share; the hash of each includes all before it."""
+    low, high = 0, min(len(ours), len(its))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ours[middle - 1] == its[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

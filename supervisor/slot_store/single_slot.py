@@ -1,0 +1,73 @@
+"""Saves one idle slot of a serving engine, and fills one from a file.
+
+The engine decodes nothing while it writes or reads, so it is asked for nothing else, and what it
+wrote is stored afterwards. A failure fails no request: it is logged, once.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.slot_files.storage import Transfer
+from supervisor.engine_client.client import EngineClient, EngineUnreachable
+from supervisor.errors import AccessDenied
+from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.restore import restore_file
+from supervisor.slot_store.save import write
+from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.slot_files import TOKENS_AWAY_MAX
+from supervisor.slot_store.task import SlotTask
+
+_FAILED: Final = (EngineUnreachable, OSError, AccessDenied, InvalidSlotFile)
+
+
+async def save_one(
+    task: SlotTask,
+    client: EngineClient,
+    id_slot: int,
+    tokens: int,
+    fingerprint: ConversationFingerprint,
+) -> Transfer | None:
+    """Have the engine write a slot of `tokens`, or up to 2 fewer; store it in the background."""
+    began_at_s = time.monotonic()
+    try:
+        spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
+    except _FAILED as error:
+        task.emit_failed(str(error))
+        return None
+    if spooled is None:
+        return None
+    written = spooled.unverified
+    if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
+        spooled.path.unlink(missing_ok=True)  # another conversation has the slot
+        return None
+    duration_s = time.monotonic() - began_at_s
+    task.files.store(spooled, task.emit_failed)
+    return Transfer(written.tokens, written.size_bytes, duration_s)
+
+
+async def restore_one(
+    task: SlotTask, client: EngineClient, id_slot: int, name: str
+) -> Transfer | None:
+    """Fill a slot from a file; a file that cannot be used is removed from the catalogue."""
+    found = task.files.catalogue.get(name)
+    if found is None or not _fits(task, found.manifest):
+        return None
+    began_at_s = time.monotonic()
+    try:
+        if not await restore_file(task, client, task.spool(), found.manifest, id_slot):
+            return None
+    except _FAILED as error:
+        task.emit("slots.restore_failed", run=task.run, reason=str(error))
+        return None
+    task.files.catalogue.note_use(name, datetime.now(tz=UTC))
+    manifest = found.manifest
+    return Transfer(manifest.tokens, manifest.size_bytes, time.monotonic() - began_at_s)
+
+
+def _fits(task: SlotTask, manifest: Manifest) -> bool:
+    has_room = not task.ctx_slot or manifest.tokens < task.ctx_slot
+    return has_room and manifest.model == task.owner.model and task.key.fits(manifest.identity)
