@@ -1,0 +1,243 @@
+"""What an engine's host cache (`--cache-ram`) holds, by bytes and order. Pure.
+
+Such an engine matches no prompts (`--slot-prompt-similarity 0`) and has a cache for each slot
+(`--no-kv-unified`). It has one list of copies, the oldest first:
+
+- When a task begins, each idle slot is copied to the end of the list, in the order of their
+  numbers, after the task has got its own slot. A copy that is there already stays where it is. One
+  that another contains (the turn before) is removed.
+- A task that names no slot gets the one used longest ago, which is copied first. Then the copies
+  are read, the oldest first: one is better than the slot, or than the best so far, if the prompt
+  shares more with it and more of it is kept, at least a quarter. The best one is moved into the
+  slot: it is in the list no more. So a new conversation that begins like an old one takes its copy.
+- A task that names its slot, also one of no tokens, copies and moves nothing for it: what that slot
+  held since the last task is lost.
+- The oldest copies go until the new one fits; one above the limit is not made, and removes nothing.
+  With `--cache-ram -1` all of them have as many tokens as all slots together.
+
+A copy takes 12 to 16 bytes for each token beside the KV cache, which is neglected. That of a
+recurrent model has checkpoints with a state each: two after a prompt, and one more for each turn.
+
+The router calls, in the order in which requests are sent: `taken` for one that names no slot, then
+`slots_copied` with what all other idle slots hold; `found` when a response tells what was cached;
+`returned` when a conversation comes again that this process had, and that is in none of its slots.
+
+Source: llama.cpp, tools/server: server-task.cpp, server_prompt_cache (`alloc`, `load`, `update`);
+server-context.cpp, get_available_slot and process_single_task. Measured on build 10434 with its log
+at level 5 and by `scripts/host_cache_check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from typing import Final
+
+from proxy.prompt_cache.evicted_conversations import EvictedConversations
+from proxy.prompt_cache.prompt_match import NONE, Held, Match, continues, match
+
+# Source: server_prompt_cache::load, "don't trash large prompts".
+_KEPT_MIN: Final = 0.25
+# The last token of an answer is not in the cache, nor is the one that ends it.
+_TOKENS_AWAY_MAX: Final = 2
+# A state, and its checkpoints.
+_STATES: Final = 4
+# Beyond that the oldest go.
+_COPIES_MAX: Final = 1024
+# Tasks whose responses are awaited: more than there are slots, as some are cut off.
+_MOVES_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    conversation: object
+    tokens: int
+    blocks: tuple[int, ...]
+    size_bytes: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A copy that a task may have got.
+
+    Attributes:
+        least_tokens: With more found, it was this copy.
+        is_believed: Whether it is removed already.
+    """
+
+    copy: _Copy
+    least_tokens: float
+    is_believed: bool
+
+
+_number = attrgetter("number")
+
+
+class HostCache:
+    """The host cache of one process.
+
+    Args:
+        limit_bytes: 0: it has none; infinity: no limit.
+        token_bytes: Of a token in the KV cache; 0 where that is not known: nothing is believed.
+        state_bytes: Of the recurrent state of a sequence.
+    """
+
+    def __init__(self, limit_bytes: float, token_bytes: float, state_bytes: int = 0) -> None:
+        self._limit_bytes = limit_bytes if token_bytes > 0 else 0.0
+        self._token_bytes = token_bytes
+        self._state_bytes = state_bytes
+        self._copies: dict[_Copy, None] = {}
+        self._latest: dict[object, _Copy] = {}
+        self._moves: dict[object, _Move] = {}
+        self._count = count()
+        self._used_bytes = 0.0
+        self._evicted = EvictedConversations()
+
+    @property
+    def copied_tokens(self) -> list[int]:
+        """The tokens of each copy, the oldest first."""
+        return [one.tokens for one in self._copies]
+
+    @property
+    def fill(self) -> float:
+        """The used share, 0 to 1."""
+        return self._used_bytes / self._limit_bytes if self._limit_bytes else 0.0
+
+    def holds(self, conversation: object) -> int:
+        """Return how many tokens of a conversation are there."""
+        found = self._latest.get(conversation)
+        return found.tokens if found else 0
+
+    def absence_probability(self, tokens: int) -> float:
+        """Return how likely so many tokens are gone from here when their conversation returns.
+
+        Before any has returned: as likely as one is in what was evicted, or will be when as much
+        again has come.
+        """
+        size_bytes = self._size(tokens)
+        if size_bytes > self._limit_bytes:
+            return 1.0
+        if self._evicted.absent_share is not None:
+            return self._evicted.absent_share
+        seen_bytes = self._used_bytes + self._evicted.size_bytes
+        room_bytes = self._limit_bytes - size_bytes
+        return seen_bytes / (seen_bytes + room_bytes) if seen_bytes + room_bytes else 1.0
+
+    # What happens.
+
+    def slots_copied(self, idle: Iterable[Held]) -> None:
+        """Note that a task begins in another slot than these, which are idle."""
+        if self._limit_bytes:
+            for held in idle:
+                if held.conversation is not None and held.tokens != self.holds(held.conversation):
+                    self._add(held.conversation, held)
+
+    def taken(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> None:
+        """Note that a task names no slot and gets this one.
+
+        Args:
+            slot: What it held before.
+            conversation: Of the task; None for one that is not known.
+            blocks: Of its prompt.
+        """
+        self.slots_copied((slot,))
+        own = match(slot, conversation, blocks) if slot.tokens else Match(-1.0, 0)
+        copy, fit = self._best(own, conversation, blocks)
+        if copy is None:
+            return
+        move = _Move(copy, (own.tokens + fit.tokens) / 2, fit.kept >= _KEPT_MIN)
+        if move.is_believed:
+            self._remove(copy)
+        if conversation is not None:
+            self._note_move(conversation, move)
+
+    def found(self, conversation: object, cached_tokens: int) -> None:
+        """Note how many tokens of a task's prompt the engine found."""
+        if move := self._moves.pop(conversation, None):
+            self._correct(move, cached_tokens)
+        copy = self._latest.get(conversation)
+        # Such as without the reasoning of the answer: the copy of this turn will not contain it.
+        if copy and cached_tokens < copy.tokens - _TOKENS_AWAY_MAX:
+            del self._latest[conversation]
+
+    def returned(self, conversation: object) -> None:
+        """Note that a conversation comes again that is in no slot, before it is sent."""
+        if self._limit_bytes:
+            is_absent = not self.holds(conversation)
+            self._evicted.returned(conversation, self.absence_probability(0), is_absent=is_absent)
+
+    def _best(
+        self, own: Match, conversation: object | None, blocks: Sequence[int]
+    ) -> tuple[_Copy | None, Match]:
+        """Return the copy that fits better than the slot, else the one that nearly does."""
+        best, near = own, NONE
+        best_copy = near_copy = None
+        for copy in self._copies:
+            fit = match(copy, conversation, blocks)
+            if fit.kept < _KEPT_MIN:
+                if fit.kept > near.kept and fit.tokens > own.tokens:
+                    near, near_copy = fit, copy
+            elif fit.kept > best.kept and fit.tokens > best.tokens:
+                best, best_copy = fit, copy
+        return (best_copy, best) if best_copy else (near_copy, near)
+
+    def _note_move(self, conversation: object, move: _Move) -> None:
+        self._moves[conversation] = move
+        if len(self._moves) > _MOVES_MAX:
+            del self._moves[next(iter(self._moves))]
+
+    def _correct(self, move: _Move, cached_tokens: int) -> None:
+        """Put right whether a copy was moved, which may be near the limit of a quarter."""
+        was_moved = cached_tokens > move.least_tokens
+        if was_moved and not move.is_believed and move.copy in self._copies:
+            self._remove(move.copy)
+        elif move.is_believed and not was_moved:
+            self._put_back(move.copy)
+
+    def _put_back(self, copy: _Copy) -> None:
+        if again := self._latest.get(copy.conversation):
+            if again.tokens != copy.tokens:
+                return
+            self._remove(again)
+        self._append(copy)
+        self._copies = dict.fromkeys(sorted(self._copies, key=_number))
+        self._make_room(0)
+
+    def _add(self, conversation: object, held: Held) -> None:
+        size_bytes = self._size(held.tokens)
+        if size_bytes > self._limit_bytes:
+            return
+        before = self._latest.get(conversation)
+        if before and continues(held.blocks, before.blocks):
+            self._remove(before)
+        self._make_room(size_bytes)
+        self._append(_Copy(conversation, held.tokens, held.blocks, size_bytes, next(self._count)))
+        self._evicted.remove(conversation)
+
+    def _append(self, copy: _Copy) -> None:
+        self._copies[copy] = None
+        self._latest[copy.conversation] = copy
+        self._used_bytes += copy.size_bytes
+
+    def _make_room(self, size_bytes: float) -> None:
+        full_bytes = self._limit_bytes - size_bytes
+        while self._copies and (self._used_bytes > full_bytes or len(self._copies) >= _COPIES_MAX):
+            self._evict(next(iter(self._copies)))
+
+    def _evict(self, oldest: _Copy) -> None:
+        is_latest = self._latest.get(oldest.conversation) is oldest
+        self._remove(oldest)
+        if is_latest:
+            self._evicted.add(oldest.conversation, oldest.size_bytes)
+
+    def _remove(self, one: _Copy) -> None:
+        del self._copies[one]
+        self._used_bytes -= one.size_bytes
+        if self._latest.get(one.conversation) is one:
+            del self._latest[one.conversation]
+
+    def _size(self, tokens: int) -> float:
+        return tokens * self._token_bytes + _STATES * self._state_bytes
