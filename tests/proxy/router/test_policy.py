@@ -48,6 +48,14 @@ def test_home_is_left_at_once_where_the_wait_is_known_to_cost_more() -> None:
     assert chosen(home, slow, Candidate("quick", **FREE), home="home") == Choice("quick")
 
 
+def test_home_is_not_waited_for_where_a_file_has_its_cache() -> None:
+    home = Candidate(
+        "home", **FULL, cached_tokens=900, saved_tokens=890, prefill_tps=100.0, free_in_s=1.0
+    )
+    other = Candidate("other", **FREE, cached_tokens=890, saved_tokens=890, prefill_tps=100.0)
+    assert chosen(home, other, home="home") == Choice("other")
+
+
 def test_where_no_slot_is_free_nobody_has_a_choice() -> None:
     home, other = Candidate("home", **FULL), Candidate("other", **FULL)
     assert chosen(home, other, home="home") == chosen(home, other) == Choice(None)
