@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -27,10 +27,16 @@ from supervisor.engine_client.client import EngineClient, EngineUnreachable, Err
 
 @dataclass(frozen=True, slots=True)
 class SlotFileInfo:
-    """The content of a slot file, as the engine reports it."""
+    """The content of a slot file, as the engine reports it.
+
+    Attributes:
+        duration_s: For which the engine wrote or read it, and computed nothing; 0 where it does not
+            say.
+    """
 
     tokens: int
     size_bytes: int
+    duration_s: float = field(default=0.0, compare=False)
 
 
 async def get_slots(client: EngineClient) -> tuple[SlotState, ...] | ErrorResponse:
@@ -100,6 +106,8 @@ async def _transfer(
         return response.error
     try:
         members = orjson.loads(response.body)
-        return SlotFileInfo(*(int(members[key]) for key in keys))
-    except (ValueError, TypeError, KeyError) as error:
+        duration_ms = float(members.get("timings", {}).get(f"{action}_ms", 0.0))
+        tokens, size_bytes = (int(members[key]) for key in keys)
+        return SlotFileInfo(tokens, size_bytes, duration_ms / 1000)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EngineUnreachable(f"POST {path}: {error!r}") from error

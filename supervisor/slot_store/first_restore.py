@@ -20,6 +20,7 @@ from typing import Final
 
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.slot_file import InvalidSlotFile
@@ -31,7 +32,7 @@ _ENDED: Final = "its engine ended when it used a restored conversation"
 # An engine that uses nothing computes all tokens; the shortest file has the fewest.
 _TIMEOUT_S: Final = 30.0
 
-RestoreOne = Callable[[Manifest, int], Awaitable[bool]]
+RestoreOne = Callable[[Manifest, int], Awaitable[SlotFileInfo | None]]
 
 
 async def uses_restored(

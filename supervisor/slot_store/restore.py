@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
@@ -118,10 +120,10 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[Manifest]:
 
 async def restore_file(
     task: SlotTask, client: EngineClient, spool: Path, manifest: Manifest, id_slot: int
-) -> bool:
-    """Fill a slot from a file, verified before; return whether it holds it then.
+) -> SlotFileInfo | None:
+    """Fill a slot from a file, verified before; None where that failed.
 
-    A file that cannot be used is quarantined, with an event, also one that the engine did not
+    Its duration is that of verifying and reading. A file that cannot be used is quarantined, with an event, also one that the engine did not
     survive.
 
     Raises:
@@ -129,16 +131,18 @@ async def restore_file(
         OSError, AccessDenied: The disk refused.
     """
     link: Path | None = None
+    began_at_s = time.monotonic()
     try:
         link = await asyncio.to_thread(task.store.check_out, manifest, spool, task.key)
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
+        verified_s = time.monotonic() - began_at_s
         read = await slots.restore(client, id_slot, link.name)
     except SlotFileMissing:  # by a command, or another program
         task.files.catalogue.remove([manifest.name])
-        return False
+        return None
     except InvalidSlotFile as error:
         await _quarantine(task, manifest, str(error))
-        return False
+        return None
     except EngineNotConnected:
         raise
     except EngineUnreachable:
@@ -147,12 +151,12 @@ async def restore_file(
     finally:
         if link is not None:
             link.unlink(missing_ok=True)
-    if read == expected:
-        return True
+    if isinstance(read, SlotFileInfo) and read == expected:
+        return replace(read, duration_s=verified_s + read.duration_s)
     detail = read.message if isinstance(read, ErrorResponse) else f"it read {read.tokens} tokens"
     await _quarantine(task, manifest, f"the engine refused it: {detail}")
     await slots.erase(client, id_slot)
-    return False
+    return None
 
 
 async def _quarantine(task: SlotTask, manifest: Manifest, reason: str) -> None:

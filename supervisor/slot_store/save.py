@@ -129,4 +129,4 @@ async def write(
         saved_at=datetime.now(tz=UTC),
         used_at=used_at,
     )
-    return SpooledFile(spooled, manifest, task.store, task.budget)
+    return SpooledFile(spooled, manifest, written.duration_s, task.store, task.budget)

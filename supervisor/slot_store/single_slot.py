@@ -6,7 +6,6 @@ wrote is stored afterwards. A failure fails no request: it is logged, once.
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Final
 
@@ -32,7 +31,6 @@ async def save_one(
     fingerprint: ConversationFingerprint,
 ) -> Transfer | None:
     """Have the engine write a slot of `tokens`, or up to 2 fewer; store it in the background."""
-    began_at_s = time.monotonic()
     try:
         spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
     except _FAILED as error:
@@ -44,9 +42,8 @@ async def save_one(
     if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
         spooled.path.unlink(missing_ok=True)  # another conversation has the slot
         return None
-    duration_s = time.monotonic() - began_at_s
     task.files.store(spooled, task.emit_failed)
-    return Transfer(written.tokens, written.size_bytes, duration_s)
+    return Transfer(written.tokens, written.size_bytes, spooled.duration_s)
 
 
 async def restore_one(
@@ -56,16 +53,15 @@ async def restore_one(
     found = task.files.catalogue.get(name)
     if found is None or not _fits(task, found.manifest):
         return None
-    began_at_s = time.monotonic()
     try:
-        if not await restore_file(task, client, task.spool(), found.manifest, id_slot):
-            return None
+        read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
     except _FAILED as error:
         task.emit("slots.restore_failed", run=task.run, reason=str(error))
         return None
+    if read is None:
+        return None
     task.files.catalogue.note_use(name, datetime.now(tz=UTC))
-    manifest = found.manifest
-    return Transfer(manifest.tokens, manifest.size_bytes, time.monotonic() - began_at_s)
+    return Transfer(read.tokens, read.size_bytes, read.duration_s)
 
 
 def _fits(task: SlotTask, manifest: Manifest) -> bool:

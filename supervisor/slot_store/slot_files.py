@@ -40,10 +40,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class SpooledFile:
-    """A file that an engine has written."""
+    """A file that an engine has written, for `duration_s`."""
 
     path: Path
     unverified: Manifest
+    duration_s: float
     store: SlotStore
     budget: DiskBudget
 
