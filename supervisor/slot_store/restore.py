@@ -123,8 +123,8 @@ async def restore_file(
 ) -> SlotFileInfo | None:
     """Fill a slot from a file, verified before; None where that failed.
 
-    Its duration is that of verifying and reading. A file that cannot be used is quarantined, with an event, also one that the engine did not
-    survive.
+    Its duration is that of verifying and reading. A file that cannot be used is quarantined, with
+    an event, also one that the engine did not survive.
 
     Raises:
         EngineUnreachable: The engine does not answer.
