@@ -141,6 +141,13 @@ class ProxySettings(SettingsTable):
         description="whether an engine that decodes more than twice as fast as another one of its "
         "model gets more of the requests",
     )
+    slot_save_pause_max_ms: int = Field(
+        200,
+        ge=0,
+        le=60_000,
+        description="longest expected pause of running streams while a conversation of their "
+        "engine is saved to disk, in ms; 0: nothing is saved while they run",
+    )
     prefix_index_max_blocks: int = Field(
         200_000, ge=1, le=100_000_000, description="blocks of prompts in the prefix index"
     )

@@ -166,6 +166,22 @@ class SlotMap:
         idle = [one for one in self._slots if one.holder is None]
         return [one.id_slot for one in sorted(idle, key=_age)]
 
+    @property
+    def unsaved_idle(self) -> list[TrackedSlot]:
+        """Idle slots whose conversations are in no file, in the order the engine takes them."""
+        idle = (one for one in self._slots if one.holder is None and not one.is_saved)
+        return sorted((one for one in idle if one.conversation is not None), key=_age)
+
+    @property
+    def uses(self) -> list[tuple[object, int, int]]:
+        """Differs as soon as a slot is given to a request, used or freed."""
+        return [(one.holder, one.started, one.freed) for one in self._slots]
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a request has a slot and is not sent yet."""
+        return any(one.holder is not None and one.started <= one.freed for one in self._slots)
+
     def add_restored(self, filled: RestoredSlot, conversation: object | None) -> None:
         """Note what a slot holds as the process begins; call in the order of their tasks."""
         for tracked in self._slots:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from proxy.errors import (
@@ -40,7 +40,7 @@ class Leases:
         cache_use: Where prompts were found.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (its neighbours)
         self,
         queues: ModelQueues,
         listener: RouterListener,
@@ -48,6 +48,7 @@ class Leases:
         slot_releaser: SlotReleaser,
         first_byte_monitor: FirstByteMonitor,
         slot_selector: SlotSelector,
+        on_free: Callable[[Instance], None],
     ) -> None:
         self._queues = queues
         self._instances = queues.instances
@@ -59,6 +60,7 @@ class Leases:
         self._first_byte_monitor = first_byte_monitor
         self.cache_use = CacheUse()
         self._slot_selector = slot_selector
+        self._on_free = on_free
         self._cache_findings = CacheFindings(queues.prefix_index, queues.clock)
 
     @asynccontextmanager
@@ -196,6 +198,8 @@ class Leases:
             lease.is_taken = False
             self._listener.slots_freed(lease, use_of(lease, len(lease.slots), held))
         self._queues.of(lease.request.model).release(lease)
+        if lease.upstream.cache_key:
+            self._on_free(lease.instance)
 
     def _release_idle(self, lease: Lease) -> None:
         self._release(lease, self._slot_releaser.held_tokens(lease))

@@ -42,12 +42,13 @@ from proxy.router.slot_filling import SlotFiller
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.slot_saving import SlotSaver
 from proxy.router.slot_selection import SlotSelector
+from proxy.router.slot_writer import SlotWriter
 from proxy.router.weights import EQUAL
 from proxy.router.work_reader import EstimatedWork
 from proxy.settings import ProxySettings
 from proxy.slot_files.counted_storage import CountedStorage, ModelCounts
 from proxy.slot_files.storage import NO_SLOT_FILES, SlotFileStorage
-from proxy.upstream.slots import SlotState
+from proxy.upstream.slots import SlotState, get_slots
 from proxy.upstream.upstream import Upstream
 
 
@@ -94,8 +95,11 @@ class Router:
         self._first_byte_monitor = FirstByteMonitor(
             self._instances, responds or answers_health(settings), self._queues.assign_slots
         )
-        saver = SlotSaver(self._prefix_index, self._storage, clock)
+        saver = SlotSaver(self._prefix_index, settings, self._storage, clock)
         filler = SlotFiller(self._prefix_index, self._storage, saver)
+        self._slot_writer = SlotWriter(
+            self._prefix_index, saver, lambda upstream: get_slots(upstream, settings), clock
+        )
         self._leases = Leases(
             self._queues,
             listener,
@@ -103,6 +107,7 @@ class Router:
             self._slot_releaser,
             self._first_byte_monitor,
             SlotSelector(self._prefix_index, settings, filler),
+            self._slot_writer.request_ended,
         )
 
     # Called by the supervisor and the nodes.
@@ -229,8 +234,9 @@ class Router:
         return self._prefix_index.fingerprints(name, listed, self._clock())
 
     async def run(self) -> None:
-        """Free slots of aborted requests and watch for instances that do not respond."""
+        """Free slots of aborted requests, save idle ones, watch for silent instances."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._slot_writer.run())
             group.create_task(self._first_byte_monitor.serve())
             await self._slot_releaser.run()
 

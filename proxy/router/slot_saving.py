@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections import defaultdict
 
 from proxy.prompt_cache.conversations import Conversation
 from proxy.prompt_cache.index import PrefixIndex
@@ -10,39 +11,48 @@ from proxy.prompt_cache.slot_map import SlotContent, TrackedSlot
 from proxy.router.instances import Instance
 from proxy.router.lease import Lease
 from proxy.router.response_progress import Clock
-from proxy.slot_files.decision import SaveCase, pays_to_save
+from proxy.settings import ProxySettings
+from proxy.slot_files.decision import SaveCase, is_worth_saving, pays_to_save
 from proxy.slot_files.measures import SlotFileMeasures
 from proxy.slot_files.storage import SlotFileStorage, Transfer
 from proxy.upstream.timings import Timings
-
-# A stream should not show a longer pause.
-PAUSE_MAX_S: Final = 0.25
 
 
 class SlotSaver:
     """For all instances."""
 
-    def __init__(self, prefix_index: PrefixIndex, storage: SlotFileStorage, clock: Clock) -> None:
+    def __init__(
+        self,
+        prefix_index: PrefixIndex,
+        settings: ProxySettings,
+        storage: SlotFileStorage,
+        clock: Clock,
+    ) -> None:
         self._prefix_index = prefix_index
+        self._pause_max_s = settings.slot_save_pause_max_ms / 1000
         self._storage = storage
         self._clock = clock
-        self._measures: dict[str, SlotFileMeasures] = {}
+        self._measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
+        self._saved_at_s: dict[str, float] = {}
 
     def measures(self, model: str) -> SlotFileMeasures:
-        return self._measures.setdefault(model, SlotFileMeasures())
+        return self._measures[model]
 
     def pays(self, instance: Instance, content: SlotContent) -> bool:
         """Return whether to save what a slot holds that a request is about to use."""
-        case = self._case(instance, content)
-        if case is None or not pays_to_save(case, PAUSE_MAX_S):
-            return False
-        return self._storage.may_save(instance.upstream.name, _size_bytes(instance, content))
+        case = self.case(instance, content, is_taken_next=True)
+        return case is not None and pays_to_save(case, self._pause_max_s)
+
+    def is_worth(self, case: SaveCase) -> bool:
+        """Return whether to save a slot, now or once its engine's streams may be paused."""
+        return is_worth_saving(case, self._pause_max_s)
 
     async def save(
         self, instance: Instance, slot: TrackedSlot, content: SlotContent
     ) -> Transfer | None:
         """Save what a slot of known number holds; None where that failed."""
         upstream, sent = instance.upstream, slot.started
+        self._saved_at_s[upstream.name] = self._clock()
         fingerprint = self._prefix_index.fingerprint(upstream.name, content)
         transfer = await self._storage.save(
             upstream.name, slot.id_slot, content.tokens, fingerprint
@@ -70,25 +80,29 @@ class SlotSaver:
                 lease.conversation_number, lease.began_at_s, self._clock(), prompt, found
             )
 
-    def _case(self, instance: Instance, content: SlotContent) -> SaveCase | None:
-        """Return what is expected of saving a slot; None where it holds nothing new."""
+    def case(
+        self, instance: Instance, content: SlotContent, *, is_taken_next: bool = False
+    ) -> SaveCase | None:
+        """Return what is expected of saving a slot; None where nothing can be saved of it."""
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
         if content.is_saved or not turn_hashes or not isinstance(conversation, Conversation):
             return None
-        saved = self._prefix_index.files.tokens(upstream.cache_key, turn_hashes)
-        measures, size_bytes = self.measures(upstream.model), _size_bytes(instance, content)
+        size_bytes = content.tokens * upstream.token_bytes + upstream.state_bytes
+        if not self._storage.may_save(upstream.name, size_bytes):
+            return None
+        measures, rates, now_s = self.measures(upstream.model), instance.rates, self._clock()
+        saved_at_s = self._saved_at_s.get(upstream.name, -math.inf)
         return SaveCase(
-            tokens=content.tokens - saved,
-            prefill_tps=instance.rates.prefill_tps,
+            tokens=content.tokens
+            - self._prefix_index.files.tokens(upstream.cache_key, turn_hashes),
+            prefill_tps=rates.prefill_tps,
             save_s=measures.save_s(size_bytes),
             restore_s=measures.restore_s(size_bytes),
-            return_p=measures.return_p(conversation.number, self._clock()),
+            return_p=measures.return_p(conversation.number, now_s),
             loss_p=measures.loss_p,
             streams=instance.work.decoding,
-            is_taken_next=True,
+            gap_s=1 / rates.decode_tps,
+            decoded=(now_s - saved_at_s) * rates.decode_tps,
+            is_taken_next=is_taken_next,
         )
-
-
-def _size_bytes(instance: Instance, content: SlotContent) -> float:
-    return content.tokens * instance.upstream.token_bytes + instance.upstream.state_bytes

@@ -64,22 +64,24 @@ class SaveCase:
         return self.save_s * (1 + self.streams)
 
 
-def pays_to_save(case: SaveCase, pause_max_s: float) -> bool:
-    """Return whether to save a slot now; `pause_max_s` holds while streams decode."""
+def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
+    """Return whether a save gains more than it costs; `pause_max_s` holds while streams decode."""
     if case.tokens < _WORTH_TOKENS or case.saving_s <= _MARGIN * case.cost_s:
         return False
-    return not case.streams or (case.save_s <= pause_max_s and is_save_due(case))
-
-
-def is_save_due(case: SaveCase) -> bool:
-    """Return whether the last pause of the streams is so long ago that another may follow."""
-    is_rare = case.decoded >= _TOKENS_BETWEEN
-    return case.is_taken_next or is_rare or case.save_s <= _SHORT_PAUSE * case.gap_s
+    return not case.streams or case.save_s <= pause_max_s
 
 
 def due_in_s(case: SaveCase) -> float:
-    """Return after how many seconds `is_save_due` is true if the streams go on."""
-    return 0.0 if is_save_due(case) else (_TOKENS_BETWEEN - case.decoded) * case.gap_s
+    """Return when the streams may be paused again: 0 where at once."""
+    is_short = case.save_s <= _SHORT_PAUSE * case.gap_s
+    if case.is_taken_next or is_short or not case.streams:
+        return 0.0
+    return max(0.0, _TOKENS_BETWEEN - case.decoded) * case.gap_s
+
+
+def pays_to_save(case: SaveCase, pause_max_s: float) -> bool:
+    """Return whether to save a slot now."""
+    return is_worth_saving(case, pause_max_s) and due_in_s(case) <= 0
 
 
 def pays_to_restore(

@@ -12,8 +12,6 @@ from proxy.upstream.timings import average
 # Before the first return; and never less, for a process may end.
 _LOSS: Final = 0.5
 _LEAST_LOSS: Final = 0.05
-# With a smaller share found of what a conversation held, its cache was lost.
-_FOUND: Final = 0.5
 
 
 class SlotFileMeasures:
@@ -45,8 +43,7 @@ class SlotFileMeasures:
         """
         before = self._returns.note_turn(conversation, began_at_s, ended_at_s, tokens)
         if before:
-            is_lost = found < _FOUND * before
-            self._loss = average(self._loss, float(is_lost))
+            self._loss = average(self._loss, 1 - min(1.0, found / before))
 
     def save_s(self, size_bytes: float) -> float:
         return self._saves.duration_s(size_bytes)
@@ -60,5 +57,5 @@ class SlotFileMeasures:
 
     @property
     def loss_p(self) -> float:
-        """The chance that no slot and no host cache holds a conversation that returns."""
+        """The share of a conversation that no slot and no host cache holds when it returns."""
         return max(_LEAST_LOSS, self._loss)

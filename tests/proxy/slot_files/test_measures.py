@@ -21,9 +21,9 @@ def test_a_return_shows_whether_its_cache_was_lost() -> None:
     turn(measures, 0.0, found=0)
     assert measures.loss_p == 0.5, "a first turn has lost nothing"
     for at_s in range(1, 20):
-        turn(measures, at_s, found=900)
+        turn(measures, at_s, found=990)
     assert measures.loss_p == 0.05
     for at_s in range(20, 40):
         turn(measures, at_s, found=350)
-    assert measures.loss_p > 0.9
+    assert 0.6 < measures.loss_p < 0.7
     assert measures.return_p(1, 40) > 0.8
