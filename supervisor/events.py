@@ -53,6 +53,8 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "slots.save_failed": ("warning", "instance model run reason"),
     "slots.restore_failed": ("warning", "instance model run reason"),
     "slots.quarantined": ("warning", "model file reason"),
+    "slots.key_unusable": ("warning", "reason"),
+    "slots.key_missing": ("warning", "files keys"),
     "slots.restore_unused": ("warning", "instance model expected cached"),
     "prompt.prefilled": ("info", "instance model run prompt tokens cached"),
     "prompt.stored": ("info", "model prompt tokens"),

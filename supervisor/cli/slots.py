@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from supervisor.cli.options import Json, Names, finish, offer
+from supervisor.cli.options import Config, Json, Names, finish, offer
 
 commands = typer.Typer(
     help="Where prompts are kept: in slots, in memory, on disk.", invoke_without_command=True
@@ -51,3 +52,18 @@ def slots_forget(
     from supervisor.commands.slots import forget as call
 
     finish("slots forget", lambda: call(model, everything=everything), as_json=as_json)
+
+
+@commands.command("new-key")
+def slots_new_key(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Unset: the file of the settings, else slots.key beside them."),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key that encrypts saved conversations; one more in a file that has keys."""
+    from supervisor.commands.slot_key import new as call
+
+    finish("slots new-key", lambda: call(file, config), as_json=as_json)

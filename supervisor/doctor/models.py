@@ -50,7 +50,8 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
         yield from check_plan(plan)
         if reason := planner.launches.slot_persistence.reason(plan):
             text = f"conversations are not saved across restarts: {reason}"
-            yield Finding(f"model {name}", "ok", text)
+            is_expected = not planner.launches.slot_persistence.problem
+            yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
         yield from _check_trial(planner, name)
         found = memory_need(plan, len(planner.places.of(name)))
         yield replace(found, is_preloaded=planner.model_settings(name).preload)

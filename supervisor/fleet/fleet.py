@@ -203,6 +203,7 @@ class Fleet:
     def set_planner(self, planner: LaunchPlanner) -> None:
         """Apply new settings: their models and their order."""
         self.planner = planner
+        self.slot_files.check_keys()
         found = {name: self.models.get(name) for name in planner.entries}
         rest = {name: model for name, model in self.models.items() if name not in found}
         self.models = {

@@ -53,3 +53,4 @@ class LaunchFingerprint:
     workers: tuple[str, ...] = ()
     projector: FileVersion | None = None  # found beside the model
     adapters: tuple[FileVersion, ...] = ()
+    spool: Path | None = None  # where it writes slot files, unless that is beside them

@@ -281,6 +281,7 @@ class LaunchPlanner:
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
             adapters=tuple(FileVersion.of(one.path) for one in entry.loras),
+            spool=self.launches.slot_persistence.memory_spool,
         )
 
     @property

@@ -13,6 +13,7 @@ from supervisor.service.unit_text import assignment, escaped
 from supervisor.settings.schema import Settings
 
 _API_KEYS = "api_keys"
+_SLOTS_KEY = "slots_key"
 
 
 def credential_lines(settings: Settings) -> Iterator[str]:
@@ -20,6 +21,9 @@ def credential_lines(settings: Settings) -> Iterator[str]:
     if settings.proxy.api_keys_file is not None:
         yield f"LoadCredential={_API_KEYS}:{escaped(str(settings.proxy.api_keys_file))}"
         yield f"Environment={assignment('CORRAL_PROXY__API_KEYS_FILE', f'%d/{_API_KEYS}')}"
+    if settings.supervisor.slots_key_file is not None:
+        yield f"LoadCredential={_SLOTS_KEY}:{escaped(str(settings.supervisor.slots_key_file))}"
+        yield f"Environment={assignment('CORRAL_SUPERVISOR__SLOTS_KEY_FILE', f'%d/{_SLOTS_KEY}')}"
     files = {name: node.key_file for name, node in settings.nodes.items() if node.key_file}
     for name, file in files.items():
         yield f"LoadCredential=node_{name}:{escaped(str(file))}"

@@ -220,10 +220,13 @@ def _resolved(settings: Settings, base: Path) -> Settings:
         "api_keys_file": proxy.api_keys_file and base / proxy.api_keys_file,
         "tls": proxy.tls and _joined(proxy.tls, base, ("cert", "key", "client_ca")),
     }
+    key_file = settings.supervisor.slots_key_file
+    in_supervisor = {"slots_key_file": key_file and base / key_file}
     update = {
         "engine": joined_engine(settings.engine, base),
         "models_dir": tuple(base / one for one in settings.models_dirs),
         "proxy": proxy.model_copy(update=in_proxy),
+        "supervisor": settings.supervisor.model_copy(update=in_supervisor),
         "models": {name: resolve_model(name, one) for name, one in settings.models.items()},
         "nodes": {
             name: _joined(node, base, ("key_file", "ca_file", "cert", "key"))

@@ -118,6 +118,11 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
     slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
         8 * 1024**3, description="disk space for saved conversations, in bytes or as in 8 GiB"
     )
+    slots_key_file: ExpandedPath | None = Field(
+        None,
+        description="file with the keys that encrypt saved conversations, as "
+        "`corral slots new-key` makes it; unset: they are not encrypted",
+    )
     record_requests: bool = Field(
         default=True,
         description="record sizes and pauses of answered requests, never a text, for this user "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -60,15 +60,18 @@ class Catalogue:
     def files(self) -> Collection[CataloguedFile]:
         return self._files.values()
 
-    def add(self, manifest: Manifest) -> CataloguedFile:
-        """Add a file, or replace what is known of it."""
-        one = _catalogued(manifest)
-        self._forget(manifest.name)
-        self._files[manifest.name] = one
-        for turn_hash in one.file.fingerprint.turn_hashes:
-            self._by_turn[one.file.cache_key, turn_hash].add(manifest.name)
-        self._listener.add_slot_file(one.file)
+    def add(self, manifest: Manifest, *, is_readable: bool = True) -> CataloguedFile:
+        """Add a file, or replace what is known of it; no engine fits one that is not readable."""
+        one = _catalogued(manifest, is_readable=is_readable)
+        self._add(one)
         return one
+
+    def check_readable(self, is_readable: Callable[[Manifest], bool]) -> None:
+        """Note which files can be read with other keys."""
+        for one in tuple(self._files.values()):
+            cache_key = _cache_key(one.manifest, is_readable=is_readable(one.manifest))
+            if cache_key != one.file.cache_key:
+                self._add(replace(one, file=replace(one.file, cache_key=cache_key)))
 
     def remove(self, names: Iterable[str]) -> list[Manifest]:
         """Forget files; return those that were known."""
@@ -98,6 +101,14 @@ class Catalogue:
         )
         return sorted(found, key=lambda one: one.manifest.used_at, reverse=True)
 
+    def _add(self, one: CataloguedFile) -> None:
+        name = one.manifest.name
+        self._forget(name)
+        self._files[name] = one
+        for turn_hash in one.file.fingerprint.turn_hashes:
+            self._by_turn[one.file.cache_key, turn_hash].add(name)
+        self._listener.add_slot_file(one.file)
+
     def _forget(self, name: str) -> CataloguedFile | None:
         if one := self._files.pop(name, None):
             for turn_hash in one.file.fingerprint.turn_hashes:
@@ -108,16 +119,21 @@ class Catalogue:
         return one
 
 
-def _catalogued(manifest: Manifest) -> CataloguedFile:
+def _catalogued(manifest: Manifest, *, is_readable: bool) -> CataloguedFile:
     file = SlotFile(
         name=manifest.name,
-        cache_key=key_digest(manifest.model, manifest.identity),
+        cache_key=_cache_key(manifest, is_readable=is_readable),
         tokens=manifest.tokens,
         size_bytes=manifest.size_bytes,
         fingerprint=decode_fingerprint(manifest.fingerprint),
         is_recurrent=manifest.identity.state_bytes != 0,
     )
     return CataloguedFile(replace(manifest, fingerprint=""), file)
+
+
+def _cache_key(manifest: Manifest, *, is_readable: bool) -> str:
+    found = key_digest(manifest.model, manifest.identity)
+    return found if is_readable else f"{found} {manifest.key_id}"
 
 
 @lru_cache(maxsize=64)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from supervisor.errors import AccessDenied
+from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.flags.plan import Plan
+from supervisor.host.memory_directory import memory_directory
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import SupervisorSettings
+from supervisor.slot_store.content import SlotContent
+from supervisor.slot_store.key_ring import KeyRing, read_key_ring
 from supervisor.slot_store.manifest import cache_key
 from supervisor.slot_store.outcomes import RestoreOutcome
 from supervisor.slot_store.policy import DiskBudget, unsupported_reason
 from supervisor.slot_store.store import SlotStore
 
 SLOT_DIRECTORY: Final = "--slot-save-path"
+_NO_MEMORY: Final = (
+    "slots_key_file is set, and this machine has no file system in memory for what engines write"
+)
 _TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tries it again"
 
 
@@ -28,10 +35,12 @@ class SlotPersistence:
     is_on: bool
     budget: DiskBudget
     timeout_s: float  # for saving all slots of an instance
+    problem: str = ""  # why files that are to be encrypted cannot be
+    memory_spool: Path | None = None  # of engines whose files are encrypted
 
     def reason(self, plan: Plan) -> str | None:
         """Return why no slot of a plan is saved, as a clause; None if they are."""
-        if reason := self._unsupported_reason(plan):
+        if reason := self._unsupported_reason(plan) or self.problem:
             return reason
         outcome = self.outcome(plan)
         if outcome and outcome.problem:
@@ -47,7 +56,8 @@ class SlotPersistence:
 
     def arguments(self, plan: Plan, instance: str) -> tuple[str, ...]:
         """Return the engine's arguments; none if nothing is saved."""
-        if self._unsupported_reason(plan):
+        has_no_spool = self.problem and not self.memory_spool
+        if has_no_spool or self._unsupported_reason(plan):
             return ()
         return (SLOT_DIRECTORY, str(self.store.spool_path(instance)))
 
@@ -66,19 +76,42 @@ class SlotPersistence:
 
 def clean_up(persistence: SlotPersistence, emit: Emit) -> None:
     """Clean up the slot store; only for the daemon that owns it, before it starts an engine."""
+    if persistence.problem:
+        emit("slots.key_unusable", reason=persistence.problem)
     with suppress(OSError, AccessDenied):  # saving reports them
         for file in persistence.store.clean_up(persistence.budget):
             emit("slots.quarantined", model=file.model, file=file.name, reason=file.reason)
+        if unreadable := persistence.store.unreadable():
+            keys = sorted({one.key_id for one in unreadable})
+            emit("slots.key_missing", files=len(unreadable), keys=keys)
 
 
 def slot_persistence(directories: Directories, settings: SupervisorSettings) -> SlotPersistence:
+    """Read the keys of slot files; one that cannot be used is a `problem`, not an error."""
+    path = settings.slots_key_file if settings.persist_slots else None
+    spool = memory_directory(directories.runtime, "slots") if path else None
+    keys, problem = _keys(path) if spool and path else (None, _NO_MEMORY if path else "")
     return SlotPersistence(
-        store=store_in(directories),
+        store=SlotStore(_root(directories), SlotContent(keys), spool),
         is_on=settings.persist_slots,
         budget=DiskBudget(settings.slots_disk_budget),
         timeout_s=settings.slot_save_timeout_s,
+        problem=problem,
+        memory_spool=spool,
     )
 
 
 def store_in(directories: Directories) -> SlotStore:
-    return SlotStore(directories.data / "slots")
+    """Return the store without keys."""
+    return SlotStore(_root(directories))
+
+
+def _root(directories: Directories) -> Path:
+    return directories.data / "slots"
+
+
+def _keys(path: Path) -> tuple[KeyRing | None, str]:
+    try:
+        return read_key_ring(path), ""
+    except SettingsInvalid as error:
+        return None, error.message

@@ -91,13 +91,14 @@ class Manifest:
     replica: int  # the one that saved it, from 0
     identity: CacheKey
     size_bytes: int
-    sha256: str
+    sha256: str  # of the file; empty if it is encrypted, which verifies it
     tokens: int
     tokens_sha256: str
     ctx_slot: int  # the context size of a slot when it was saved
     fingerprint: str  # the proxy's, of the conversation; empty if unknown
     saved_at: datetime
     used_at: datetime  # among those saved together only the order matters
+    key_id: str = ""  # of the key with which the file is encrypted; empty if it is not
 
 
 def cache_key(plan: Plan) -> CacheKey:

@@ -24,7 +24,7 @@ from supervisor.slot_store.first_restore import uses_restored
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import fill_order, to_restore, uses_prompt_similarity
 from supervisor.slot_store.quarantine import QuarantinedFile
-from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
+from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
 
@@ -110,7 +110,7 @@ def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:
 
 def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[Manifest]:
     return to_restore(
-        task.store.saved(task.owner.model),
+        filter(task.store.content.is_readable, task.store.saved(task.owner.model)),
         task.key,
         replica=(task.owner.replica, task.owner.replicas),
         most=len(found),
@@ -137,7 +137,7 @@ async def restore_file(
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
         verified_s = time.monotonic() - began_at_s
         read = await slots.restore(client, id_slot, link.name)
-    except SlotFileMissing:  # by a command, or another program
+    except (SlotFileMissing, SlotKeyMissing):  # deleted by another program; the settings changed
         task.files.catalogue.remove([manifest.name])
         return None
     except InvalidSlotFile as error:

@@ -50,6 +50,10 @@ class SlotFileMissing(InvalidSlotFile):
     """The file was deleted, and its manifest."""
 
 
+class SlotKeyMissing(InvalidSlotFile):
+    """The file may be right, and its key is not at hand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Medium:
     """A picture or sound of a prompt."""
@@ -90,8 +94,13 @@ def read(path: Path) -> SlotFileHeader:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        version, count = _head(file)
-        content = _exactly(file, 4 * count)
+        return read_from(file)
+
+
+def read_from(file: BinaryIO) -> SlotFileHeader:
+    """Read the header at the start of a file; raises as `read`."""
+    version, count = _head(file)
+    content = _exactly(file, 4 * count)
     words = _words(content)
     if words[:1] != (_RECORD,):
         return SlotFileHeader(version, words)
@@ -120,8 +129,14 @@ def read_checked(path: Path, expected: SlotFileInfo) -> SlotFileHeader:
     """
     if (size_bytes := path.stat().st_size) != expected.size_bytes:
         raise InvalidSlotFile(f"it has {size_bytes:,} bytes, not {expected.size_bytes:,}")
+    with path.open("rb") as file:
+        return check_header(file, expected)
+
+
+def check_header(file: BinaryIO, expected: SlotFileInfo) -> SlotFileHeader:
+    """Read the header at the start of a file; raises as `read_checked`."""
     try:
-        header = read(path)
+        header = read_from(file)
     except NotASlotFile as error:
         raise InvalidSlotFile(str(error)) from error
     if len(header.tokens) != expected.tokens:

@@ -90,17 +90,22 @@ class SlotFiles:
         return self._group.create_task(work, name=name)
 
     async def _load(self) -> None:
-        found = await asyncio.to_thread(self._persistence().store.saved)
+        store = self._persistence().store
+        found = await asyncio.to_thread(store.saved)
         for begin in range(0, len(found), _LOADED_AT_ONCE):
             for manifest in found[begin : begin + _LOADED_AT_ONCE]:
-                self.catalogue.add(manifest)
+                self.catalogue.add(manifest, is_readable=store.content.is_readable(manifest))
             await asyncio.sleep(0)
+
+    def check_keys(self) -> None:
+        """Find out which files can be read with the keys of new settings."""
+        self.catalogue.check_readable(self._persistence().store.content.is_readable)
 
     def may_save(self, size_bytes: float) -> bool:
         """Return whether an engine may write a file of this size now."""
         persistence = self._persistence()
         pending_bytes = sum(one.unverified.size_bytes for one in self._pending.values())
-        if not persistence.is_on or len(self._pending) >= _PENDING_MAX:
+        if not persistence.is_on or persistence.problem or len(self._pending) >= _PENDING_MAX:
             return False
         if pending_bytes and pending_bytes + size_bytes > _PENDING_MAX_BYTES:
             return False

@@ -1,7 +1,8 @@
 """Slot files on disk: a private directory, a manifest beside each file, a budget over all.
 
     slots/kept/MODEL/NAME.slot, NAME.json    saved slots
-    slots/spool/INSTANCE/                    where an engine writes and reads
+    slots/spool/INSTANCE/                    where an engine writes and reads; elsewhere in memory
+                                             where files are encrypted
     slots/quarantine/                        invalid files, for some days
     slots/outcomes.json                      what engines did with restored slots
 
@@ -13,7 +14,7 @@ methods block; call them in a thread.
 
 from __future__ import annotations
 
-import os
+import errno
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -23,10 +24,9 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.engine_client.slots import SlotFileInfo
-from supervisor.engines.pins import sha256_of
-from supervisor.host.files import sync, write_atomic
+from supervisor.host.files import write_atomic
 from supervisor.host.paths import is_ours, make_private
-from supervisor.slot_store import slot_file
+from supervisor.slot_store.content import PLAIN, SlotContent
 from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
 from supervisor.slot_store.outcomes import RestoreOutcomes
 from supervisor.slot_store.policy import DiskBudget, is_redundant, to_evict
@@ -34,7 +34,6 @@ from supervisor.slot_store.quarantine import Quarantine, QuarantinedFile
 from supervisor.slot_store.slot_count import rewrite
 from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
-    NotASlotFile,
     SlotFileHeader,
     SlotFileMissing,
     read_checked,
@@ -44,14 +43,24 @@ _DATA: Final = ".slot"
 _MANIFEST: Final = ".json"
 # Left free on the disk, whatever the budget.
 _RESERVE_BYTES: Final = 256 * 1024**2
+_MEMORY_RESERVE_BYTES: Final = 16 * 1024**2
+_SPOOL: Final = "spool"
 _ENDINGS: Final = frozenset({_DATA, _MANIFEST})
 
 
 class SlotStore:
-    """The slot files of one data directory, made with mode 0700 when first written to."""
+    """The slot files of one data directory, made with mode 0700 when first written to.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        content: Encrypts the files; unset: they are not.
+        spool: Where engines write and read; unset: a directory in `root`.
+    """
+
+    def __init__(self, root: Path, content: SlotContent = PLAIN, spool: Path | None = None) -> None:
         self.root = root
+        self.content = content
+        self._spool = spool or root / _SPOOL
+        self._is_spool_in_memory = spool is not None
         self._kept = root / "kept"
         self.quarantine = Quarantine(root / "quarantine")
         self.outcomes = RestoreOutcomes(root)
@@ -63,20 +72,27 @@ class SlotStore:
             AccessDenied: It cannot be made.
         """
         make_private(self.root)
-        make_private(self.root / "spool")
+        make_private(self._spool)
         return make_private(self.spool_path(instance))
 
     def spool_path(self, instance: str) -> Path:
-        return self.root / "spool" / instance
+        return self._spool / instance
 
     def room_bytes(self) -> int:
-        """Return the free bytes of the disk, without a reserve."""
-        return shutil.disk_usage(self.root).free - _RESERVE_BYTES
+        """Return the free bytes of the disk, or of the spool if those are fewer, less reserves."""
+        on_disk = shutil.disk_usage(self.root).free - _RESERVE_BYTES
+        if not self._is_spool_in_memory:
+            return on_disk
+        return min(on_disk, shutil.disk_usage(self._spool).free - _MEMORY_RESERVE_BYTES)
 
     def saved(self, model: str | None = None) -> list[Manifest]:
         """Return what is saved of a model or of all, without invalid manifests."""
         found = (_read_manifest(path) for path in self._manifests(model))
         return [one for one in found if isinstance(one, Manifest)]
+
+    def unreadable(self) -> list[Manifest]:
+        """Return the files whose key is not at hand: they stay, and are deleted by age or room."""
+        return [one for one in self.saved() if not self.content.is_readable(one)]
 
     def quarantine_invalid(self, model: str | None = None) -> list[QuarantinedFile]:
         """Quarantine files with an invalid manifest."""
@@ -103,14 +119,19 @@ class SlotStore:
             redundant, replaced = is_redundant(header, unverified.used_at, headers, tokens_min)
             if redundant:
                 return None, []
-            manifest = replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
+            manifest = replace(
+                unverified,
+                sha256=self.content.sha256(spooled),
+                tokens_sha256=header.digest,
+                key_id=self.content.key_id,
+            )
             self._put(spooled, manifest)
         finally:
             spooled.unlink(missing_ok=True)
         return manifest, replaced
 
     def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
-        """Verify a file and link it into the spool of an engine, until the engine has answered.
+        """Verify a file and put it into the spool of an engine, until the engine has answered.
 
         For an engine with another number of slots it is rewritten. The link begins with the name
         of the file; each has a name of its own.
@@ -118,19 +139,20 @@ class SlotStore:
         Raises:
             SlotFileMissing: It was deleted, and its manifest.
             InvalidSlotFile: It differs from its manifest.
+            OSError: The spool is full.
         """
         path = self._path(manifest)
+        link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
         try:
-            header = _read_header(path, manifest)
-            if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
-                raise InvalidSlotFile("its content was altered")
-            link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
-            self._give(path, link, manifest.identity.slots, key)
+            self.content.take(path, link, manifest)
+            _fit(link, manifest.identity.slots, key)
         except FileNotFoundError as error:
             is_listed = path.with_suffix(_MANIFEST).exists()
             kind = InvalidSlotFile if is_listed else SlotFileMissing
             raise kind("it is gone") from error
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link
 
@@ -141,21 +163,9 @@ class SlotStore:
             InvalidSlotFile: It differs from its manifest.
         """
         try:
-            return _read_header(self._path(manifest), manifest)
+            return self.content.header(self._path(manifest), manifest)
         except OSError as error:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
-
-    @staticmethod
-    def _give(path: Path, link: Path, before: int | None, key: CacheKey) -> None:
-        after = key.slots
-        if before is None or after is None or before == after:
-            os.link(path, link)
-        else:
-            try:
-                rewrite(path, link, before=before, after=after, state_bytes=key.state_bytes or 0)
-            except (InvalidSlotFile, OSError):
-                link.unlink(missing_ok=True)
-                raise
 
     def quarantine_file(self, one: Manifest, reason: str) -> QuarantinedFile:
         self._quarantine(one.model, one.name)
@@ -175,8 +185,10 @@ class SlotStore:
 
         Only for the daemon that owns the directory, before it starts an engine.
         """
-        for partial in self.root.glob("spool/*/*.new"):
+        for partial in self._spool.glob("*/*.new"):
             partial.unlink(missing_ok=True)
+        if self._is_spool_in_memory:
+            shutil.rmtree(self.root / _SPOOL, ignore_errors=True)
         for directory in self._directories(None):
             for path in directory.iterdir():
                 if not path.with_suffix(_MANIFEST).exists() or path.suffix not in _ENDINGS:
@@ -207,17 +219,15 @@ class SlotStore:
     def _headers(self, manifests: Iterable[Manifest]) -> dict[Manifest, SlotFileHeader]:
         found = {}
         for one in manifests:
-            with suppress(NotASlotFile, OSError):  # found before it is restored
-                found[one] = slot_file.read(self._path(one))
+            with suppress(InvalidSlotFile, OSError):  # found before it is restored
+                found[one] = self.content.header(self._path(one), one)
         return found
 
     def _put(self, spooled: Path, manifest: Manifest) -> None:
         make_private(self._kept)
         target = make_private(self._kept / manifest.model) / f"{manifest.name}{_DATA}"
         try:
-            spooled.chmod(0o600)
-            sync(spooled)
-            spooled.replace(target)
+            self.content.put(spooled, target, manifest)
             write_atomic(target.with_suffix(_MANIFEST), dump(manifest))
         except OSError:
             target.unlink(missing_ok=True)
@@ -237,6 +247,21 @@ class SlotStore:
 
 def _read_header(path: Path, manifest: Manifest) -> SlotFileHeader:
     return read_checked(path, SlotFileInfo(manifest.tokens, manifest.size_bytes))
+
+
+def _fit(link: Path, before: int | None, key: CacheKey) -> None:
+    """Rewrite a file in the spool for an engine with another number of slots."""
+    after = key.slots
+    if before is None or after is None or before == after:
+        return
+    fitting = link.with_suffix(".new")
+    try:
+        rewrite(link, fitting, before=before, after=after, state_bytes=key.state_bytes or 0)
+        fitting.replace(link)
+    except (InvalidSlotFile, OSError):
+        fitting.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+        raise
 
 
 def _read_manifest(path: Path) -> Manifest | QuarantinedFile | None:

@@ -45,11 +45,14 @@ def test_keys_are_credentials_and_the_daemon_reads_the_copies() -> None:
     unit = lines(
         facts(
             proxy={"api_keys_file": "/etc/keys.toml"},
+            supervisor={"slots_key_file": "/etc/slots.key"},
             nodes={"big-box": {"url": "http://10.0.0.2:8080", "key_file": "/etc/50%.key"}},
         )
     )
     assert "LoadCredential=api_keys:/etc/keys.toml" in unit
     assert 'Environment="CORRAL_PROXY__API_KEYS_FILE=%d/api_keys"' in unit
+    assert "LoadCredential=slots_key:/etc/slots.key" in unit
+    assert 'Environment="CORRAL_SUPERVISOR__SLOTS_KEY_FILE=%d/slots_key"' in unit
     assert "LoadCredential=node_big-box:/etc/50%%.key" in unit
     nodes = '{\\"big-box\\": {\\"key_file\\": \\"%d/node_big-box\\"}}'
     assert f'Environment="CORRAL_NODES={nodes}"' in unit
