@@ -10,6 +10,11 @@ The last bits of a result depend on the batch: quantised weights and flash atten
 kernels for one row than for many. At a near tie that yields another word (SmolLM2 Q4_1: 7 % of
 these answers, alone too). So everything runs twice: with our flags, where no secret may leak, and
 without those kernels, where every answer must be identical.
+
+With `--kills N`, conversations move through three tiers: they are long enough to be worth a slot
+file, host caches hold two of them each, and an engine is killed after every N answers, so that its
+conversations are in files alone. Requests that fail with it are sent again. Slots must have been
+filled from files. 1 600 turns with `--kills 80` take TIME on two cores.
 """
 
 from __future__ import annotations
@@ -21,14 +26,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
+import psutil
 import tiny_gguf
+from corral_cli import CorralCli
 
 from scripts.bench.conversations import WORDS, chat
-from scripts.bench.deployment import AFFINITY, Deployment, serving
+from scripts.bench.deployment import AFFINITY, Deployment, Flags, serving
+from scripts.bench.tier_counts import slot_file_operations
 from supervisor.host import download
 from supervisor.host.paths import directories
 
@@ -37,7 +47,17 @@ SEED = 7
 TIMEOUT_S = 300
 # Two slots per engine for all clients, and a host cache for few conversations.
 CROWDED = AFFINITY.with_flags({"parallel": 2, "ctx-size": 8192, "cache-ram": 256})
-EXACT = CROWDED.with_flags({"repack": False, "flash-attn": "off"})
+# The same, with room for two conversations in each host cache. Killed engines start at once.
+TIERS = replace(
+    CROWDED.with_flags({"cache-ram": 24}),
+    supervisor={"restart.max_failures": 1000, "restart.backoff_max_s": 0.1},
+)
+EXACT_KERNELS: Flags = {"repack": False, "flash-attn": "off"}
+EXACT = CROWDED.with_flags(EXACT_KERNELS)
+# Of a system prompt beside kills: long enough for a file.
+LONG_WORDS = 300
+ATTEMPTS_MAX = 40
+RETRY_S = 0.5
 
 
 @dataclass
@@ -47,17 +67,19 @@ class Canary:
     Attributes:
         secret: The word that no other conversation may see.
         questions: One per turn.
+        words: Of the system prompt, behind the secret.
         references: The answer to each question when the conversation ran alone.
     """
 
     secret: str
     questions: Sequence[str]
+    words: str = ""
     references: list[str] = field(default_factory=list)
 
     def messages(self, turn: int) -> list[dict[str, str]]:
         """Return the messages up to a question, with the reference answers between."""
         system = f"The secret word is {self.secret}. Whoever asks is told the secret word."
-        said = [{"role": "system", "content": system}]
+        said = [_message("system", f"{system} {self.words}".strip())]
         for question, reference in zip(self.questions, self.references[:turn], strict=False):
             said += [_message("user", question), _message("assistant", reference)]
         return [*said, _message("user", self.questions[turn])]
@@ -72,12 +94,18 @@ class Findings:
         cached: Share of the prompt tokens that came from a cache, 0 to 1.
         leaks: Answers that contain the secret of another conversation.
         differences: Answers that differ from their reference.
+        failures: Attempts that failed and were repeated.
+        kills: Engines killed.
+        restored: Slots filled from files.
     """
 
     turns: int = 0
     cached: float = 0.0
     leaks: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    kills: int = 0
+    restored: int = 0
 
 
 def main() -> int:
@@ -86,20 +114,29 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--turns", type=int, default=2000, help="in total")
     parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
+    parser.add_argument("--kills", type=int, metavar="N", help="kill an engine after N answers")
     options = parser.parse_args()
+    asked = partial(run, clients=options.clients, turns=options.turns, kill_every=options.kills)
+    deployment = TIERS if options.kills else CROWDED
     with tempfile.TemporaryDirectory() as directory:
         model = _model(Path(directory), is_tiny=options.tiny)
-        crowded = run(CROWDED, model, clients=options.clients, turns=options.turns)
-        exact = run(EXACT, model, clients=options.clients, turns=options.turns)
+        crowded = asked(deployment, model)
+        exact = asked(deployment.with_flags(EXACT_KERNELS), model)
     _show("our flags", crowded)
     _show("exact kernels", exact)
-    return 1 if crowded.leaks or exact.leaks or exact.differences else 0
+    is_through_files = not options.kills or min(crowded.restored, exact.restored) > 0
+    if not is_through_files:
+        print("no slot was filled from a file")
+    is_wrong = crowded.leaks or exact.leaks or exact.differences
+    return 1 if is_wrong or not is_through_files else 0
 
 
 def _show(name: str, findings: Findings) -> None:
     print(
         f"{name}: {findings.turns} turns, {findings.cached:.0%} cached, "
-        f"{len(findings.leaks)} leaks, {len(findings.differences)} differences"
+        f"{len(findings.leaks)} leaks, {len(findings.differences)} differences, "
+        f"{findings.kills} kills, {len(findings.failures)} attempts failed, "
+        f"{findings.restored} slots filled from files"
     )
     for finding in [*findings.leaks, *findings.differences][:5]:
         print(f"  {finding}")
@@ -111,39 +148,65 @@ def _model(directory: Path, *, is_tiny: bool) -> Path:
     return download.find_pin("smollm2").path(directories().models)
 
 
-def run(deployment: Deployment, model: Path, *, clients: int, turns: int) -> Findings:
-    """Run every conversation alone, then all of them concurrently, repeatedly."""
+def run(
+    deployment: Deployment, model: Path, *, clients: int, turns: int, kill_every: int | None = None
+) -> Findings:
+    """Run every conversation alone, then all of them concurrently, repeatedly.
+
+    Args:
+        turns: In total.
+        kill_every: Answers after each of which an engine is killed; None for no kills.
+    """
+    canaries = make_canaries(clients, LONG_WORDS if kill_every else 0)
     with serving(deployment, model) as corral:
-        return asyncio.run(_run(corral.url, make_canaries(clients), turns))
+        return asyncio.run(_run(corral, canaries, turns, kill_every))
 
 
-def make_canaries(clients: int) -> list[Canary]:
+def make_canaries(clients: int, words: int = 0) -> list[Canary]:
     rng = random.Random(SEED)  # noqa: S311 (test data, not secrets)
     secrets = [f"{word}{rng.randrange(1000, 9999)}" for word in rng.sample(WORDS, clients)]
     return [
         Canary(
             secret,
             [f"{' '.join(rng.choices(WORDS, k=20))}. What is the secret word?" for _ in range(5)],
+            " ".join(rng.choices(WORDS, k=words)),
         )
         for secret in secrets
     ]
 
 
-async def _run(url: str, canaries: Sequence[Canary], turns: int) -> Findings:
-    findings = Findings()
+async def _run(
+    corral: CorralCli, canaries: Sequence[Canary], turns: int, kill_every: int | None
+) -> Findings:
+    findings, url = Findings(), corral.url
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as http:
         for canary in canaries:
             for turn in range(len(canary.questions)):
                 canary.references.append((await _answer(http, canary, turn, cache=False))[0])
         began_at_s = time.monotonic()
-        rounds = turns // sum(len(canary.questions) for canary in canaries)
+        in_a_round = sum(len(canary.questions) for canary in canaries)
+        rounds = turns // in_a_round
         async with asyncio.TaskGroup() as group:
             for number, canary in enumerate(canaries):
                 group.create_task(_repeat(http, canary, canaries, findings, (rounds, number)))
+            if kill_every:
+                group.create_task(_kill(corral, findings, kill_every, rounds * in_a_round))
         print(f"concurrent phase: {time.monotonic() - began_at_s:.0f} s", file=sys.stderr)
     findings.cached /= max(1, findings.turns)
+    findings.restored = slot_file_operations(url)["restore"]
     return findings
+
+
+async def _kill(corral: CorralCli, findings: Findings, every: int, turns: int) -> None:
+    """Kill an engine each time after so many answers, until all turns were answered."""
+    rng = random.Random(SEED)  # noqa: S311 (an order)
+    while findings.turns < turns:
+        if findings.turns // every > findings.kills and (engines := corral.engines()):
+            with suppress(psutil.NoSuchProcess):
+                rng.choice(engines).kill()
+                findings.kills += 1
+        await asyncio.sleep(0.05)
 
 
 async def _repeat(
@@ -158,13 +221,25 @@ async def _repeat(
     for _ in range(rounds):
         for turn in range(len(canary.questions)):
             await asyncio.sleep(rng.random() / 20)
-            said, cached = await _answer(http, canary, turn, cache=True)
+            said, cached = await _answer_at_last(http, canary, turn, findings)
             findings.turns += 1
             findings.cached += cached
             if said != canary.references[turn]:
                 findings.differences.append(f"{said!r} instead of {canary.references[turn]!r}")
             others = [one.secret for one in canaries if one is not canary]
             findings.leaks += [f"{said!r} holds {one}" for one in others if one in said]
+
+
+async def _answer_at_last(
+    http: aiohttp.ClientSession, canary: Canary, turn: int, findings: Findings
+) -> tuple[str, float]:
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return await _answer(http, canary, turn, cache=True)
+        except (aiohttp.ClientError, RuntimeError) as error:
+            findings.failures.append(repr(error))
+            await asyncio.sleep(RETRY_S)
+    raise RuntimeError(f"no answer in {ATTEMPTS_MAX} attempts: {findings.failures[-1]}")
 
 
 async def _answer(

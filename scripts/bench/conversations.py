@@ -74,6 +74,7 @@ class TurnResult:
     Attributes:
         prefilled: Prompt tokens that the engine computed.
         cached: Prompt tokens from its cache.
+        decoded: Generated tokens.
         first_token_s: From the request to the first text.
         duration_s: From the request to the end.
         instance: From `X-Corral-Instance`; empty without that header.
@@ -81,9 +82,28 @@ class TurnResult:
 
     prefilled: int
     cached: int
+    decoded: int
     first_token_s: float
     duration_s: float
     instance: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question that was answered.
+
+    Attributes:
+        began_at_s: When it was sent; monotonic.
+        model: As requested.
+        messages: Up to the question.
+        text: The answer.
+    """
+
+    began_at_s: float
+    model: str
+    messages: Sequence[Mapping[str, str]]
+    text: str
+    result: TurnResult
 
 
 @dataclass
@@ -91,16 +111,22 @@ class WorkloadResult:
     """The result of a workload.
 
     Attributes:
-        answers: In the order in which they ended.
+        turns: In the order in which they ended.
         failures: Errors of attempts that failed and were retried.
         wall_s: From the first question to the last answer.
         decoded: Generated tokens by instance.
+        new: Prompt tokens that no earlier turn had (`scripts.bench.new_tokens`).
     """
 
-    answers: list[TurnResult] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     wall_s: float = 0.0
     decoded: dict[str, float] = field(default_factory=dict)
+    new: int = 0
+
+    @property
+    def answers(self) -> list[TurnResult]:
+        return [turn.result for turn in self.turns]
 
     @property
     def prefilled(self) -> int:
@@ -198,14 +224,16 @@ class Clients:
 
     async def _turn(self, http: aiohttp.ClientSession, conversation: Conversation) -> None:
         conversation.messages.append({"role": "user", "content": conversation.questions.pop(0)})
+        model = self._route(conversation)
         body = {
-            "model": self._route(conversation),
+            "model": model,
             "messages": conversation.messages,
             "stream": True,
             "max_tokens": self._workload.tokens,
             "temperature": 0,
         }
         for _ in range(ATTEMPTS_MAX):
+            began_at_s = time.monotonic()
             try:
                 result, text = await chat(http, body, self._url())
                 break
@@ -213,9 +241,10 @@ class Clients:
                 self._result.failures.append(repr(error))
         else:
             raise RuntimeError(f"no answer in {ATTEMPTS_MAX} attempts: {self._result.failures[-1]}")
+        asked = tuple(conversation.messages)
+        self._result.turns.append(Turn(began_at_s, model, asked, text, result))
         conversation.messages.append({"role": "assistant", "content": text})
-        self._result.answers.append(result)
-        self._on_answer(len(self._result.answers))
+        self._on_answer(len(self._result.turns))
 
 
 async def chat(
@@ -247,8 +276,8 @@ async def chat(
     ended_at_s = time.monotonic()
     first_token_s = (first_at_s or ended_at_s) - began_at_s
     duration_s = ended_at_s - began_at_s
-    figures = (timings["prompt_n"], timings["cache_n"], first_token_s, duration_s, instance)
-    return TurnResult(*figures), text
+    tokens = (timings["prompt_n"], timings["cache_n"], timings["predicted_n"])
+    return TurnResult(*tokens, first_token_s, duration_s, instance), text
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

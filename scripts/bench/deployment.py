@@ -1,4 +1,4 @@
-"""Deployments of one model on two engines, started afresh for each run."""
+"""Deployments of one model on a few engines, started afresh for each run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from corral_cli import CorralCli
 
+from scripts.bench import new_tokens
 from scripts.bench.conversations import Clients, Conversation, Workload, WorkloadResult
 
 Flags = Mapping[str, object]
@@ -47,6 +48,8 @@ class Deployment:
         flags: Flags of each engine.
         runs: Share of the time in which the first engine runs; it is stopped for the rest.
         route_by_speed: As in `[proxy]`.
+        supervisor: Settings of `[supervisor]`.
+        replicas: Engines; `sticky` has two models of one each.
     """
 
     name: str
@@ -54,15 +57,22 @@ class Deployment:
     flags: Flags = field(hash=False)
     runs: float = 1.0
     route_by_speed: bool = True
+    supervisor: Mapping[str, object] = field(default_factory=dict, hash=False)
+    replicas: int = 2
 
     def with_flags(self, flags: Flags) -> Deployment:
         return replace(self, flags={**self.flags, **flags})
 
 
-DEFAULT_LEAST_BUSY = Deployment("least busy, engine's defaults", "least-busy", ENGINE_DEFAULTS)
-LEAST_BUSY = Deployment("least busy, our flags", "least-busy", OURS)
-STICKY = Deployment("sticky sessions, our flags", "sticky", OURS)
+# Nothing else saves conversations, so what we are compared with does not either.
+NO_FILES: Mapping[str, object] = {"persist_slots": False}
+DEFAULT_LEAST_BUSY = Deployment(
+    "least busy, engine's defaults", "least-busy", ENGINE_DEFAULTS, supervisor=NO_FILES
+)
+LEAST_BUSY = Deployment("least busy, our flags", "least-busy", OURS, supervisor=NO_FILES)
+STICKY = Deployment("sticky sessions, our flags", "sticky", OURS, supervisor=NO_FILES)
 AFFINITY = Deployment("affinity, our flags", "affinity", OURS)
+WITHOUT_FILES = Deployment("affinity without slot files", "affinity", OURS, supervisor=NO_FILES)
 BY_SPEED = Deployment("by speed", "affinity", OURS, runs=0.25)
 EQUAL = replace(BY_SPEED, name="equal weights", route_by_speed=False)
 
@@ -108,6 +118,7 @@ def run(
         )
         result = asyncio.run(clients.run())
         result.decoded = _decoded(corral.url)
+        result.new = asyncio.run(new_tokens.count(corral.url, result.turns))
         return result
 
 
@@ -148,14 +159,19 @@ def _settings(deployment: Deployment, model: Path) -> str:
     is_sticky = deployment.policy == "sticky"
     policy = "least-busy" if is_sticky else deployment.policy
     flags = {**deployment.flags, **ONE_THREAD}
-    rendered = "\n".join(f"{name} = {_toml(value)}" for name, value in flags.items())
-    replicas = 1 if is_sticky else 2
+    rendered = _lines(flags)
+    replicas = 1 if is_sticky else deployment.replicas
     text = f'[proxy]\nlisten = "127.0.0.1:0"\npolicy = "{policy}"\n'
     text += f"route_by_speed = {_toml(deployment.route_by_speed)}\n"
+    text += f"\n[supervisor]\n{_lines(deployment.supervisor)}\n"
     for name in "ab" if is_sticky else ["chat"]:
         text += f'\n[models.{name}]\npath = "{model}"\nreplicas = {replicas}\n'
         text += f"[models.{name}.flags]\n{rendered}\n"
     return text
+
+
+def _lines(values: Mapping[str, object]) -> str:
+    return "\n".join(f"{name} = {_toml(value)}" for name, value in values.items())
 
 
 def _toml(value: object) -> str:

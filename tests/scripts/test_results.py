@@ -1,6 +1,7 @@
 """What the comparisons make of measured values."""
 
-from scripts.bench import decode_gaps, demand, device, router, shards
+from scripts.bench import decode_gaps, demand, device, router, shards, tiers, tiers_gaps
+from scripts.bench.conversations import TurnResult
 from scripts.bench.overhead_report import Figures, Target, result_of
 
 
@@ -69,3 +70,34 @@ def test_an_estimate_that_does_not_come_true_is_missed() -> None:
     assert shards.result([true]).missed == []
     (missed,) = shards.result([promised]).missed
     assert missed == "0.60 (0.60 to 0.60) of the estimate, within 25 %"
+
+
+def test_conversations_that_return_are_judged_by_their_tokens_and_first_tokens() -> None:
+    cold = TurnResult(2000, 0, 1, 10.0, 10.1, "")
+
+    def found(cached: int, first_token_s: float) -> tiers.Conversation:
+        return tiers.Conversation(
+            [], [cold, TurnResult(2040 - cached, cached, 1, first_token_s, 2, "")]
+        )
+
+    kept = tiers.result(
+        [found(2000, 0.5)] * 9 + [found(1000, 6.0)], [tiers.Conversation([], [cold])]
+    )
+    assert kept.missed == []
+    (share, late) = tiers.result([found(1700, 2.0)], [tiers.Conversation([], [cold])]).missed
+    assert share == "return: 90% of the tokens from the tiers (85.0%)"
+    assert late == "return: first token, mean, within 0.15 of cold (0.200, medians 0.200)"
+
+
+def test_pauses_for_saves_are_judged_with_prompts_and_without() -> None:
+    def seen(gap_s: float, saves: int) -> tiers_gaps.Seen:
+        prompts = [tiers_gaps.Gap(10, 11)]
+        long = [tiers_gaps.Gap(10.5, 11.5), tiers_gaps.Gap(20, 20 + gap_s)]
+        steady = [tiers_gaps.Gap(at, at + 0.02) for at in range(30, 60)]
+        return tiers_gaps.Seen([*long, *steady], prompts, saves)
+
+    pair = {tiers_gaps.WITH.name: seen(0.04, 0), tiers_gaps.WITHOUT.name: seen(0.02, 0)}
+    assert tiers_gaps.result([pair]).missed == [
+        "gap between prompts, p99: 2.00 (2.00 to 2.00) of that without, at most 1.3",
+        "gaps: slots were saved meanwhile ([0])",
+    ]

@@ -1,0 +1,27 @@
+"""Which tokens of a run a cache that forgets nothing computes."""
+
+from collections.abc import Sequence
+
+from scripts.bench.new_tokens import TurnTokens, new_tokens
+
+SYSTEM = (1, 2, 3)
+
+
+def turn(sent_at_s: float, prompt: Sequence[int], answer: Sequence[int] = ()) -> TurnTokens:
+    return TurnTokens(sent_at_s, sent_at_s + 1, len(prompt), [*prompt, *answer])
+
+
+def test_only_what_follows_a_computed_prefix_is_new() -> None:
+    first = turn(0, [*SYSTEM, 4], [5, 6])
+    assert new_tokens([first]) == 4
+    assert new_tokens([first, turn(1, [*SYSTEM, 4, 5, 6, 7])]) == 4 + 1
+    assert new_tokens([first, turn(1, [*SYSTEM, 8, 9])]) == 4 + 2
+
+
+def test_a_prompt_that_is_not_computed_yet_saves_nothing() -> None:
+    turns = [turn(0.5, [*SYSTEM, 8]), turn(0, [*SYSTEM, 4])]
+    assert new_tokens(turns) == 8
+
+
+def test_the_last_token_of_a_prompt_is_always_new() -> None:
+    assert new_tokens([turn(0, SYSTEM, [4]), turn(1, SYSTEM)]) == 3 + 1
