@@ -178,11 +178,11 @@ class ForwardedEndpoints:
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)
 
-    def _learn(self, proxy_request: ProxyRequest) -> None:
+    def _learn(self, request: ProxyRequest) -> None:
         """Learn a shared prefix, if that is enabled."""
-        if self._warmer is None or not self._warmer.learns(proxy_request.model):
+        if self._warmer is None or not self._warmer.learns(request.model):
             return
         if prefix := self._shared_prefixes.observe(
-            proxy_request.model, proxy_request.kind, proxy_request.json
+            request.model, request.kind, request.json, request.prompt
         ):
-            self._warmer.learn(proxy_request.model, prefix)
+            self._warmer.learn(request.model, prefix)

@@ -51,6 +51,7 @@ from supervisor.proxy_adapter.model_control import ModelControlAdapter
 from supervisor.proxy_adapter.model_files import ModelFilesAdapter
 from supervisor.proxy_adapter.model_loader import ModelLoaderAdapter
 from supervisor.proxy_adapter.ollama_host import OllamaHostAdapter
+from supervisor.proxy_adapter.prefix_files import PrefixFiles
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.request_history import RequestHistoryAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
@@ -116,6 +117,7 @@ class DaemonParts:
             on_change=lambda: self.admission.wake(),  # noqa: PLW0108 (made below)
         )
         storage.connect(self.fleet)
+        self._prefix_files = PrefixFiles(self.fleet, self.router, storage, events.emit)
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
         self.adaptive = self._make_adaptive(replacer, memory_usage)
@@ -254,7 +256,7 @@ class DaemonParts:
 
     def _make_app(self) -> App:
         settings = self.settings
-        warmer = PromptWarmerAdapter(self.fleet, self.router, self.events.emit)
+        warmer = PromptWarmerAdapter(self.fleet, self.router, self._prefix_files, self.events.emit)
         storage = JobStorage(self.directories.jobs, settings.jobs)
         control = ModelControlAdapter(self.fleet, self.admission, self.events)
         return build_app(

@@ -147,6 +147,11 @@ class PrefixIndex:
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
         return [(min(BLOCK_TOKENS * blocks, prompt.tokens), holders) for blocks, holders in levels]
 
+    def holders(self, blocks: Sequence[int]) -> int:
+        """Return the instances that were given a prompt with all these blocks before."""
+        levels = self._prompts.levels(blocks)
+        return next((holders for held, holders in levels if held == len(blocks)), 0)
+
     def ended_conversation(self, prompt: Prompt) -> Conversation | None:
         """Return the conversation that a prompt continues whose process has ended, if any."""
         found = map(self._conversations.get, reversed(prompt.turn_hashes))

@@ -22,7 +22,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.endpoints import EndpointKind
-from proxy.prompt_cache.prompt import prompt_parts
+from proxy.prompt_cache.prompt import BLOCK_BYTES, Prompt, prompt_parts, read_prompt
 
 # What two conversations share, a third one may.
 _OFTEN: Final = 3
@@ -33,6 +33,7 @@ _SIZE_MAX_BYTES: Final = 1024**2
 _PREFIXES_MAX: Final = 256
 _CONVERSATIONS_MAX: Final = 64
 _HASH_BYTES: Final = 8
+_OF_ASSISTANT: Final = b"a"
 
 _LEADING: Final = frozenset({"system", "developer"})
 # What says how a prompt is made, not how it is answered.
@@ -52,10 +53,15 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A prefix as a chat request, and its length estimated from that."""
+    """A prefix as a chat request, and its length estimated from that.
+
+    Attributes:
+        blocks: With which each prompt begins that begins with it.
+    """
 
     body: Mapping[str, Any] = field(repr=False)
     tokens: int
+    blocks: tuple[int, ...] = field(repr=False)
 
 
 @dataclass(slots=True)
@@ -73,25 +79,25 @@ class SharedPrefixes:
         self._seen: OrderedDict[bytes, _Observed] = OrderedDict()
 
     def observe(
-        self, model: str, kind: EndpointKind, members: Mapping[str, Any]
+        self, model: str, kind: EndpointKind, members: Mapping[str, Any], prompt: Prompt | None
     ) -> SharedPrefix | None:
-        """Take a request; return its prefix each time that three more conversations share it."""
-        reader = _READERS.get(kind)
-        found = reader(members) if reader else None
+        """Take a request; return its prefix each time that three more conversations share it.
+
+        Later turns are not looked at.
+        """
+        if prompt is None or _OF_ASSISTANT in prompt.outline.labels:
+            return None
+        found = _read(kind, members)
         if found is None:
             return None
-        body, first = found
-        written = _json(body)
-        tokens = len(written) // _TOKEN_BYTES
-        if tokens < _TOKENS_MIN or len(written) > _SIZE_MAX_BYTES:
-            return None
-        seen = self._look(_hash(model.encode() + b"\0" + written))
+        prefix, first = found
+        seen = self._look(_hash(model.encode() + b"\0" + _json(prefix)))
         conversation = _hash(b"".join(prompt_parts(EndpointKind.CHAT, {"messages": [first]})))
         if conversation in seen.conversations:
             return None
         seen.conversations.append(conversation)
         seen.unreported = (seen.unreported + 1) % _OFTEN
-        return None if seen.unreported else SharedPrefix(body, tokens)
+        return None if seen.unreported else _shared_prefix(prefix, kind, prompt)
 
     def _look(self, key: bytes) -> _Observed:
         seen = self._seen.setdefault(key, _Observed())
@@ -99,6 +105,27 @@ class SharedPrefixes:
         if len(self._seen) > _PREFIXES_MAX:
             self._seen.popitem(last=False)
         return seen
+
+
+def shared_prefix(model: str, body: Mapping[str, Any]) -> SharedPrefix | None:
+    """Return the prefix of a chat request; None where it is too short to be worth a file."""
+    found, prompt = _read(EndpointKind.CHAT, body), read_prompt(EndpointKind.CHAT, model, body)
+    return _shared_prefix(found[0], EndpointKind.CHAT, prompt) if found and prompt else None
+
+
+def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
+    """Return the prefix of a request, and the first message behind it, if it is long enough."""
+    reader = _READERS.get(kind)
+    found = reader(members) if reader else None
+    size_bytes = len(_json(found[0])) if found else 0
+    is_long = size_bytes // _TOKEN_BYTES >= _TOKENS_MIN
+    return found if is_long and size_bytes <= _SIZE_MAX_BYTES else None
+
+
+def _shared_prefix(body: dict[str, Any], kind: EndpointKind, prompt: Prompt) -> SharedPrefix:
+    # Other APIs have the first of the leading messages in a member of its own.
+    own = len(body["messages"]) - (kind is not EndpointKind.CHAT)
+    return SharedPrefix(body, len(_json(body)) // _TOKEN_BYTES, _blocks_before(prompt, own))
 
 
 # Each reader returns a prefix as a chat request, and the first message behind it.
@@ -207,6 +234,13 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
         "description": tool.get("description", ""),
         "parameters": tool["input_schema"],
     }
+
+
+def _blocks_before(prompt: Prompt, message: int) -> tuple[int, ...]:
+    """Return the blocks of what comes before a message."""
+    outline = prompt.outline
+    parts = zip(outline.messages, outline.sizes_bytes, strict=False)
+    return prompt.blocks[: sum(size for number, size in parts if number < message) // BLOCK_BYTES]
 
 
 def _json(value: object) -> bytes:

@@ -1,7 +1,8 @@
 """Which slot files hold most of a prompt. Pure.
 
 The store says which files there are; it bounds them. A file belongs to a conversation, whose turns
-identify it, and begins with prompts that other conversations may begin with too.
+identify it, and begins with prompts that other conversations may begin with too; or it is of such a
+prefix alone, and small.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from proxy.prompt_cache.slot_file import SlotFile
 
 # Before the first restore: 500 tokens a second, and a gigabyte read. Source: SmolLM2-135M on a CPU.
 _BYTE_TOKENS: Final = 500 / 1e9
-# Of the files that hold equally much of a prompt, so many are compared by their size.
+# Of the files that hold equally much of a prompt, so many of conversations, and as many of
+# prefixes, are compared by their size.
 _COMPARED_MAX: Final = 16
 
 
@@ -44,6 +46,7 @@ class SlotFileIndex:
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._used = 0
+        self._of_none = 0  # of no conversation
         self._by_turn: dict[tuple[str, int], str] = {}
         self._byte_tokens: dict[str, float] = {}
         self._prompts = PrefixTree(blocks_max)
@@ -59,6 +62,8 @@ class SlotFileIndex:
         self.remove((file.name,))
         bit = ~self._used & (self._used + 1)
         self._used |= bit
+        if not file.fingerprint.turn_hashes:
+            self._of_none |= bit
         self._files[file.name], self._bits[file.name], self._names[bit] = file, bit, file.name
         for turn_hash in file.fingerprint.turn_hashes:
             self._by_turn[file.cache_key, turn_hash] = file.name
@@ -80,6 +85,7 @@ class SlotFileIndex:
         if gone:
             self._prompts.remove(gone)
             self._used &= ~gone
+            self._of_none &= ~gone
 
     def set_restore_cost(self, cache_key: str, byte_tokens: float) -> None:
         """Note how many tokens of a prompt are computed in the time of reading a byte."""
@@ -91,11 +97,15 @@ class SlotFileIndex:
         """Return the file that engines of a cache key can best go on from, if there is one."""
         if own := self._own(cache_key, prompt, session):
             return own
+        best: SavedPrompt | None = None
         for blocks, holders in reversed(self._prompts.levels(prompt.blocks)):
+            most = min(blocks * BLOCK_TOKENS, prompt.tokens)
+            if best and most <= best.worth_tokens:
+                break
             if found := self._smallest(cache_key, holders):
-                tokens = min(blocks * BLOCK_TOKENS, prompt.tokens)
-                return self._saved(found, tokens, is_own=False)
-        return None
+                saved = self._saved(found, most, is_own=False)
+                best = saved if best is None or saved.worth_tokens > best.worth_tokens else best
+        return best
 
     def tokens(self, cache_key: str, turn_hashes: Iterable[int]) -> int:
         """Return the most tokens that a file of a conversation has."""
@@ -118,7 +128,9 @@ class SlotFileIndex:
         return SavedPrompt(file, tokens, tokens - round(cost * file.size_bytes), is_own)
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
-        found = (self._files[self._names[bit]] for bit in _bits(holders, _COMPARED_MAX))
+        of_none = _bits(holders & self._of_none, _COMPARED_MAX)
+        of_conversations = _bits(holders & ~self._of_none, _COMPARED_MAX)
+        found = (self._files[self._names[bit]] for bit in (*of_none, *of_conversations))
         fitting = (one for one in found if one.cache_key == cache_key)
         return min(fitting, key=lambda one: one.size_bytes, default=None)
 

@@ -29,7 +29,7 @@ from proxy.router.cache_use import CacheUse
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
 from proxy.router.instance_registry import Instances
-from proxy.router.instances import Activity, InstanceStats
+from proxy.router.instances import Activity, Instance, InstanceStats
 from proxy.router.lease import Completion, Lease
 from proxy.router.leases import Leases
 from proxy.router.listener import NO_LISTENER, RouterListener
@@ -218,6 +218,16 @@ class Router:
         """Note that slot files are gone."""
         self._prefix_index.files.remove(names)
 
+    def stores_prefixes(self, model: str) -> bool:
+        """Return whether instances of a model can go on from a file of a shared prefix."""
+        return any(map(_stores_prefixes, self._instances.in_service(model)))
+
+    def that_store_prefixes(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
+        """Return those instances, the ones first that were given a prompt with these blocks."""
+        holders = self._prefix_index.holders(blocks)
+        found = filter(_stores_prefixes, self._instances.in_service(model))
+        return [one.upstream for one in sorted(found, key=lambda one: not one.bit & holders)]
+
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
         """Hold a slot for work of our own; the block gets a function that returns whether to leave.
 
@@ -321,3 +331,8 @@ class Router:
             error=f"{lease.upstream.name} {reason}",
         )
         self._listener.overdue(lease.upstream, reason)
+
+
+def _stores_prefixes(instance: Instance) -> bool:
+    # A recurrent state serves only a prompt that continues all of it.
+    return bool(instance.upstream.cache_key) and not instance.upstream.resumable_prompts

@@ -15,21 +15,28 @@ from supervisor.events import Emit
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
+from supervisor.proxy_adapter.prefix_files import PrefixFiles
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.warmup import prompts
 from supervisor.warmup.learned import save_and_emit
 
 
 class PromptWarmerAdapter:
-    def __init__(self, fleet: Fleet, router: Router, emit: Emit) -> None:
+    def __init__(self, fleet: Fleet, router: Router, prefix_files: PrefixFiles, emit: Emit) -> None:
         self._fleet = fleet
         self._router = router
+        self._prefix_files = prefix_files
         self._emit = emit
 
     def learns(self, model: str) -> bool:
-        return self._fleet.planner.launches.learns_prompts(model)
+        launches = self._fleet.planner.launches
+        return launches.learns_prompts(model) or self._router.stores_prefixes(model)
 
     def learn(self, model: str, prefix: SharedPrefix) -> None:
+        if self._router.stores_prefixes(model):
+            self._prefix_files.want(model, prefix)
+        if not self._fleet.planner.launches.learns_prompts(model):
+            return
         learned = self._fleet.planner.launches.learned
         with suppress(DaemonBusy):  # the daemon is stopping
             self._fleet.spawn(save_and_emit(learned, model, prefix.body, prefix.tokens, self._emit))

@@ -31,6 +31,8 @@ _PENDING_MAX: Final = 32
 _PENDING_MAX_BYTES: Final = 2 * 1024**3
 # Of files that nothing is known of, so many are compared token by token.
 _COMPARED_MAX: Final = 16
+# Of prefixes for engines with the same cache key; the least recently used go first.
+_PREFIXES_MAX: Final = 16
 # So many manifests are taken in at once, within milliseconds.
 _LOADED_AT_ONCE: Final = 32
 
@@ -189,6 +191,7 @@ class SlotFiles:
             return replaced_by(new, (one.file for one in others), budget.tokens_min, is_own=True)
         if new.fingerprint.blocks:
             others = self.catalogue.anonymous(new.cache_key)
-            known = (one.file for one in others if one.file.fingerprint.blocks)
-            return replaced_by(new, known, budget.tokens_min, is_own=False)
+            known = [one.file for one in others if one.file.fingerprint.blocks]
+            surplus = [one.name for one in known[_PREFIXES_MAX:]]
+            return [*surplus, *replaced_by(new, known, budget.tokens_min, is_own=False)]
         return []

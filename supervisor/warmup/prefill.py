@@ -7,10 +7,13 @@ created. A token of a prompt of our own takes that time instead of a client's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final
 
 from proxy.upstream.timings import Timings
+from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.warmup.prompts import WarmPrompt
 
@@ -22,6 +25,19 @@ _ONE_TOKEN: Final[Mapping[str, Any]] = {
     "timings_per_token": True,
     "cache_prompt": True,
 }
+
+
+# The last token of an answer is not in the cache, nor is the one that ends it.
+_TOKENS_AWAY_MAX: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSlot:
+    """A slot that holds a prompt; `tokens` with one that was generated."""
+
+    id_slot: int
+    tokens: int
+    cached_tokens: int
 
 
 class Warmup(StrEnum):
@@ -67,3 +83,22 @@ async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorRe
         async for event in events:
             timings = Timings.read(event.get("timings")) or timings
     return timings or Timings(0, 0, 0, 0, 0)
+
+
+async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot | None:
+    """Prefill a prompt in a slot that the engine chooses; None if it refused or does not say where.
+
+    The slot is that of the latest task, as long as nobody else sends requests.
+
+    Raises:
+        EngineUnreachable: No response.
+    """
+    found = await prefill(client, prompt)
+    listed = await slots.get_slots(client)
+    if isinstance(found, ErrorResponse) or isinstance(listed, ErrorResponse) or not listed:
+        return None
+    latest = max(listed, key=attrgetter("task"))
+    tokens = found.cached_tokens + found.prompt_tokens + found.decoded_tokens
+    if latest.is_busy or not 0 <= tokens - latest.tokens <= _TOKENS_AWAY_MAX:
+        return None
+    return FilledSlot(latest.id_slot, tokens, found.cached_tokens)

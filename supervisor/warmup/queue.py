@@ -89,7 +89,7 @@ class PrefillQueue:
             if traffic.activity(name).in_flight == 0:
                 with suppress(Preempted, ProxyError):
                     async with traffic.background_lease(name) as is_preempted:
-                        await _run_until_preempted(self._process_next(client), is_preempted)
+                        await run_until_preempted(self._process_next(client), is_preempted)
                     continue
             await asyncio.sleep(_TICK_S)
 
@@ -141,7 +141,7 @@ class PrefillQueue:
         self._on_result(prompt, found)
 
 
-async def _run_until_preempted(
+async def run_until_preempted(
     work: Coroutine[Any, Any, None], is_preempted: Callable[[], bool]
 ) -> None:
     """Run `work`, and cancel it as soon as a client needs the slot.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.endpoints import EndpointKind
+from proxy.prompt_cache.prompt import BLOCK_BYTES, read_prompt
 from proxy.prompt_cache.shared_prefixes import SharedPrefix, SharedPrefixes
 
 LONG = "be kind and brief " * 80
@@ -29,7 +30,7 @@ def seen(
     model: str = "chat",
     openings: SharedPrefixes,
 ) -> list[SharedPrefix | None]:
-    return [openings.observe(model, kind, body) for body in bodies]
+    return [openings.observe(model, kind, body, read_prompt(kind, model, body)) for body in bodies]
 
 
 def learned(kind: EndpointKind, **members: Any) -> SharedPrefix | None:
@@ -88,6 +89,28 @@ def test_the_instructions_of_a_response_are_its_system_prompt() -> None:
     opening = learned(EndpointKind.RESPONSES, instructions=LONG)
     assert opening
     assert opening.body == {"messages": [SYSTEM]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        (EndpointKind.CHAT, {"messages": [SYSTEM, {**SYSTEM, "content": "so"}], "tools": [TOOL]}),
+        (EndpointKind.MESSAGES, {"system": LONG, "tools": [PLAIN], "messages": []}),
+        (EndpointKind.RESPONSES, {"instructions": LONG, "input": []}),
+    ],
+)
+def test_prompts_that_begin_with_a_prefix_begin_with_its_blocks(
+    kind: EndpointKind, members: dict[str, Any]
+) -> None:
+    page = "input" if kind is EndpointKind.RESPONSES else "messages"
+    prefix = learned(kind, **members)
+    assert prefix
+    later = {**members, page: [*members.get(page, []), user("another"), user("question")]}
+    prompt = read_prompt(kind, "chat", later)
+    assert prompt
+    assert prompt.blocks[: len(prefix.blocks)] == prefix.blocks
+    before = prompt.outline.size_bytes - sum(prompt.outline.sizes_bytes[-2:])
+    assert len(prefix.blocks) == before // BLOCK_BYTES
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 from proxy.endpoints import EndpointKind
@@ -52,6 +53,29 @@ def test_a_new_conversation_finds_the_smallest_file_that_begins_as_it_does() -> 
     assert found
     assert of(found) == ("short", False)
     assert 200 <= found.tokens <= 260
+
+
+def test_a_new_conversation_finds_the_prefix_and_not_one_of_many_conversations() -> None:
+    index, opening = SlotFileIndex(10_000), "Please tell me, as briefly as you can, of "
+    for at in range(40):
+        said = prompt(f"{opening}{at} and of much else")
+        index.add(replace(file(f"long{at}", said, at + 1, tokens=9000), size_bytes=10**8))
+    shared = ConversationFingerprint((), prompt("x").blocks[:15])
+    index.add(SlotFile("prefix", "k", 250, 10**6, shared))
+    assert of(index.find("k", prompt(f"{opening}the sea"))) == ("prefix", False)
+    assert of(index.find("k", prompt("x"))) == ("prefix", False)
+    index.remove(["prefix"])
+    found = index.find("k", prompt(f"{opening}the sea"))
+    assert found
+    assert found.file.name.startswith("long")
+
+
+def test_a_file_that_holds_much_more_is_read_although_it_is_larger() -> None:
+    index, one = SlotFileIndex(1000), prompt("a" * 2000, "b")
+    index.add(replace(file("long", one, 1, tokens=9000), size_bytes=10**8))
+    shared = ConversationFingerprint((), one.blocks[:15])
+    index.add(SlotFile("prefix", "k", 250, 10**6, shared))
+    assert of(index.find("k", prompt("a" * 2000, "c"))) == ("long", False)
 
 
 def test_a_recurrent_file_serves_only_what_continues_it() -> None:

@@ -1,0 +1,54 @@
+"""Files of prefixes that conversations share: one of each, and not too many."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.instance_harness import RecordingTraffic
+from fakes.slot_files import manifest, write
+
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from supervisor.slot_store.catalogue import Catalogue
+from supervisor.slot_store.config import SlotPersistence
+from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.prefixes import find_prefix
+from supervisor.slot_store.slot_files import SlotFiles, SpooledFile
+from supervisor.slot_store.store import SlotStore
+
+BUDGET = DiskBudget(1 << 30)
+
+
+def text(*blocks: int, turns: tuple[int, ...] = ()) -> str:
+    return ConversationFingerprint(turns, blocks).encoded
+
+
+def test_a_prefix_has_a_file_unless_much_more_or_much_less_is_in_it() -> None:
+    catalogue = Catalogue(RecordingTraffic())
+    key = catalogue.add(manifest("a", fingerprint=text(*range(1, 60)))).file.cache_key
+    catalogue.add(manifest("b", fingerprint=text(*range(100, 200), turns=(1,))))
+    assert find_prefix(catalogue, key, tuple(range(1, 60)), 256) == "a"
+    assert find_prefix(catalogue, key, (*range(1, 55), *range(300, 310)), 256) == "a"
+    assert find_prefix(catalogue, key, tuple(range(1, 90)), 256) is None
+    assert find_prefix(catalogue, key, tuple(range(1, 40)), 256) is None
+    assert find_prefix(catalogue, key, tuple(range(100, 200)), 256) is None
+    assert find_prefix(catalogue, "other", tuple(range(1, 60)), 256) is None
+
+
+async def test_of_seventeen_prefixes_the_one_used_least_recently_goes(tmp_path: Path) -> None:
+    store, traffic = SlotStore(tmp_path / "slots"), RecordingTraffic()
+    files = SlotFiles(
+        lambda: SlotPersistence(store, is_on=True, budget=BUDGET, timeout_s=9), traffic
+    )
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(files.serve())
+        await files.loaded()
+        for at in range(17):
+            spooled = store.spool("chat.0") / f"{at}.new"
+            written = write(spooled, range(1000 * at, 1000 * at + 300))
+            one = manifest(f"{at}", at, fingerprint=text(*range(1000 * at, 1000 * at + 40)))
+            one = replace(one, size_bytes=written.size_bytes)
+            files.store(SpooledFile(spooled, one, 0.01, store, BUDGET), pytest.fail)
+            await files.settle()
+        serving.cancel()
+    assert traffic.slot_files.keys() == {f"{at}" for at in range(1, 17)}
