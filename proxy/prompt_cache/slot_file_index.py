@@ -65,7 +65,7 @@ class SlotFileIndex:
         if not file.fingerprint.turn_hashes:
             self._of_none |= bit
         self._files[file.name], self._bits[file.name], self._names[bit] = file, bit, file.name
-        for turn_hash in file.fingerprint.turn_hashes:
+        for turn_hash in _resumable(file):
             self._by_turn[file.cache_key, turn_hash] = file.name
         if not file.is_recurrent:
             self._prompts.add(file.fingerprint.blocks, bit)
@@ -79,7 +79,7 @@ class SlotFileIndex:
             bit = self._bits.pop(name)
             gone |= bit
             del self._names[bit]
-            for turn_hash in file.fingerprint.turn_hashes:
+            for turn_hash in _resumable(file):
                 if self._by_turn.get((file.cache_key, turn_hash)) == name:
                     del self._by_turn[file.cache_key, turn_hash]
         if gone:
@@ -133,6 +133,12 @@ class SlotFileIndex:
         found = (self._files[self._names[bit]] for bit in (*of_none, *of_conversations))
         fitting = (one for one in found if one.cache_key == cache_key)
         return min(fitting, key=lambda one: one.size_bytes, default=None)
+
+
+def _resumable(file: SlotFile) -> Sequence[int]:
+    """Return the turns from which a file is continued; a recurrent state cannot be cut back."""
+    turn_hashes = file.fingerprint.turn_hashes
+    return turn_hashes[-1:] if file.is_recurrent else turn_hashes
 
 
 def _continues(blocks: Sequence[int], file: SlotFile) -> bool:

@@ -85,6 +85,14 @@ def test_a_recurrent_file_serves_only_what_continues_it() -> None:
     assert of(index.find("k", prompt("a" * 200, "b", "c"))) == ("a", True)
 
 
+def test_a_recurrent_file_is_not_cut_back_to_answer_its_last_message_again() -> None:
+    index, first = SlotFileIndex(1000), prompt("a" * 200)
+    answered = first.hash_with_reply({"role": "assistant", "content": "b"})
+    index.add(file("a", first, first.turn_hashes[-1], answered, recurrent=True))
+    assert index.find("k", first) is None
+    assert of(index.find("k", prompt("a" * 200, "b", "c"))) == ("a", True)
+
+
 def test_an_edited_conversation_does_not_find_its_file_by_a_session() -> None:
     index, one = SlotFileIndex(1000), prompt("a" * 2000)
     index.add(file("a", one, 77, recurrent=True))
