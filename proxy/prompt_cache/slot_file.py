@@ -17,7 +17,8 @@ class SlotFile:
         tokens: That it holds, at least 1.
         fingerprint: Of its conversation; without turn hashes it is a prefix or a prompt that no
             conversation continues.
-        is_recurrent: Only a prompt that continues all of it finds anything in it.
+        is_recurrent: Only a prompt that continues all of it finds anything in it. So it is for a
+            full sliding window, too.
     """
 
     name: str

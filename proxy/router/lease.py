@@ -98,6 +98,8 @@ class Lease(InFlightRequest):
         has_own_slot: Whether its slot held its conversation; None where that is not known.
         restored: The file from which its slot was filled, or None.
         restore_s: For which that took.
+        restored_tokens: Of its prompt, in its slot since that was filled from a file, now or as the
+            process began, if its response shows whether the engine uses them; else 0.
         tier: Where its prompt was found; None before its response has ended, and on a node.
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.
@@ -147,11 +149,11 @@ class Lease(InFlightRequest):
         "request",
         "restore_s",
         "restored",
+        "restored_tokens",
         "sequences",
         "slot",
         "tier",
         "upstream",
-        "verifies_restore",
     )
 
     def __init__(
@@ -186,6 +188,7 @@ class Lease(InFlightRequest):
         self.has_own_slot: bool | None = None
         self.restored: SavedPrompt | None = None
         self.restore_s = 0.0
+        self.restored_tokens = 0
         self.tier: Tier | None = None
         self.finding: CacheFinding | None = None
         self.chunked: Timings | None = None
@@ -193,7 +196,6 @@ class Lease(InFlightRequest):
         self.reported: Timings | None = None
         self.is_reported = True
         self.is_taken = request.kind.takes_slot and first is None
-        self.verifies_restore = False
         self.beside: tuple[Lease, ...] = ()
         self.is_ending = False
         self.ended_at_s = 0.0

@@ -102,7 +102,7 @@ class Leases:
                     yield lease
                 except UpstreamFailed as error:
                     if await lease.wait_crash(error):
-                        raise _crashed(lease.upstream) from error
+                        raise self._crashed(lease) from error
                     if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
                         raise UpstreamFailed(
                             f"{lease.upstream.name} ended while it computed this request: "
@@ -118,6 +118,11 @@ class Leases:
             raise
         finally:
             self._end(lease)
+
+    def _crashed(self, lease: Lease) -> UpstreamCrashed:
+        if lease.restored:  # the file may be to blame
+            self._prefix_index.files.remove([lease.restored.file.name])
+        return _crashed(lease.upstream)
 
     def note_chunk(self, lease: Lease) -> None:
         """Note that one more request for a lease is sent now, to compute a part of its prompt."""
@@ -182,8 +187,8 @@ class Leases:
 
     def _record_slot(self, lease: Lease, slot: TrackedSlot, timings: Timings) -> None:
         name, prompt = lease.upstream.name, lease.request.prompt
-        if lease.verifies_restore:
-            self._listener.restore_verified(name, slot.id_slot, timings)
+        if lease.restored_tokens:
+            self._listener.restore_verified(name, lease.restored_tokens, timings)
         if lease.conversation and prompt:
             held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
             slot_map = self._prefix_index.slot_map(name)

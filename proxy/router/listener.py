@@ -29,8 +29,8 @@ class RouterListener(Protocol):
         Infinite: for ever.
         """
 
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        """The first response of a conversation in the slot that it was restored to."""
+    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
+        """The first response to a prompt in a slot that was filled with so many tokens of it."""
 
     def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
         """A request got slots of an instance."""
@@ -48,7 +48,7 @@ class NoListener:
 
     def keep_alive(self, model: str, seconds: float, /) -> None: ...
 
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None: ...
+    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None: ...
 
     def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None: ...
 

@@ -194,9 +194,16 @@ class Fleet:
             if replica.plan and name in {one.name for one in replica.plan.workers}:
                 self.overdue(replica.name, f"worker {name} has ended")
 
-    def restore_verified(self, instance: str, id_slot: int, timings: Timings) -> None:
-        if replica := self._find(instance):
-            replica.slots.restore_used(id_slot, timings)
+    def restore_verified(self, instance: str, tokens: int, timings: Timings) -> None:
+        """Stop saving and restoring where the engine uses nothing of what it restored."""
+        replica = self._find(instance)
+        if replica is None or replica.slots.check_restore(tokens, timings):
+            return
+        self.slot_files.catalogue.remove_all(replica.caches.cache_key)
+        for one in self.models[replica.place.model].all_replicas:
+            snapshot = one.instance.snapshot()
+            if snapshot.state is State.READY:
+                self._admit(one, snapshot)  # without its cache key
 
     # Changes. None of these waits; what follows runs in tasks.
 

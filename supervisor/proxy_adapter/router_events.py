@@ -44,8 +44,8 @@ class RouterEvents:
     def keep_alive(self, model: str, seconds: float, /) -> None:
         self._admission.keep_alive(model, seconds)
 
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        self._fleet.restore_verified(name, id_slot, timings)
+    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
+        self._fleet.restore_verified(name, tokens, timings)
 
     def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
         self._usage.slots_taken(lease, upstream, slots)

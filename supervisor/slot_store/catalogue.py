@@ -80,6 +80,10 @@ class Catalogue:
             self._listener.remove_slot_files([one.name for one in gone])
         return gone
 
+    def remove_all(self, cache_key: str) -> None:
+        """Forget the files of a cache key; they stay on the disk until others need the room."""
+        self.remove([name for name, one in self._files.items() if one.file.cache_key == cache_key])
+
     def note_use(self, name: str, now: datetime) -> None:
         """Note that an engine went on from a file."""
         if one := self._files.get(name):
@@ -126,7 +130,7 @@ def _catalogued(manifest: Manifest, *, is_readable: bool) -> CataloguedFile:
         tokens=manifest.tokens,
         size_bytes=manifest.size_bytes,
         fingerprint=decode_fingerprint(manifest.fingerprint),
-        is_recurrent=manifest.identity.state_bytes != 0,
+        is_recurrent=manifest.identity.is_all_or_nothing,
     )
     return CataloguedFile(replace(manifest, fingerprint=""), file)
 

@@ -11,6 +11,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Final
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.slot_files.storage import Transfer
@@ -28,6 +29,9 @@ from supervisor.slot_store.save import save
 from supervisor.slot_store.single_slot import restore_one, save_one
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.task import Fingerprints, ReplicaRef, SlotTask, SlotTransfer
+
+# So many responses in a row without a token from the cache disprove that restored slots are used.
+_UNUSED_MAX: Final = 2
 
 
 class SlotManager:
@@ -60,6 +64,7 @@ class SlotManager:
         self._keyed: tuple[Plan, CacheKey] | None = None
         self._saved_tasks: dict[int, int | None] = {}
         self._restored: tuple[RestoredSlot, ...] = ()
+        self._unused = 0  # responses in a row that found nothing of what was restored
 
     @property
     def reason(self) -> str | None:
@@ -71,22 +76,28 @@ class SlotManager:
         """Return all slots at the start of a run; none if nothing was restored."""
         return self._restored if run == self._run else ()
 
-    def restore_used(self, id_slot: int, timings: Timings) -> None:
-        """Check the first response to a conversation in the slot that it was restored to.
+    def check_restore(self, tokens: int, timings: Timings) -> bool:
+        """Check the first response to a prompt of which its slot was filled with `tokens`.
 
-        Counts only where no restore could be tried before (`first_restore`): the conversations have
-        pictures. One token from the cache is enough: a template that writes the date makes another
-        prompt from there on, on another day. A recurrent model finds nothing of any other prompt.
+        Returns whether the engine uses restored slots, as far as that is known. Counts only before
+        the first proof. One token from the cache is enough: a template that writes the date makes
+        another prompt from there on, on another day. None is too few only twice in a row: something
+        else may have used the slot meanwhile. A recurrent model or a window may find nothing of a
+        prompt that was edited.
         """
         task = self._task(self._run)
         if task is None or task.store.outcomes.get(task.key):
-            return
-        restored = next((one.tokens for one in self._restored if one.id_slot == id_slot), 0)
-        found = timings.cached_tokens
-        expected = min(restored, found + timings.prompt_tokens)
-        if expected >= task.budget.tokens_min and (found or not task.plan.gguf.recurrent):
-            problem = "" if found else UNUSED
-            note_outcome(task, RestoreOutcome(task.owner.model, expected, found, problem))
+            return True
+        expected = min(tokens, timings.cached_tokens + timings.prompt_tokens)
+        found = min(expected, timings.cached_tokens)
+        if expected < task.budget.tokens_min or (not found and task.key.is_all_or_nothing):
+            return True
+        self._unused = 0 if found else self._unused + 1
+        if not found and self._unused < _UNUSED_MAX:
+            return True
+        problem = "" if found else UNUSED
+        note_outcome(task, RestoreOutcome(task.owner.model, expected, found, problem))
+        return not problem
 
     async def save(self, client: EngineClient, run: int) -> None:
         """Save the idle slots that are not saved yet, within the limits."""

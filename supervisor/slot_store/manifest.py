@@ -69,6 +69,16 @@ class CacheKey:
         words = (one.split() for one in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
 
+    @property
+    def is_all_or_nothing(self) -> bool:
+        """Whether only a prompt that continues a whole cache finds anything in its file.
+
+        A recurrent state cannot be cut back. Of a window the file has the latest tokens, also with
+        `swa-full`: of 412 tokens and a window of 64, build 10434 found all but the last 63 tokens
+        and nothing of a prompt that differed before (a live slot: all up to there).
+        """
+        return self.state_bytes != 0 or _TWO_KINDS in self.options
+
     def fits(self, other: CacheKey) -> bool:
         """Whether an engine of this key can use a cache of the other, perhaps rewritten."""
         return self == other or (

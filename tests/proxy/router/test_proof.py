@@ -30,10 +30,10 @@ HELD = [{"id": 0, "id_task": 3, "n_prompt_tokens": 300, "is_processing": False}]
 
 class Verified(NoListener):
     def __init__(self) -> None:
-        self.slots: list[tuple[str, int, int]] = []
+        self.found: list[tuple[str, int, int]] = []
 
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        self.slots.append((name, id_slot, timings.cached_tokens))
+    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
+        self.found.append((name, tokens, timings.cached_tokens))
 
 
 class Engine(Fake):
@@ -86,9 +86,9 @@ async def begun(engine: Engine, verified: Verified) -> Router:
 async def test_the_first_turn_in_the_slot_that_it_names_does(engine: Engine) -> None:
     router = await begun(engine, verified := Verified())
     assert await answered(router, NEXT) == 0
-    assert verified.slots == [("chat.0", 0, 20)]
+    assert verified.found == [("chat.0", 300, 20)]
     await answered(router, ask(STORY, "verse", "and then?", "verse", "and then?"))
-    assert len(verified.slots) == 1
+    assert len(verified.found) == 1
 
 
 async def test_a_long_batch_does_not_lose_the_conversation(
@@ -103,25 +103,25 @@ async def test_a_long_batch_does_not_lose_the_conversation(
 async def test_one_that_cannot_name_it_does_not(engine: Engine) -> None:
     router = await begun(engine, verified := Verified())
     assert await answered(router, replace(NEXT, kind=EndpointKind.MESSAGES)) is None
-    assert not verified.slots
+    assert not verified.found
 
 
 async def test_one_that_does_not_look_in_the_cache_does_not(engine: Engine) -> None:
     router = await begun(engine, verified := Verified())
     members = {**NEXT.json, "cache_prompt": False}
     assert await answered(router, replace(NEXT, json=members)) == 0
-    assert not verified.slots
+    assert not verified.found
 
 
 async def test_a_slot_that_somebody_used_meanwhile_is_not_named(engine: Engine) -> None:
     router = await begun(engine, verified := Verified())
     engine.page = [{**HELD[0], "id_task": 9, "n_prompt_tokens": 7}]
     assert await answered(router, NEXT) is None
-    assert not verified.slots
+    assert not verified.found
 
 
 async def test_another_conversation_in_it_does_not(engine: Engine) -> None:
     router = await begun(engine, verified := Verified())
     assert await answered(router, ask("quite another")) is None
     assert await answered(router, NEXT) is None
-    assert not verified.slots
+    assert not verified.found

@@ -14,6 +14,7 @@ from fakes.requests import ask
 from fakes.upstream import Call, Fake
 
 from proxy.endpoints import EndpointKind
+from proxy.errors import UpstreamCrashed, UpstreamFailed
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
@@ -85,7 +86,13 @@ async def storage() -> AsyncIterator[Storage]:
         found.router = Router(storage=found)
         upstream = engine.upstream(slots=1)
         found.router.admit(
-            replace(upstream, can_name_slots=True, cache_key="key", token_bytes=10_000)
+            replace(
+                upstream,
+                can_name_slots=True,
+                cache_key="key",
+                token_bytes=10_000,
+                reports_exit=True,
+            )
         )
         yield found
         await engine.stop()
@@ -100,6 +107,13 @@ async def answered(storage: Storage, request: ProxyRequest) -> Lease:
     return lease
 
 
+async def crashed(storage: Storage, request: ProxyRequest) -> None:
+    """Have the engine crash while it computes a request."""
+    async with storage.router.lease(request):
+        storage.router.ended("chat.0", is_crash=True)
+        raise UpstreamFailed("it is gone")
+
+
 async def test_a_conversation_is_saved_and_comes_back(storage: Storage) -> None:
     await answered(storage, FIRST)
     assert storage.calls == []
@@ -111,6 +125,7 @@ async def test_a_conversation_is_saved_and_comes_back(storage: Storage) -> None:
     assert lease.restored
     assert lease.restored.file.name == "file 0"
     assert 150 < lease.expected_cached <= HELD
+    assert lease.restored_tokens == HELD
 
 
 async def test_a_conversation_in_its_slot_needs_no_file(storage: Storage) -> None:
@@ -130,12 +145,22 @@ async def test_a_lost_file_is_computed(storage: Storage) -> None:
     assert [name for what, _, name in storage.calls if what == "restore"] == ["file 0", "file 1"]
 
 
+async def test_a_file_that_an_engine_crashed_over_is_not_restored_again(storage: Storage) -> None:
+    await answered(storage, FIRST)
+    await answered(storage, OTHER)
+    with pytest.raises(UpstreamCrashed):
+        await crashed(storage, NEXT)
+    assert ("restore", 0, "file 0") in storage.calls
+    assert not (await answered(storage, NEXT)).restored
+
+
 async def test_an_api_without_slot_numbers_gets_the_filled_slot_too(storage: Storage) -> None:
     await answered(storage, FIRST)
     await answered(storage, OTHER)
     lease = await answered(storage, replace(NEXT, kind=EndpointKind.MESSAGES))
     assert lease.restored
     assert lease.id_slot is None
+    assert not lease.restored_tokens  # the engine may have taken another slot
 
 
 async def test_a_client_that_leaves_during_a_save_loses_nothing(storage: Storage) -> None:

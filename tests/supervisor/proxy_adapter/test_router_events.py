@@ -22,8 +22,8 @@ class Verifications(NoListener):
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def restore_verified(self, name: str, id_slot: int, timings: Timings, /) -> None:
-        self._fleet.restore_verified(name, id_slot, timings)
+    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
+        self._fleet.restore_verified(name, tokens, timings)
 
 
 class Proxy:
@@ -65,20 +65,20 @@ def _without_cache(cost: Timings, cached: int) -> Timings:
     return replace(cost, cached_tokens=cached, prompt_tokens=whole - cached)
 
 
-async def saved(harness: FleetHarness) -> tuple[str, str, str]:
-    """Have two conversations saved; return the next turn of the one."""
+async def saved(harness: FleetHarness) -> list[tuple[str, str, str]]:
+    """Have two conversations saved; return the next turn of each."""
     async with harness.up():
         proxy = Proxy(harness)
-        said, _, _ = await proxy.turn(f"hello {LONG}")
-        await proxy.turn(f"other {LONG}")
+        begun = [f"{word} {LONG}" for word in ("hello", "other")]
+        turns = [(one, (await proxy.turn(one))[0], "and then?") for one in begun]
     assert all(one.fingerprint for one in harness.store.saved("chat"))
-    return f"hello {LONG}", said, "and then?"
+    return turns
 
 
 async def test_the_next_turn_names_the_slot_that_its_conversation_was_restored_to(
     tiny_model: Path, runtime: Path
 ) -> None:
-    turn = await saved(FleetHarness(runtime, tiny_model))
+    turn, _ = await saved(FleetHarness(runtime, tiny_model))
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
         _, slot, cost = await Proxy(harness).turn(*turn)
@@ -91,9 +91,16 @@ async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_restore, "_text", lambda *_: ())  # none can be tried before
-    turn = await saved(FleetHarness(runtime, tiny_model))
+    turns = await saved(FleetHarness(runtime, tiny_model))
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
-        await Proxy(harness).turn(*turn, lie=0)
+        proxy = Proxy(harness)
+        for turn in turns:
+            assert harness.replica.upstream(harness.replica.instance.snapshot(), ()).cache_key
+            assert len(harness.traffic.slot_files) == 2
+            await proxy.turn(*turn, lie=0)
         await until(lambda: bool(harness.emitted("slots.restore_unused")))
+        assert not harness.traffic.slot_files
+        assert not harness.replica.upstream(harness.replica.instance.snapshot(), ()).cache_key
+        assert harness.traffic.calls.count("admit") == 2
     assert "used nothing of a restored conversation" in str(harness.replica.slots.reason)

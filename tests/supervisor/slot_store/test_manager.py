@@ -329,18 +329,19 @@ async def test_the_first_response_counts_where_no_restore_could_be_tried(
     harness = FleetHarness(runtime, tiny_model)
     messages, kept = await harness.saved_one()
     async with harness.up():
-        slot = (await begun(harness)).id_slot
+        await begun(harness)
         manager = harness.replica.slots
-        manager.restore_used(slot, timings(0, prompt=255))  # too short to tell
-        manager.restore_used(slot + 1, timings(0))  # not restored
+        for _ in range(2):
+            assert manager.check_restore(kept.tokens, timings(0, prompt=255))  # too short to tell
+        assert manager.check_restore(kept.tokens, timings(0))
         assert not harness.emitted("slots.restore_unused")
-        manager.restore_used(slot, timings(0))
+        assert not manager.check_restore(kept.tokens, timings(0))
     (event,) = harness.emitted("slots.restore_unused")
     assert (event["cached"], event["expected"]) == (0, kept.tokens)
     again = FleetHarness(runtime, tiny_model)  # as the next daemon
     async with again.up():
         _, found = await again.ask(messages)
-        again.replica.slots.restore_used(slot, timings(kept.tokens))
+        assert again.replica.slots.check_restore(kept.tokens, timings(kept.tokens))
     assert found["cache_n"] == 0
     assert not again.emitted("slots.restored")
 
@@ -350,11 +351,11 @@ async def test_one_token_proves_that_restored_slots_are_used(
 ) -> None:
     monkeypatch.setattr(first_restore, "_text", lambda *_: ())
     harness = FleetHarness(runtime, tiny_model)
-    await harness.saved_one()
+    _, kept = await harness.saved_one()
     async with harness.up():
-        slot = (await begun(harness)).id_slot
-        harness.replica.slots.restore_used(slot, timings(1))  # another prompt, with another date
-        harness.replica.slots.restore_used(slot, timings(0))
+        check = harness.replica.slots.check_restore
+        # Another prompt, with another date.
+        assert all(check(kept.tokens, timings(cached)) for cached in (0, 1, 0, 0))
     assert harness.replica.slots.reason is None
 
 
