@@ -99,7 +99,7 @@ class Lease(InFlightRequest):
         restored: The file from which its slot was filled, or None.
         restore_s: For which that took.
         restored_tokens: Of its prompt, in its slot since that was filled from a file, now or as the
-            process began, if its response shows whether the engine uses them; else 0.
+            process began. If it names the slot, its response shows whether the engine uses them.
         tier: Where its prompt was found; None before its response has ended, and on a node.
         finding: What was found of its prompt in the cache; None before its response has ended.
         chunked: Sums of the requests that computed parts of its prompt before it; None without.

@@ -187,7 +187,7 @@ class Leases:
 
     def _record_slot(self, lease: Lease, slot: TrackedSlot, timings: Timings) -> None:
         name, prompt = lease.upstream.name, lease.request.prompt
-        if lease.restored_tokens:
+        if lease.restored_tokens and lease.id_slot is not None:
             self._listener.restore_verified(name, lease.restored_tokens, timings)
         if lease.conversation and prompt:
             held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens

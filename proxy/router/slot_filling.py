@@ -66,3 +66,4 @@ class SlotFiller:
         slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
         lease.expected_cached = saved.tokens
         lease.restored = saved
+        lease.restored_tokens = transfer.tokens if saved.is_own else saved.tokens

@@ -81,7 +81,8 @@ class SlotSelector:
         if slot:
             if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot):
                 lease.id_slot = slot.id_slot
-                lease.restored_tokens = _restored_tokens(lease, slot)
+            if _looks_in_cache(lease.request) and slot.verifies_restore(lease.request.prompt):
+                lease.restored_tokens = slot.tokens
             lease.has_own_slot = slot.conversation is not None and lease.restored is None
             lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(conversation)
             await self._keep_paused(lease, slot_map)
@@ -180,10 +181,5 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
     return bool(lease.upstream.cache_key) and lease.expected_cached < _WORTH_TOKENS
 
 
-def _restored_tokens(lease: Lease, slot: TrackedSlot) -> int:
-    """Return how many tokens of its prompt the slot was filled with; 0 where none need be found."""
-    if lease.request.json.get("cache_prompt") is False:
-        return 0
-    if lease.restored:
-        return slot.tokens if lease.restored.is_own else lease.restored.tokens
-    return slot.tokens if slot.verifies_restore(lease.request.prompt) else 0
+def _looks_in_cache(request: ProxyRequest) -> bool:
+    return request.json.get("cache_prompt") is not False
