@@ -76,7 +76,7 @@ class Fleet:
         self._emit = emit
         self.planner = planner
         self._on_change = on_change
-        self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic)
+        self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic, emit)
         self.device_memory = DeviceMemory()
         self._start_memory = StartMemory(self.device_memory, emit)
         self._group: asyncio.TaskGroup | None = None

@@ -123,6 +123,17 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
         description="file with the keys that encrypt saved conversations, as "
         "`corral slots new-key` makes it; unset: they are not encrypted",
     )
+    slots_max_age_days: float = Field(
+        30,
+        gt=0,
+        le=36_500,
+        description="saved conversations unused for so long are deleted",
+    )
+    slots_write_budget: Annotated[Bytes, Field(ge=0, le=2**60)] = Field(
+        32 * 1024**3,
+        description="conversations written to disk in an hour while their model serves, in "
+        "bytes or as in 32 GiB; 0: they are saved only when their model is unloaded",
+    )
     record_requests: bool = Field(
         default=True,
         description="record sizes and pauses of answered requests, never a text, for this user "

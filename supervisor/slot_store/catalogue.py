@@ -11,15 +11,23 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import Final, Protocol
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, decode_fingerprint
 from proxy.prompt_cache.slot_file import SlotFile
 from supervisor.slot_store.manifest import CacheKey, Manifest
+from supervisor.slot_store.replacement import missing, replaced_by
 
 _KEY_DIGITS: Final = 32
+# The last token of an answer is not in the cache, nor is the one that ends it.
+TOKENS_AWAY_MAX: Final = 2
+# Of files that nothing is known of, so many are compared token by token.
+_COMPARED_MAX: Final = 16
+# Of prefixes for engines with the same cache key; the least recently used go first.
+_PREFIXES_MAX: Final = 16
 
 
 class SlotFileListener(Protocol):
@@ -34,10 +42,16 @@ class SlotFileListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CataloguedFile:
-    """A slot file; `manifest` is without the text of its fingerprint, which `file` has."""
+    """A slot file.
+
+    Attributes:
+        manifest: Without the text of its fingerprint, which `file` has.
+        restored_tokens: By this daemon; they count half with each day.
+    """
 
     manifest: Manifest
     file: SlotFile
+    restored_tokens: float = 0.0
 
 
 class Catalogue:
@@ -53,6 +67,10 @@ class Catalogue:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._files)
 
     def get(self, name: str) -> CataloguedFile | None:
         return self._files.get(name)
@@ -85,9 +103,41 @@ class Catalogue:
         self.remove([name for name, one in self._files.items() if one.file.cache_key == cache_key])
 
     def note_use(self, name: str, now: datetime) -> None:
-        """Note that an engine went on from a file."""
+        """Note that an engine restored a file."""
         if one := self._files.get(name):
-            self._files[name] = replace(one, manifest=replace(one.manifest, used_at=now))
+            days = (now - one.manifest.used_at) / timedelta(days=1)
+            self._files[name] = replace(
+                one,
+                manifest=replace(one.manifest, used_at=now),
+                restored_tokens=one.restored_tokens * 0.5 ** max(0.0, days) + one.file.tokens,
+            )
+
+    def holds(self, cache_key: str, tokens: int, fingerprint: ConversationFingerprint) -> bool:
+        """Return whether a file holds as much of a conversation, or all of a prompt of none."""
+        if fingerprint.turn_hashes:
+            return any(
+                one.file.fingerprint == fingerprint and one.file.tokens >= tokens - TOKENS_AWAY_MAX
+                for one in self.of_conversation(cache_key, fingerprint)
+            )
+        return bool(fingerprint.blocks) and any(
+            one.file.cache_key == cache_key
+            and not one.file.is_recurrent
+            and not missing(fingerprint, one.file.fingerprint)
+            for one in self._files.values()
+        )
+
+    def replaced_by(self, new: SlotFile, tokens_min: int) -> list[str]:
+        """Return the names of the files that a new one replaces."""
+        its = new.fingerprint
+        if its.turn_hashes:
+            found = self.of_conversation(new.cache_key, its)
+            return replaced_by(new, [one.file for one in found], tokens_min)
+        if not its.blocks:
+            return []
+        found = self.anonymous(new.cache_key)
+        prefixes = [one.file for one in found if one.file.fingerprint.blocks]
+        surplus = [one.name for one in prefixes[_PREFIXES_MAX:]]
+        return [*surplus, *replaced_by(new, prefixes, tokens_min)]
 
     def of_conversation(
         self, cache_key: str, fingerprint: ConversationFingerprint
@@ -104,6 +154,12 @@ class Catalogue:
             if one.file.cache_key == cache_key and not one.file.fingerprint.turn_hashes
         )
         return sorted(found, key=lambda one: one.manifest.used_at, reverse=True)
+
+    def unknown(self, manifest: Manifest) -> list[Manifest]:
+        """Return files of which only the tokens tell what they hold, for engines of a manifest."""
+        found = self.anonymous(key_digest(manifest.model, manifest.identity))
+        unknown = (one.manifest for one in found if not one.file.fingerprint.blocks)
+        return list(islice(unknown, _COMPARED_MAX))
 
     def _add(self, one: CataloguedFile) -> None:
         name = one.manifest.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -79,11 +80,7 @@ def clean_up(persistence: SlotPersistence, emit: Emit) -> None:
     if persistence.problem:
         emit("slots.key_unusable", reason=persistence.problem)
     with suppress(OSError, AccessDenied):  # saving reports them
-        for file in persistence.store.clean_up(persistence.budget):
-            emit("slots.quarantined", model=file.model, file=file.name, reason=file.reason)
-        if unreadable := persistence.store.unreadable():
-            keys = sorted({one.key_id for one in unreadable})
-            emit("slots.key_missing", files=len(unreadable), keys=keys)
+        persistence.store.clean_up()
 
 
 def slot_persistence(directories: Directories, settings: SupervisorSettings) -> SlotPersistence:
@@ -94,7 +91,11 @@ def slot_persistence(directories: Directories, settings: SupervisorSettings) -> 
     return SlotPersistence(
         store=SlotStore(_root(directories), SlotContent(keys), spool),
         is_on=settings.persist_slots,
-        budget=DiskBudget(settings.slots_disk_budget),
+        budget=DiskBudget(
+            settings.slots_disk_budget,
+            max_age=timedelta(days=settings.slots_max_age_days),
+            write_hour_bytes=settings.slots_write_budget,
+        ),
         timeout_s=settings.slot_save_timeout_s,
         problem=problem,
         memory_spool=spool,

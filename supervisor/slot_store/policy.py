@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import groupby
-from operator import attrgetter
+from datetime import datetime, timedelta
 from typing import Final
 
 from proxy.upstream.slots import SlotState
@@ -26,9 +24,12 @@ class DiskBudget:
 
     size_bytes: int
     model_share: float = 0.75  # of size_bytes
-    files: int = 256
-    files_a_model: int = 64
+    # The manifest of each takes some 10 kB of memory.
+    files: int = 2048
+    files_a_model: int = 1536
     tokens_min: int = 256  # a shorter conversation is prefilled as quickly
+    max_age: timedelta = timedelta(days=30)  # since it was used
+    write_hour_bytes: int = 32 * 1024**3  # written while engines serve
 
 
 def worth_saving(
@@ -108,31 +109,6 @@ def fill_order(slots: Sequence[SlotState]) -> list[int]:
     Source: measured on build 10434; llama.cpp, get_available_slot.
     """
     return [slot.id_slot for slot in sorted(slots, key=lambda one: (one.task < 0, one.id_slot))]
-
-
-def to_evict(kept: Collection[Manifest], budget: DiskBudget) -> list[Manifest]:
-    """Return what to delete to stay within the budget, least recently used first."""
-    by_model = sorted(kept, key=attrgetter("model"))
-    fitting = [
-        one
-        for _, group in groupby(by_model, key=attrgetter("model"))
-        for one in _newest(
-            list(group), budget.files_a_model, budget.model_share * budget.size_bytes
-        )
-    ]
-    names = {one.name for one in _newest(fitting, budget.files, budget.size_bytes)}
-    evicted = [one for one in kept if one.name not in names]
-    return sorted(evicted, key=attrgetter("used_at"))
-
-
-def _newest(kept: list[Manifest], files: int, size_bytes: float) -> list[Manifest]:
-    chosen: list[Manifest] = []
-    for one in sorted(kept, key=attrgetter("used_at"), reverse=True):
-        size_bytes -= one.size_bytes
-        if size_bytes < 0 or len(chosen) == files:
-            break
-        chosen.append(one)
-    return chosen
 
 
 def unsupported_reason(plan: Plan) -> str | None:

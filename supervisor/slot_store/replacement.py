@@ -14,19 +14,17 @@ from proxy.prompt_cache.prompt import BLOCK_TOKENS
 from proxy.prompt_cache.slot_file import SlotFile
 
 
-def replaced_by(
-    new: SlotFile, others: Iterable[SlotFile], tokens_min: int, *, is_own: bool
-) -> list[str]:
-    """Return the names of files that a new one replaces.
+def replaced_by(new: SlotFile, others: Iterable[SlotFile], tokens_min: int) -> list[str]:
+    """Return the names of files that a new one replaces, of those of its conversation or of none.
 
-    `others` have a turn of its conversation where `is_own`; else neither has any.
+    Two are of the same prompt if they differ by less than `tokens_min`.
     """
-    most = tokens_min // BLOCK_TOKENS
+    most, is_own = tokens_min // BLOCK_TOKENS, bool(new.fingerprint.turn_hashes)
     return [
         one.name
         for one in others
         if one.name != new.name
-        and (missing(one.fingerprint, new.fingerprint) < most)
+        and missing(one.fingerprint, new.fingerprint) < most
         and (is_own or missing(new.fingerprint, one.fingerprint) < most)
     ]
 

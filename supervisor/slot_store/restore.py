@@ -139,6 +139,7 @@ async def restore_file(
         read = await slots.restore(client, id_slot, link.name)
     except (SlotFileMissing, SlotKeyMissing):  # deleted by another program; the settings changed
         task.files.catalogue.remove([manifest.name])
+        task.files.start(task.files.reconcile(), "slot files are gone")
         return None
     except InvalidSlotFile as error:
         await _quarantine(task, manifest, str(error))

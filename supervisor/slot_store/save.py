@@ -47,7 +47,7 @@ async def save(
     fingerprints, now = task.fingerprints(found), datetime.now(tz=UTC)
     for rank, slot in enumerate(_worth_saving(task, found, saved_tasks)):
         fingerprint = fingerprints.get(slot.id_slot, ConversationFingerprint())
-        if not task.files.has(task.key_digest, slot.tokens, fingerprint):
+        if not task.files.catalogue.holds(task.key_digest, slot.tokens, fingerprint):
             used_at = now - timedelta(milliseconds=rank)
             await _save(task, client, slot.id_slot, fingerprint, used_at, transfer)
         saved_tasks[slot.id_slot] = slot.task
@@ -63,7 +63,7 @@ async def _save(
     transfer: SlotTransfer,
 ) -> None:
     spooled = await write(task, client, id_slot, fingerprint, used_at)
-    storing = task.files.store(spooled, task.emit_failed) if spooled else None
+    storing = task.files.store(spooled, task.pause_saving) if spooled else None
     if storing and (manifest := await asyncio.shield(storing)):
         transfer.add(manifest)
 
@@ -85,7 +85,7 @@ def _token_bytes(gguf: Gguf) -> int:
 
 def _report_refusal(task: SlotTask, id_slot: int, refused: ErrorResponse) -> None:
     detail = refused.message or str(refused.status)
-    task.emit_failed(f"slot {id_slot}: {detail}")
+    task.pause_saving(f"slot {id_slot}: {detail}")
     if refused.status == HTTPStatus.NOT_IMPLEMENTED:  # older builds, of a model with pictures
         problem = f"its engine does not save them: {detail}"
         task.store.outcomes.set(task.key, RestoreOutcome(task.owner.model, problem=problem))

@@ -6,6 +6,7 @@ wrote is stored afterwards. A failure fails no request: it is logged, once.
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Final
 
@@ -13,11 +14,11 @@ from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.slot_files.storage import Transfer
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
 from supervisor.errors import AccessDenied
+from supervisor.slot_store.catalogue import TOKENS_AWAY_MAX
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.restore import restore_file
 from supervisor.slot_store.save import write
 from supervisor.slot_store.slot_file import InvalidSlotFile
-from supervisor.slot_store.slot_files import TOKENS_AWAY_MAX
 from supervisor.slot_store.task import SlotTask
 
 _FAILED: Final = (EngineUnreachable, OSError, AccessDenied, InvalidSlotFile)
@@ -42,7 +43,7 @@ async def save_one(
     if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
         spooled.path.unlink(missing_ok=True)  # another conversation has the slot
         return None
-    task.files.store(spooled, task.emit_failed)
+    task.files.store(spooled, task.pause_saving)
     return Transfer(written.tokens, written.size_bytes, spooled.duration_s)
 
 
@@ -60,7 +61,9 @@ async def restore_one(
         return None
     if read is None:
         return None
-    task.files.catalogue.note_use(name, datetime.now(tz=UTC))
+    now = datetime.now(tz=UTC)
+    task.files.catalogue.note_use(name, now)
+    task.files.start(asyncio.to_thread(task.store.mark_used, found.manifest, now), f"use {name}")
     return Transfer(read.tokens, read.size_bytes, read.duration_s)
 
 

@@ -62,6 +62,24 @@ def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes:
         _copy(read, write, recurrent_at, read.seek(0, os.SEEK_END))
 
 
+def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -> None:
+    """Rewrite a file in its place for another number of slots; removed where that fails.
+
+    Raises:
+        InvalidSlotFile, OSError: As `rewrite`.
+    """
+    if before is None or after is None or before == after:
+        return
+    fitting = path.with_suffix(".new")
+    try:
+        rewrite(path, fitting, before=before, after=after, state_bytes=state_bytes)
+        fitting.replace(path)
+    except (InvalidSlotFile, OSError):
+        fitting.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
+
+
 def _leading(read: BinaryIO, before: int) -> int:
     """Read up to the sequence; return the number of empty parts before it."""
     if _number(read) != before:

@@ -7,35 +7,32 @@ waits for that is bounded: beyond it no engine is asked to save.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from itertools import islice
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.slot_file import SlotFile
 from supervisor.errors import AccessDenied
-from supervisor.slot_store.catalogue import Catalogue, SlotFileListener, key_digest
+from supervisor.events import Emit
+from supervisor.slot_store.catalogue import Catalogue, SlotFileListener
 from supervisor.slot_store.config import SlotPersistence
+from supervisor.slot_store.eviction import to_evict
 from supervisor.slot_store.manifest import Manifest
-from supervisor.slot_store.policy import DiskBudget, to_evict
-from supervisor.slot_store.replacement import missing, replaced_by
+from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.quarantine import QuarantinedFile
+from supervisor.slot_store.save_limits import SaveLimits
 from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.store import SlotStore
 
-# The last token of an answer is not in the cache, nor is the one that ends it.
-TOKENS_AWAY_MAX: Final = 2
 # Written by engines and not stored yet, at most; a single file may be larger.
 _PENDING_MAX: Final = 32
 _PENDING_MAX_BYTES: Final = 2 * 1024**3
-# Of files that nothing is known of, so many are compared token by token.
-_COMPARED_MAX: Final = 16
-# Of prefixes for engines with the same cache key; the least recently used go first.
-_PREFIXES_MAX: Final = 16
 # So many manifests are taken in at once, within milliseconds.
-_LOADED_AT_ONCE: Final = 32
-
+_READ_AT_ONCE: Final = 32
+# So often it is looked for what is too old or gone.
+_TIDY_S: Final = 600.0
 
 Result = TypeVar("Result")
 
@@ -55,13 +52,18 @@ class SlotFiles:
     """The slot files of a daemon."""
 
     def __init__(
-        self, persistence: Callable[[], SlotPersistence], listener: SlotFileListener
+        self,
+        persistence: Callable[[], SlotPersistence],
+        listener: SlotFileListener,
+        emit: Emit,
     ) -> None:
         self.catalogue = Catalogue(listener)
+        self._emit = emit
+        self.limits = SaveLimits()
         self._persistence = persistence
         self._lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
-        self._loaded = asyncio.Event()
+        self._read_from: SlotPersistence | None = None
         self._pending: dict[asyncio.Task[Any], SpooledFile] = {}
 
     @property
@@ -71,18 +73,24 @@ class SlotFiles:
 
     async def serve(self) -> None:
         """Read what is on the disk, and run what is started, until cancelled."""
+        self._read_from = None
         try:
             async with asyncio.TaskGroup() as self._group:
-                if not self._loaded.is_set():
-                    await self._load()
-                    self._loaded.set()
-                await asyncio.get_running_loop().create_future()
+                while True:
+                    await self._tidy()
+                    await asyncio.sleep(_TIDY_S)
         finally:
             self._group = None
 
     async def loaded(self) -> None:
-        """Wait until the catalogue is complete."""
-        await self._loaded.wait()
+        """Wait until the catalogue is of the settings that apply now."""
+        if self._read_from is not self._persistence():
+            await self.reconcile()
+
+    async def reconcile(self) -> None:
+        """Forget files that something else deleted, and take in those that it added."""
+        async with self._lock:
+            await self._reconcile()
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result] | None:
         """Run work that outlives its caller; None while nothing is served."""
@@ -91,14 +99,6 @@ class SlotFiles:
             return None
         return self._group.create_task(work, name=name)
 
-    async def _load(self) -> None:
-        store = self._persistence().store
-        found = await asyncio.to_thread(store.saved)
-        for begin in range(0, len(found), _LOADED_AT_ONCE):
-            for manifest in found[begin : begin + _LOADED_AT_ONCE]:
-                self.catalogue.add(manifest, is_readable=store.content.is_readable(manifest))
-            await asyncio.sleep(0)
-
     def check_keys(self) -> None:
         """Find out which files can be read with the keys of new settings."""
         self.catalogue.check_readable(self._persistence().store.content.is_readable)
@@ -106,31 +106,19 @@ class SlotFiles:
     def may_save(self, size_bytes: float) -> bool:
         """Return whether an engine may write a file of this size now."""
         persistence = self._persistence()
+        budget = persistence.budget
         pending_bytes = sum(one.unverified.size_bytes for one in self._pending.values())
         if not persistence.is_on or persistence.problem or len(self._pending) >= _PENDING_MAX:
             return False
         if pending_bytes and pending_bytes + size_bytes > _PENDING_MAX_BYTES:
             return False
+        if not self.limits.may_write(size_bytes, budget.write_hour_bytes):
+            return False
         try:
             room_bytes = persistence.store.room_bytes()
         except OSError:  # not made yet, or gone: the next save makes it
             return True
-        budget = persistence.budget
         return size_bytes <= min(room_bytes, budget.model_share * budget.size_bytes)
-
-    def has(self, cache_key: str, tokens: int, fingerprint: ConversationFingerprint) -> bool:
-        """Return whether a file holds as much of a conversation, or all of a prompt of none."""
-        if fingerprint.turn_hashes:
-            return any(
-                one.file.fingerprint == fingerprint and one.file.tokens >= tokens - TOKENS_AWAY_MAX
-                for one in self.catalogue.of_conversation(cache_key, fingerprint)
-            )
-        return bool(fingerprint.blocks) and any(
-            one.file.cache_key == cache_key
-            and not one.file.is_recurrent
-            and not missing(fingerprint, one.file.fingerprint)
-            for one in self.catalogue.files()
-        )
 
     def is_pending(self, path: Path) -> bool:
         return any(one.path == path for one in self._pending.values())
@@ -141,6 +129,8 @@ class SlotFiles:
         """Store a file in the background; its result is None if it is redundant or that failed."""
         task = self.start(self._store(spooled, failed), f"store {spooled.unverified.name}")
         if task:
+            size_bytes = spooled.unverified.size_bytes
+            self.limits.note_written(size_bytes, spooled.budget.write_hour_bytes)
             self._pending[task] = spooled
             task.add_done_callback(self._pending.pop)
         return task
@@ -156,42 +146,70 @@ class SlotFiles:
     async def _store(self, spooled: SpooledFile, failed: Callable[[str], None]) -> Manifest | None:
         try:
             async with self._lock:
-                return await self._keep(spooled)
+                manifest, slowness = await self._keep(spooled)
         except (OSError, AccessDenied, InvalidSlotFile) as error:
-            failed(str(error))
-            return None
-
-    async def _keep(self, spooled: SpooledFile) -> Manifest | None:
-        store, budget = spooled.store, spooled.budget
-        others = [] if spooled.unverified.fingerprint else self._unknown(spooled.unverified)
-        manifest, replaced = await asyncio.to_thread(
-            store.add, spooled.path, spooled.unverified, others, budget.tokens_min
-        )
-        if manifest is None:
-            return None
-        new = self.catalogue.add(manifest)
-        gone = self.catalogue.remove(
-            [*self._replaced_by(new.file, budget), *(one.name for one in replaced)]
-        )
-        kept = [one.manifest for one in self.catalogue.files()]
-        gone += self.catalogue.remove(one.name for one in to_evict(kept, budget))
-        if gone:
-            await asyncio.to_thread(store.drop, gone)
+            manifest, slowness = None, str(error)
+        if slowness:
+            failed(slowness)
         return manifest
 
-    def _unknown(self, new: Manifest) -> list[Manifest]:
-        """Return files of which only the tokens tell what they hold."""
-        found = self.catalogue.anonymous(key_digest(new.model, new.identity))
-        unknown = (one.manifest for one in found if not one.file.fingerprint.blocks)
-        return list(islice(unknown, _COMPARED_MAX))
+    async def _keep(self, spooled: SpooledFile) -> tuple[Manifest | None, str]:
+        """Store a file, and delete what it replaces; return why the disk is too slow, if it is."""
+        new, budget = spooled.unverified, spooled.budget
+        others = [] if new.fingerprint else self.catalogue.unknown(new)
+        (manifest, replaced), duration_s = await asyncio.to_thread(
+            _timed, spooled.store.add, spooled.path, new, others, budget.tokens_min
+        )
+        if manifest is not None:
+            known = self.catalogue.add(manifest).file
+            names = self.catalogue.replaced_by(known, budget.tokens_min)
+            await self._delete([*names, *(one.name for one in replaced)])
+            await self._evict()
+        return manifest, self.limits.note_stored(new.size_bytes, duration_s)
 
-    def _replaced_by(self, new: SlotFile, budget: DiskBudget) -> list[str]:
-        if new.fingerprint.turn_hashes:
-            others = self.catalogue.of_conversation(new.cache_key, new.fingerprint)
-            return replaced_by(new, (one.file for one in others), budget.tokens_min, is_own=True)
-        if new.fingerprint.blocks:
-            others = self.catalogue.anonymous(new.cache_key)
-            known = [one.file for one in others if one.file.fingerprint.blocks]
-            surplus = [one.name for one in known[_PREFIXES_MAX:]]
-            return [*surplus, *replaced_by(new, known, budget.tokens_min, is_own=False)]
-        return []
+    async def delete(self, names: Iterable[str]) -> None:
+        """Delete files, and have the router forget them first."""
+        async with self._lock:
+            await self._delete(names)
+
+    async def _delete(self, names: Iterable[str]) -> None:
+        if gone := self.catalogue.remove(names):
+            await asyncio.to_thread(self._persistence().store.drop, gone)
+
+    async def _tidy(self) -> None:
+        async with self._lock:
+            await self._reconcile()
+            await self._evict()
+
+    async def _reconcile(self) -> None:
+        persistence, known = self._persistence(), self.catalogue.names
+        if self._read_from is None:
+            self.catalogue.remove(known)
+        there, new, invalid = set[str](), list[Manifest](), list[QuarantinedFile]()
+        if persistence.is_on:
+            there, new, invalid = await asyncio.to_thread(
+                persistence.store.read_new, self.catalogue.names
+            )
+        self.catalogue.remove(known - there)
+        for count, manifest in enumerate(new, 1):
+            is_readable = persistence.store.content.is_readable(manifest)
+            self.catalogue.add(manifest, is_readable=is_readable)
+            if not count % _READ_AT_ONCE:
+                await asyncio.sleep(0)
+        unreadable = [one for one in new if not persistence.store.content.is_readable(one)]
+        if unreadable:
+            keys = sorted({one.key_id for one in unreadable})
+            self._emit("slots.key_missing", files=len(unreadable), keys=keys)
+        for one in invalid:
+            self._emit("slots.quarantined", model=one.model, file=one.name, reason=one.reason)
+        self._read_from = persistence
+
+    async def _evict(self) -> None:
+        budget = self._persistence().budget
+        evicted = to_evict(self.catalogue.files(), budget, datetime.now(tz=UTC))
+        await self._delete(one.file.name for one in evicted)
+
+
+def _timed(work: Callable[..., Result], *given: object) -> tuple[Result, float]:
+    began_at_s = time.monotonic()
+    return work(*given), time.monotonic() - began_at_s

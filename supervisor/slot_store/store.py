@@ -17,9 +17,10 @@ from __future__ import annotations
 import errno
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +28,12 @@ from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.host.files import write_atomic
 from supervisor.host.paths import is_ours, make_private
 from supervisor.slot_store.content import PLAIN, SlotContent
-from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
+from supervisor.slot_store.manifest import CacheKey, Manifest, dump
+from supervisor.slot_store.manifest_file import read_manifest, set_time
 from supervisor.slot_store.outcomes import RestoreOutcomes
-from supervisor.slot_store.policy import DiskBudget, is_redundant, to_evict
+from supervisor.slot_store.policy import is_redundant
 from supervisor.slot_store.quarantine import Quarantine, QuarantinedFile
-from supervisor.slot_store.slot_count import rewrite
+from supervisor.slot_store.slot_count import refit
 from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     SlotFileHeader,
@@ -87,20 +89,33 @@ class SlotStore:
 
     def saved(self, model: str | None = None) -> list[Manifest]:
         """Return what is saved of a model or of all, without invalid manifests."""
-        found = (_read_manifest(path) for path in self._manifests(model))
+        found = (read_manifest(path) for path in self._manifests(model))
         return [one for one in found if isinstance(one, Manifest)]
 
-    def unreadable(self) -> list[Manifest]:
-        """Return the files whose key is not at hand: they stay, and are deleted by age or room."""
-        return [one for one in self.saved() if not self.content.is_readable(one)]
+    def mark_used(self, manifest: Manifest, now: datetime) -> None:
+        """Remember when a file was used; one that is gone is not an error."""
+        with suppress(OSError):
+            set_time(self._path(manifest).with_suffix(_MANIFEST), now)
 
     def quarantine_invalid(self, model: str | None = None) -> list[QuarantinedFile]:
         """Quarantine files with an invalid manifest."""
-        found = (_read_manifest(path) for path in self._manifests(model))
+        return self._read(self._manifests(model))[1]
+
+    def read_new(
+        self, known: Collection[str]
+    ) -> tuple[set[str], list[Manifest], list[QuarantinedFile]]:
+        """Return the names of all files, the manifests of those not known, and invalid ones."""
+        paths = list(self._manifests(None))
+        new, invalid = self._read(path for path in paths if path.stem not in known)
+        return {path.stem for path in paths}, new, invalid
+
+    def _read(self, paths: Iterable[Path]) -> tuple[list[Manifest], list[QuarantinedFile]]:
+        """Read manifests, and quarantine the files of invalid ones."""
+        found = [read_manifest(path) for path in paths]
         invalid = [one for one in found if isinstance(one, QuarantinedFile)]
         for one in invalid:
             self._quarantine(one.model, one.name)
-        return invalid
+        return [one for one in found if isinstance(one, Manifest)], invalid
 
     def add(
         self, spooled: Path, unverified: Manifest, others: Iterable[Manifest], tokens_min: int
@@ -145,7 +160,7 @@ class SlotStore:
         link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
         try:
             self.content.take(path, link, manifest)
-            _fit(link, manifest.identity.slots, key)
+            refit(link, manifest.identity.slots, key.slots, key.state_bytes or 0)
         except FileNotFoundError as error:
             is_listed = path.with_suffix(_MANIFEST).exists()
             kind = InvalidSlotFile if is_listed else SlotFileMissing
@@ -180,11 +195,8 @@ class SlotStore:
         self.outcomes.forget(model)
         return found
 
-    def clean_up(self, budget: DiskBudget) -> list[QuarantinedFile]:
-        """Delete partial files and what exceeds the budget; quarantine invalid files.
-
-        Only for the daemon that owns the directory, before it starts an engine.
-        """
+    def clean_up(self) -> None:
+        """Delete partial files; only for the daemon that owns the directory, before it serves."""
         for partial in self._spool.glob("*/*.new"):
             partial.unlink(missing_ok=True)
         if self._is_spool_in_memory:
@@ -195,10 +207,7 @@ class SlotStore:
                     path.unlink(missing_ok=True)
             with suppress(OSError):  # it is not empty
                 directory.rmdir()
-        invalid = self.quarantine_invalid()
-        self.drop(to_evict(self.saved(), budget))
         self.quarantine.bound()
-        return invalid
 
     def _directories(self, model: str | None) -> Iterator[Path]:
         if is_ours(self._kept):
@@ -229,6 +238,7 @@ class SlotStore:
         try:
             self.content.put(spooled, target, manifest)
             write_atomic(target.with_suffix(_MANIFEST), dump(manifest))
+            set_time(target.with_suffix(_MANIFEST), manifest.used_at)
         except OSError:
             target.unlink(missing_ok=True)
             raise
@@ -247,31 +257,3 @@ class SlotStore:
 
 def _read_header(path: Path, manifest: Manifest) -> SlotFileHeader:
     return read_checked(path, SlotFileInfo(manifest.tokens, manifest.size_bytes))
-
-
-def _fit(link: Path, before: int | None, key: CacheKey) -> None:
-    """Rewrite a file in the spool for an engine with another number of slots."""
-    after = key.slots
-    if before is None or after is None or before == after:
-        return
-    fitting = link.with_suffix(".new")
-    try:
-        rewrite(link, fitting, before=before, after=after, state_bytes=key.state_bytes or 0)
-        fitting.replace(link)
-    except (InvalidSlotFile, OSError):
-        fitting.unlink(missing_ok=True)
-        link.unlink(missing_ok=True)
-        raise
-
-
-def _read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
-    """Return a manifest, or why it is invalid; None if it is gone meanwhile."""
-    try:
-        found = load(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ManifestInvalid, OSError, UnicodeDecodeError) as error:
-        return QuarantinedFile(path.parent.name, path.stem, str(error))
-    if (found.name, found.model) != (path.stem, path.parent.name):
-        return QuarantinedFile(path.parent.name, path.stem, "its manifest is of another file")
-    return found

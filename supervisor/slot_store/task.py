@@ -93,5 +93,10 @@ class SlotTask:
     def emit_failed(self, reason: str) -> None:
         self.emit("slots.save_failed", run=self.run, reason=reason)
 
+    def pause_saving(self, reason: str) -> None:
+        """Save nothing for a while, except when an instance stops; report it once."""
+        if pause_s := self.files.limits.pause():
+            self.emit_failed(f"{reason}; more is saved in {pause_s:.0f} s")
+
     def emit_quarantined(self, file: QuarantinedFile) -> None:
         self.emit_any("slots.quarantined", model=file.model, file=file.name, reason=file.reason)

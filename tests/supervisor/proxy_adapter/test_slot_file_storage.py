@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -115,6 +116,28 @@ async def test_a_file_that_cannot_be_used_is_removed(storage: Storage) -> None:
     assert not await storage.adapter.restore("chat.0", slot.id_slot, name)
     assert not storage.files
     assert len(storage.harness.emitted("slots.quarantined")) == 1
+    shutil.rmtree(storage.harness.store.root)
+    slot = await storage.save()
+    assert await storage.adapter.restore("chat.0", slot.id_slot, *storage.files)
+
+
+async def test_a_full_disk_is_one_warning_and_a_pause(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    await storage.harness.converse()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for _ in range(2):
+            await storage.save()
+    assert not storage.files
+    assert not storage.adapter.may_save("chat.0", 1)
+    (event,) = storage.harness.emitted("slots.save_failed")
+    assert event["reason"].endswith("No space left on device; more is saved in 60 s")
+    await storage.save()
+    assert len(storage.files) == 1
 
 
 async def test_a_client_that_leaves_during_a_restore_leaves_nothing_behind(

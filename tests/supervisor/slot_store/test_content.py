@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from fakes.fleet_harness import FleetHarness
+from fakes.instance_harness import RecordingTraffic
 from fakes.slot_files import manifest, write
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
@@ -18,12 +19,13 @@ from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings, SupervisorSettings
 from supervisor.slot_store import config
 from supervisor.slot_store.catalogue import Catalogue, SlotFileListener, key_digest
-from supervisor.slot_store.config import SlotPersistence, clean_up, slot_persistence
+from supervisor.slot_store.config import SlotPersistence, slot_persistence
 from supervisor.slot_store.content import PLAIN, SlotContent
 from supervisor.slot_store.key_ring import KeyRing, SlotKey, new_key, with_newest
 from supervisor.slot_store.manifest import Manifest, dump, load
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
 
 OLD, NEW = new_key(), new_key()
@@ -80,16 +82,21 @@ def test_older_keys_still_decrypt_and_files_without_a_key_are_taken(tmp_path: Pa
 
 
 @pytest.mark.parametrize("moves", [content(NEW), PLAIN])
-def test_a_file_of_another_key_stays_and_is_not_read(tmp_path: Path, moves: SlotContent) -> None:
+async def test_a_file_of_another_key_stays_and_is_not_read(
+    tmp_path: Path, moves: SlotContent
+) -> None:
     one = put(store_with(tmp_path, content(OLD)))
     store = store_with(tmp_path, moves)
     events: list[tuple[str, Any]] = []
-    clean_up(
-        SlotPersistence(store, is_on=True, budget=PLENTY, timeout_s=1.0),
+    persistence = SlotPersistence(store, is_on=True, budget=PLENTY, timeout_s=1.0)
+    files = SlotFiles(
+        lambda: persistence,
+        RecordingTraffic(),
         lambda name, /, **fields: events.append((name, fields)),
     )
+    await files.reconcile()
     assert events == [("slots.key_missing", {"files": 1, "keys": [OLD.id]})]
-    assert store.saved() == store.unreadable() == [one]
+    assert store.saved() == [one]
     with pytest.raises(InvalidSlotFile, match=f"its key {OLD.id} is not at hand"):
         taken(store, one)
     put(store, 2000)
@@ -131,7 +138,7 @@ def test_what_engines_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
     left = store.root / "spool" / "chat.0"
     left.mkdir(parents=True)
     (left / "half.new").write_bytes(b"text")
-    store.clean_up(PLENTY)
+    store.clean_up()
     assert not left.exists()
 
 

@@ -172,7 +172,7 @@ async def test_files_swapped_between_two_models_reach_neither(
     async with harness.up():
         _, timings = await harness.ask(messages)
     assert timings["cache_n"] == 0
-    assert [emitted.name for emitted in harness.store.quarantine_invalid()] == [one.name]
+    assert [event["file"] for event in harness.emitted("slots.quarantined")] == [one.name]
 
 
 async def test_a_file_that_an_engine_crashed_on_is_not_restored_again(

@@ -12,7 +12,6 @@ from supervisor.slot_store.policy import (
     DiskBudget,
     fill_order,
     is_redundant,
-    to_evict,
     to_restore,
     unsupported_reason,
     worth_saving,
@@ -94,22 +93,6 @@ def test_each_replica_takes_up_its_own_and_what_is_left_is_dealt_out() -> None:
 
 def test_the_slot_that_is_given_away_last_is_filled_first() -> None:
     assert fill_order([slot(0), slot(1), slot(2), slot(3, task=0)]) == [3, 0, 1, 2]
-
-
-def test_what_was_used_longest_ago_leaves_first() -> None:
-    kept = [manifest(str(minutes), minutes) for minutes in range(5)]
-    assert [one.name for one in to_evict(kept, BUDGET)] == ["0", "1"]
-
-
-def test_one_model_takes_no_more_than_its_share() -> None:
-    budget = replace(BUDGET, model_share=0.2)
-    kept = [manifest("a", 1), manifest("b", 2), manifest("c", 3), manifest("d", 0, model="other")]
-    assert [one.name for one in to_evict(kept, budget)] == ["a"]
-
-
-def test_all_models_together_take_no_more_than_there_is() -> None:
-    kept = [manifest("a", 1), manifest("b", 2, model="other", size_bytes=9500)]
-    assert [one.name for one in to_evict(kept, BUDGET)] == ["a"]
 
 
 def test_a_later_turn_takes_the_place_of_an_earlier_one_though_some_tokens_differ() -> None:

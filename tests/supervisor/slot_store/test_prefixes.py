@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from supervisor.slot_store.prefixes import find_prefix
 from supervisor.slot_store.slot_files import SlotFiles, SpooledFile
 from supervisor.slot_store.store import SlotStore
 
-BUDGET = DiskBudget(1 << 30)
+BUDGET = DiskBudget(1 << 30, max_age=timedelta(days=36_500))
 
 
 def text(*blocks: int, turns: tuple[int, ...] = ()) -> str:
@@ -37,9 +38,8 @@ def test_a_prefix_has_a_file_unless_much_more_or_much_less_is_in_it() -> None:
 
 async def test_of_seventeen_prefixes_the_one_used_least_recently_goes(tmp_path: Path) -> None:
     store, traffic = SlotStore(tmp_path / "slots"), RecordingTraffic()
-    files = SlotFiles(
-        lambda: SlotPersistence(store, is_on=True, budget=BUDGET, timeout_s=9), traffic
-    )
+    persistence = SlotPersistence(store, is_on=True, budget=BUDGET, timeout_s=9)
+    files = SlotFiles(lambda: persistence, traffic, lambda *_, **__: None)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(files.serve())
         await files.loaded()

@@ -7,11 +7,8 @@ from fakes.slot_files import manifest, write
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.slot_store import quarantine
 from supervisor.slot_store.manifest import Manifest
-from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.store import SlotStore
-
-PLENTY = DiskBudget(1 << 30)
 
 
 @pytest.fixture
@@ -84,16 +81,12 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
         (kept / name).write_bytes(b"x")
     (store.spool("chat.0") / "half.new").write_bytes(b"x")
     (store.root / "kept" / "empty").mkdir()
-    assert [one.name for one in store.clean_up(PLENTY)] == ["0"]
+    store.clean_up()
+    there, new, invalid = store.read_new({"1000"})
+    assert (there, new, [one.name for one in invalid]) == ({"1000", "0"}, [], ["0"])
     assert names(store) == {"1000.slot", "1000.json", "0.json"}
     assert store.quarantine.names() == ["0.json"]
     assert not (store.root / "kept" / "empty").exists()
-
-
-def test_clean_up_applies_a_smaller_budget(store: SlotStore) -> None:
-    put(store, 1000)
-    store.clean_up(DiskBudget(10))
-    assert store.saved() == []
 
 
 def test_the_quarantine_is_bounded_in_number_bytes_and_age(
