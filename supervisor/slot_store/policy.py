@@ -11,7 +11,8 @@ from proxy.upstream.slots import SlotState
 from supervisor.engines.spec_types import needs_draft_cache, spec_types
 from supervisor.flags.loras import SCALED
 from supervisor.flags.plan import Plan
-from supervisor.slot_store.manifest import CacheKey, Manifest
+from supervisor.slot_store.catalogue import CataloguedFile
+from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.slot_file import SlotFileHeader
 
 # The engine's default. Source: --help of build 10434.
@@ -81,23 +82,32 @@ def is_redundant(
 
 
 def to_restore(
-    kept: Iterable[Manifest], identity: CacheKey, *, replica: tuple[int, int], most: int, ctx: int
-) -> list[Manifest]:
+    kept: Iterable[CataloguedFile],
+    cache_key: str,
+    *,
+    replica: tuple[int, int],
+    most: int,
+    ctx: int,
+) -> list[CataloguedFile]:
     """Return at most `most` files to restore, of fewer than `ctx` tokens each.
 
     `replica` is the number of the replica and how many there are: each restores what it saved, and
-    what removed replicas saved is distributed. A file without a fingerprint comes last: it is
-    mostly a prefilled prompt or a probe.
+    what removed replicas saved is distributed. What belongs to no conversation comes last: it is a
+    prefix, a prefilled prompt or a probe.
     """
     number, replicas = replica
     fitting = [
         one
         for one in kept
-        if identity.fits(one.identity) and one.replica % replicas == number and one.tokens < ctx
+        if one.file.cache_key == cache_key
+        and one.manifest.replica % replicas == number
+        and one.file.tokens < ctx
     ]
-    return sorted(fitting, key=lambda one: (bool(one.fingerprint), one.used_at), reverse=True)[
-        :most
-    ]
+    return sorted(fitting, key=_is_wanted, reverse=True)[:most]
+
+
+def _is_wanted(one: CataloguedFile) -> tuple[bool, datetime]:
+    return bool(one.file.fingerprint.turn_hashes), one.manifest.used_at
 
 
 def fill_order(slots: Sequence[SlotState]) -> list[int]:

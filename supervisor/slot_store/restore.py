@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
+from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import (
@@ -20,10 +20,10 @@ from supervisor.engine_client.client import (
 )
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.flags.plan import Plan
+from supervisor.slot_store.catalogue import CataloguedFile
 from supervisor.slot_store.first_restore import uses_restored
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import fill_order, to_restore, uses_prompt_similarity
-from supervisor.slot_store.quarantine import QuarantinedFile
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
@@ -39,16 +39,13 @@ async def restore(
     """
     spool = task.spool()
     await task.files.loaded()
-    quarantined = await asyncio.to_thread(_quarantine_invalid, task, spool)
-    task.files.catalogue.remove(one.name for one in quarantined)
-    for file in quarantined:
-        task.emit_quarantined(file)
+    await _empty_spool(task, spool)
     found = await slots.get_slots(client)
     if isinstance(found, ErrorResponse) or not found:
         return []
     filled = await _fill(task, client, spool, found)
-    for manifest in filled.values():
-        transfer.add(manifest)
+    for one in filled.values():
+        transfer.add(one.manifest)
     if filled and needs_refresh(task.plan):
         empty = [id_slot for id_slot in fill_order(found) if id_slot not in filled]
         for id_slot in (*empty[:1], *reversed(filled)):
@@ -61,16 +58,16 @@ async def restore(
 
 async def _fill(
     task: SlotTask, client: EngineClient, spool: Path, found: Sequence[SlotState]
-) -> dict[int, Manifest]:
+) -> dict[int, CataloguedFile]:
     """Restore the latest conversations; return them by slot. None where the engine uses none."""
-    empty, filled = fill_order(found), dict[int, Manifest]()
+    empty, filled = fill_order(found), dict[int, CataloguedFile]()
     restore_one = functools.partial(restore_file, task, client, spool)
-    chosen = await asyncio.to_thread(_to_restore, task, found)
+    chosen = [one.manifest for one in _to_restore(task, found)]
     if not await uses_restored(task, client, chosen, empty[0], restore_one):
         return {}
-    for manifest in await asyncio.to_thread(_to_restore, task, found):  # some may be invalid
-        if await restore_one(manifest, empty[0]):
-            filled[empty.pop(0)] = manifest
+    for one in _to_restore(task, found):  # some may be invalid
+        if await restore_one(one.manifest, empty[0]):
+            filled[empty.pop(0)] = one
     return filled
 
 
@@ -82,36 +79,33 @@ def needs_refresh(plan: Plan) -> bool:
     return plan.slots > 1 and not uses_prompt_similarity(plan)
 
 
-def restored_slot(slot: SlotState, filled: Mapping[int, Manifest]) -> RestoredSlot:
-    manifest = filled.get(slot.id_slot)
-    if manifest is None or slot.tokens not in {manifest.tokens, 0}:  # 0: not reported
+def restored_slot(slot: SlotState, filled: Mapping[int, CataloguedFile]) -> RestoredSlot:
+    one = filled.get(slot.id_slot)
+    if one is None or slot.tokens not in {one.file.tokens, 0}:  # 0: not reported
         return RestoredSlot(slot.id_slot, slot.task)
-    fingerprint = decode_fingerprint(manifest.fingerprint)
-    return RestoredSlot(slot.id_slot, slot.task, manifest.tokens, fingerprint)
+    return RestoredSlot(slot.id_slot, slot.task, one.file.tokens, one.file.fingerprint)
 
 
-def _quarantine_invalid(task: SlotTask, spool: Path) -> list[QuarantinedFile]:
-    # A link in the spool is of a file that an engine crashed on or was stopped over.
-    given = {path.name.partition(".")[0] for path in spool.glob("*.slot")}
-    found = task.store.quarantine_invalid(task.owner.model)
-    for manifest in task.store.saved(task.owner.model):
-        if manifest.name in given:
-            reason = "the engine that read it did not answer"
-        elif not task.key.fits(manifest.identity):
-            reason = "it is of another model, build, cache type or option"
-        else:
-            continue
-        found.append(task.store.quarantine_file(manifest, reason))
-    for path in spool.iterdir():
-        if not task.files.is_pending(path):
-            path.unlink(missing_ok=True)
-    return found
+async def _empty_spool(task: SlotTask, spool: Path) -> None:
+    """Quarantine the files that an engine crashed on or was stopped over: their links are left."""
+    left = [
+        path for path in await asyncio.to_thread(_paths, spool) if not task.files.is_pending(path)
+    ]
+    for name in {path.name.partition(".")[0] for path in left if path.suffix == ".slot"}:
+        if one := task.files.catalogue.get(name):
+            await _quarantine(task, one.manifest, "the engine that read it did not answer")
+    for path in left:
+        path.unlink(missing_ok=True)
 
 
-def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[Manifest]:
+def _paths(directory: Path) -> list[Path]:
+    return list(directory.iterdir())
+
+
+def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFile]:
     return to_restore(
-        filter(task.store.content.is_readable, task.store.saved(task.owner.model)),
-        task.key,
+        task.files.catalogue.files(),
+        task.key_digest,
         replica=(task.owner.replica, task.owner.replicas),
         most=len(found),
         ctx=min(slot.n_ctx for slot in found),

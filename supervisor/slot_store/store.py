@@ -97,25 +97,20 @@ class SlotStore:
         with suppress(OSError):
             set_time(self._path(manifest).with_suffix(_MANIFEST), now)
 
-    def quarantine_invalid(self, model: str | None = None) -> list[QuarantinedFile]:
-        """Quarantine files with an invalid manifest."""
-        return self._read(self._manifests(model))[1]
-
     def read_new(
         self, known: Collection[str]
     ) -> tuple[set[str], list[Manifest], list[QuarantinedFile]]:
-        """Return the names of all files, the manifests of those not known, and invalid ones."""
-        paths = list(self._manifests(None))
-        new, invalid = self._read(path for path in paths if path.stem not in known)
-        return {path.stem for path in paths}, new, invalid
+        """Return the names of all files and the manifests of those not known.
 
-    def _read(self, paths: Iterable[Path]) -> tuple[list[Manifest], list[QuarantinedFile]]:
-        """Read manifests, and quarantine the files of invalid ones."""
-        found = [read_manifest(path) for path in paths]
+        Those that are invalid are quarantined, and returned last.
+        """
+        paths = list(self._manifests(None))
+        found = [read_manifest(path) for path in paths if path.stem not in known]
         invalid = [one for one in found if isinstance(one, QuarantinedFile)]
         for one in invalid:
             self._quarantine(one.model, one.name)
-        return [one for one in found if isinstance(one, Manifest)], invalid
+        new = [one for one in found if isinstance(one, Manifest)]
+        return {path.stem for path in paths}, new, invalid
 
     def add(
         self, spooled: Path, unverified: Manifest, others: Iterable[Manifest], tokens_min: int

@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fakes.instance_harness import RecordingTraffic
+
 from supervisor.engine_client.slots import SlotFileInfo
+from supervisor.slot_store.catalogue import Catalogue, CataloguedFile
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import MAGIC
 
@@ -47,3 +50,8 @@ def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:
         "used_at": when,
     }
     return Manifest(**{**given, **changes})
+
+
+def catalogued(name: str = "a", minutes: int = 0, **changes: Any) -> CataloguedFile:
+    """Return the same as a daemon knows it."""
+    return Catalogue(RecordingTraffic()).add(manifest(name, minutes, **changes))

@@ -1,11 +1,10 @@
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
-from fakes.slot_files import NOON, manifest
+from fakes.slot_files import NOON, catalogued
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from supervisor.slot_store.catalogue import Catalogue, CataloguedFile
+from supervisor.slot_store.catalogue import CataloguedFile
 from supervisor.slot_store.eviction import to_evict
 from supervisor.slot_store.policy import DiskBudget
 
@@ -16,50 +15,52 @@ OTHER = ConversationFingerprint((2,), tuple(range(40))).encoded
 PREFIX = ConversationFingerprint((), tuple(range(30))).encoded
 
 
-class Unheard:
-    def add_slot_file(self, _: object, /) -> None: ...
-
-    def remove_slot_files(self, _: object, /) -> None: ...
-
-
-def file(name: str, minutes: int = 0, **changes: Any) -> CataloguedFile:
-    return Catalogue(Unheard()).add(manifest(name, minutes, **changes))
-
-
 def evicted(kept: list[CataloguedFile], budget: DiskBudget = BUDGET) -> set[str]:
     return {one.file.name for one in to_evict(kept, budget, NOW)}
 
 
 def test_what_was_used_longest_ago_leaves_first() -> None:
-    assert evicted([file(str(minutes), minutes) for minutes in range(5)]) == {"0", "1"}
+    assert evicted([catalogued(str(minutes), minutes) for minutes in range(5)]) == {"0", "1"}
 
 
 def test_what_is_too_old_leaves_though_there_is_room() -> None:
     budget = replace(BUDGET, max_age=timedelta(hours=1))
-    assert evicted([file("old", 59), file("young", 60)], budget) == {"old"}
+    assert evicted([catalogued("old", 59), catalogued("young", 60)], budget) == {"old"}
 
 
 def test_one_model_takes_no_more_than_its_share() -> None:
-    kept = [file("a", 1), file("b", 2), file("c", 3), file("d", 0, model="other")]
+    kept = [
+        catalogued("a", 1),
+        catalogued("b", 2),
+        catalogued("c", 3),
+        catalogued("d", 0, model="other"),
+    ]
     assert evicted(kept, replace(BUDGET, model_share=0.2)) == {"a"}
 
 
 def test_all_models_together_take_no_more_than_there_is() -> None:
-    assert evicted([file("a", 1), file("b", 2, model="other", size_bytes=9500)]) == {"b"}
+    assert evicted([catalogued("a", 1), catalogued("b", 2, model="other", size_bytes=9500)]) == {
+        "b"
+    }
 
 
 def test_what_saves_fewer_tokens_for_its_bytes_leaves_first() -> None:
-    kept = [file("dear", 3, size_bytes=2000), file("a", 1), file("b", 2), file("c")]
+    kept = [
+        catalogued("dear", 3, size_bytes=2000),
+        catalogued("a", 1),
+        catalogued("b", 2),
+        catalogued("c"),
+    ]
     assert evicted(kept) == {"dear"}
 
 
 def test_what_was_restored_lately_stays() -> None:
-    restored = replace(file("restored"), restored_tokens=600)
-    assert evicted([restored, *(file(name, 1) for name in "abc")]) != {"restored"}
+    restored = replace(catalogued("restored"), restored_tokens=600)
+    assert evicted([restored, *(catalogued(name, 1) for name in "abc")]) != {"restored"}
 
 
 def test_a_prefix_of_many_conversations_stays() -> None:
-    prefix = file("prefix", fingerprint=PREFIX)
-    assert evicted([prefix, *(file(name, 60) for name in "bcd")]) == {"prefix"}
-    shared = [file("a", 60, fingerprint=FIRST), file("other", 60, fingerprint=OTHER)]
-    assert evicted([prefix, *shared, file("b", 60)]) != {"prefix"}
+    prefix = catalogued("prefix", fingerprint=PREFIX)
+    assert evicted([prefix, *(catalogued(name, 60) for name in "bcd")]) == {"prefix"}
+    shared = [catalogued("a", 60, fingerprint=FIRST), catalogued("other", 60, fingerprint=OTHER)]
+    assert evicted([prefix, *shared, catalogued("b", 60)]) != {"prefix"}

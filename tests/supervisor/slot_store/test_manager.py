@@ -155,7 +155,8 @@ async def test_a_file_with_another_cache_key_never_reaches_an_engine(
         _, timings = await harness.ask(messages)
     assert timings["cache_n"] < 256
     assert "restore" not in harness.log.partition("chat.0")[2].rpartition("run 1,")[2]
-    assert [emitted["file"] for emitted in harness.emitted("slots.quarantined")] == [one.name]
+    assert not harness.emitted("slots.quarantined")  # the settings may come back
+    assert one.name in {kept.name for kept in harness.store.saved()}
 
 
 async def test_files_swapped_between_two_models_reach_neither(

@@ -1,13 +1,16 @@
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.slot_files import IDENTITY, NOON, manifest
+from fakes.slot_files import IDENTITY, NOON, catalogued, manifest
 from samples import engine, model
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.upstream.slots import SlotState
 from supervisor.flags.plan import Plan
 from supervisor.memory.estimate import MemoryInputs
+from supervisor.slot_store.catalogue import CataloguedFile, key_digest
 from supervisor.slot_store.policy import (
     DiskBudget,
     fill_order,
@@ -64,30 +67,40 @@ def test_a_recurrent_state_takes_room_too() -> None:
     assert not worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, 500, 201)
 
 
+def restored(
+    kept: Iterable[CataloguedFile],
+    replica: tuple[int, int] = (0, 1),
+    most: int = 2,
+    ctx: int = 2048,
+) -> list[str]:
+    key = key_digest("chat", IDENTITY)
+    return [one.file.name for one in to_restore(kept, key, replica=replica, most=most, ctx=ctx)]
+
+
 def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() -> None:
-    kept = [manifest(name, minutes) for name, minutes in (("a", 1), ("b", 3), ("c", 2))]
-    chosen = to_restore(kept, IDENTITY, replica=(0, 1), most=2, ctx=2048)
-    assert [one.name for one in chosen] == ["b", "c"]
+    kept = [catalogued(name, minutes) for name, minutes in (("a", 1), ("b", 3), ("c", 2))]
+    assert restored(kept) == ["b", "c"]
 
 
 def test_a_conversation_is_put_back_before_what_the_proxy_did_not_know() -> None:
-    kept = [manifest("prompt", 9, fingerprint=""), manifest("old", 1), manifest("late", 2)]
-    chosen = to_restore(kept, IDENTITY, replica=(0, 1), most=2, ctx=2048)
-    assert [one.name for one in chosen] == ["late", "old"]
+    known = ConversationFingerprint((1,), (2,)).encoded
+    kept = [
+        catalogued("prompt", 9),
+        catalogued("old", 1, fingerprint=known),
+        catalogued("late", 2, fingerprint=known),
+    ]
+    assert restored(kept) == ["late", "old"]
 
 
 def test_what_belongs_elsewhere_or_leaves_no_room_for_an_answer_is_not_put_back() -> None:
-    other = manifest(identity=replace(IDENTITY, engine="b11434"))
-    assert to_restore([other], IDENTITY, replica=(0, 1), most=2, ctx=2048) == []
-    assert to_restore([manifest()], IDENTITY, replica=(0, 1), most=2, ctx=300) == []
+    assert restored([catalogued(identity=replace(IDENTITY, engine="b11434"))]) == []
+    assert restored([catalogued(model="other")]) == []
+    assert restored([catalogued()], ctx=300) == []
 
 
 def test_each_replica_takes_up_its_own_and_what_is_left_is_dealt_out() -> None:
-    kept = [manifest(str(number), replica=number) for number in range(4)]
-    names = [
-        {one.name for one in to_restore(kept, IDENTITY, replica=(number, 2), most=9, ctx=2048)}
-        for number in range(2)
-    ]
+    kept = [catalogued(str(number), replica=number) for number in range(4)]
+    names = [set(restored(kept, (number, 2), most=9)) for number in range(2)]
     assert names == [{"0", "2"}, {"1", "3"}]
 
 
