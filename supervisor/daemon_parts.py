@@ -44,6 +44,7 @@ from supervisor.hooks.hooks import Hooks, HookSources
 from supervisor.host.paths import Directories
 from supervisor.process.exit_cause import FailureCause
 from supervisor.process.private_runtime import is_in_use
+from supervisor.proxy_adapter.conversation_forgetter import ConversationForgetter
 from supervisor.proxy_adapter.dashboard_host import Address, DashboardHostAdapter
 from supervisor.proxy_adapter.engine_reader import EngineReaderAdapter
 from supervisor.proxy_adapter.load_forecaster import LoadForecasterAdapter
@@ -118,6 +119,7 @@ class DaemonParts:
         )
         storage.connect(self.fleet)
         self._prefix_files = PrefixFiles(self.fleet, self.router, storage, events.emit)
+        self.conversations = ConversationForgetter(self.fleet, self.router, storage)
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
         self.adaptive = self._make_adaptive(replacer, memory_usage)

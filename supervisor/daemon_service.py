@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from proxy.errors import NotFound
 from proxy.models import PrefillResult
@@ -25,6 +26,8 @@ from supervisor.control.messages import (
     CacheStatus,
     CanariesStatus,
     DaemonStatus,
+    ForgetRequest,
+    ForgottenSlots,
     InstanceStatus,
     JoinedHost,
     ModelStatus,
@@ -36,13 +39,14 @@ from supervisor.control.status import (
     instance_status,
     model_status,
     node_status,
+    saved_slot,
     weight_statuses,
 )
 from supervisor.control.trial_status import trial_status
 from supervisor.control.worker_status import worker_statuses
 from supervisor.daemon_parts import DaemonParts
 from supervisor.desktop.hosts import DesktopHosts
-from supervisor.errors import CorralError, NoSuchRequest, SettingsInvalid
+from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, SettingsInvalid
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.reload.reload import ReloadResult
@@ -83,6 +87,34 @@ class DaemonService:
         return self._fleet.spawn(
             cache_commands.save(replicas, self._fleet.planner.launches.slot_persistence)
         )
+
+    def forget_slots(self, asked: ForgetRequest) -> asyncio.Task[ForgottenSlots | CorralError]:
+        return self._fleet.spawn(self._forget_slots(asked))
+
+    async def _forget_slots(self, asked: ForgetRequest) -> ForgottenSlots | CorralError:
+        conversations = self._parts.conversations
+        try:
+            if asked["conversation"] is not None:
+                found = await conversations.forget_file(asked["conversation"])
+            elif asked["request"] is not None:
+                number = await self._conversation_number(asked["request"])
+                found = await conversations.forget_request(asked["request"], number)
+            else:
+                found = await conversations.forget_files(asked["model"])
+        except CorralError as error:
+            return error
+        files = [saved_slot(one) for one in found.files]
+        return {"slots": files, "emptied": found.slots, "in_use": found.is_in_use}
+
+    async def _conversation_number(self, request_id: str) -> int | None:
+        """Return the number of the conversation of a request that this daemon answered."""
+        with suppress(HistoryUnavailable):
+            for one in await self._parts.history.requests(HistoryQuery(1, request_id=request_id)):
+                began_at = datetime.now(UTC) - timedelta(seconds=self._times().up_s)
+                if datetime.fromisoformat(str(one["ended_at"])) >= began_at:
+                    number = one["conversation"]
+                    return number if isinstance(number, int) else None
+        return None
 
     def warm(
         self, model: str, prompt: WarmPrompt

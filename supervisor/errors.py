@@ -23,6 +23,7 @@
     ├── NotRunning                    3    the daemon is not running
     ├── NoSuchModel                   4    no model of that name
     ├── NoSuchRequest                 4    no request of that id
+    ├── NoSuchConversation            4    no conversation of that name or request
     ├── HistoryUnavailable            1    figures of past requests are not kept, or not readable
     ├── ModelKept                     1    another program keeps that model
     ├── ModelInUse                   69    an engine serves the model that is to be removed
@@ -171,6 +172,11 @@ class NoSuchModel(CorralError):
 
 class NoSuchRequest(CorralError):
     code = "no_such_request"
+    exit_code = 4
+
+
+class NoSuchConversation(CorralError):
+    code = "no_such_conversation"
     exit_code = 4
 
 

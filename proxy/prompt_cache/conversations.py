@@ -90,6 +90,12 @@ class Conversations:
         while len(self._conversations) > self._hashes_max:
             self._conversations.popitem(last=False)
 
+    def remove(self, conversation: Conversation) -> None:
+        """Forget a conversation: its next turn begins a new one."""
+        for turn_hash in conversation.turn_hashes:
+            self._remove_turn(conversation, turn_hash)
+        conversation.turn_hashes.clear()
+
     def _remove_turn(self, conversation: Conversation, turn_hash: int) -> None:
         if self._conversations.get(turn_hash) is conversation:
             del self._conversations[turn_hash]

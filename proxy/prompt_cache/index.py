@@ -11,13 +11,14 @@ A question costs the same for one instance as for a thousand: they are bits of a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
 from proxy.prompt_cache.conversations import Conversation, Conversations
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.prompt_cache.forgotten import ForgottenConversations
 from proxy.prompt_cache.prefix_digest import PrefixDigests
 from proxy.prompt_cache.prefix_tree import PrefixTree
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
@@ -218,6 +219,20 @@ class PrefixIndex:
             self._add_prefix(run, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
+
+    def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:
+        """Forget the conversations of these turns; their next turns begin new ones."""
+        found = {one for turn in turn_hashes if (one := self._conversations.get(turn))}
+        hashes, slots = {*turn_hashes}, list[tuple[str, int]]()
+        for conversation in found:
+            hashes.update(conversation.turn_hashes)
+            for run in self._runs.values():
+                if (id_slot := run.slot_map.forget(conversation)) is not None:
+                    slots.append((run.name, id_slot))
+            self._conversations.remove(conversation)
+            self.recent.forget(conversation)
+        numbers = frozenset(one.number for one in found)
+        return ForgottenConversations(frozenset(hashes), tuple(slots), numbers)
 
     def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
         """Note that a process holds a prompt, computed or restored."""

@@ -113,6 +113,18 @@ class RecentPrompts:
         while self._size > self._hashes_max or len(self._prompts) > _CONVERSATIONS_MAX:
             self._remove(next(iter(self._prompts)))
 
+    def conversation_of(self, request_id: str) -> Conversation | None:
+        """Return the conversation whose latest request this was."""
+        found = (one for one, recent in self._prompts.items() if recent.request_id == request_id)
+        return next(found, None)
+
+    def numbered(self, number: int) -> Conversation | None:
+        """Return the conversation of a number."""
+        return next((one for one in self._prompts if one.number == number), None)
+
+    def forget(self, conversation: Conversation) -> None:
+        self._remove(conversation)
+
     def repeated(self, client: int, cause: str) -> int:
         """Count how many requests of a client, one after the other, had the same cause."""
         found = self._client(client)

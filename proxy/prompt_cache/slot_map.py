@@ -285,6 +285,14 @@ class SlotMap:
                     other.empty()
             tracked.conversation, tracked.tokens, tracked.blocks = conversation, tokens, blocks
 
+    def forget(self, conversation: object) -> int | None:
+        """Forget what an idle slot holds of a conversation; return the number of that slot."""
+        for tracked in self._slots:
+            if tracked.holder is None and tracked.conversation is conversation:
+                tracked.empty()
+                return tracked.id_slot
+        return None
+
     def idle_conversations(
         self, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, TrackedSlot]:

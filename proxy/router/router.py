@@ -17,6 +17,7 @@ from proxy.errors import UpstreamShutDown
 from proxy.estimate.measures import ModelMeasures
 from proxy.estimate.work import EngineWork
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.prompt_cache.forgotten import ForgottenConversations
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prefix_digest import Digest
 from proxy.prompt_cache.prompt import unnamed
@@ -227,6 +228,25 @@ class Router:
         holders = self._prefix_index.holders(blocks)
         found = filter(_stores_prefixes, self._instances.in_service(model))
         return [one.upstream for one in sorted(found, key=lambda one: not one.bit & holders)]
+
+    def turns_of_request(self, request_id: str) -> Collection[int]:
+        """Return what identifies a conversation by its latest request; empty where unknown."""
+        found = self._prefix_index.recent.conversation_of(request_id)
+        return tuple(found.turn_hashes) if found else ()
+
+    def turns_of_conversation(self, number: int) -> Collection[int]:
+        """Return the same by the number of a conversation."""
+        found = self._prefix_index.recent.numbered(number)
+        return tuple(found.turn_hashes) if found else ()
+
+    def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:
+        """Forget the conversations of these turns; their next turns begin new ones."""
+        return self._prefix_index.forget_conversations(turn_hashes)
+
+    def are_in_use(self, numbers: Collection[int]) -> bool:
+        """Return whether a request in flight is of one of these conversations."""
+        leases = (lease for instance in self._instances for lease in instance.leases)
+        return any(lease.conversation_number in numbers for lease in leases)
 
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
         """Hold a slot for work of our own; the block gets a function that returns whether to leave.

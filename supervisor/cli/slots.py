@@ -46,12 +46,26 @@ def slots_forget(
         str | None, typer.Argument(help="The model.", autocompletion=offer("model"))
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    conversation: Annotated[
+        str | None,
+        typer.Option("--conversation", "-c", metavar="NAME", help="One, of `corral slots list`."),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            "--request", metavar="ID", help="That of a recent request, of `corral requests`."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Delete saved conversations and learned prompts; works without a daemon."""
-    from supervisor.commands.slots import forget as call
+    """Delete saved conversations and learned prompts, or one conversation everywhere.
 
-    finish("slots forget", lambda: call(model, everything=everything), as_json=as_json)
+    Works without a daemon, but for --request.
+    """
+    from supervisor.commands.forget_slots import forget as call
+
+    asked = {"model": model, "conversation": conversation, "request": request}
+    finish("slots forget", lambda: call(**asked, everything=everything), as_json=as_json)
 
 
 @commands.command("new-key")

@@ -1,4 +1,4 @@
-"""`corral slots list|save|forget`: conversations and learned prompts on disk."""
+"""`corral slots list|save`: conversations and learned prompts on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from supervisor.control.client import Client
 from supervisor.control.messages import SavedSlot
 from supervisor.control.running import last_message, resolve_running
 from supervisor.control.status import saved_slot
-from supervisor.errors import DaemonBusy, NotRunning, SettingsInvalid
+from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, size, table
 from supervisor.slot_store.config import store_in
@@ -32,19 +32,6 @@ def save(words: Sequence[str]) -> CommandResult:
     return CommandResult(found, render(found) if found else "no idle slot was worth saving")
 
 
-def forget(model: str | None, *, everything: bool) -> CommandResult:
-    """Delete conversations and learned prompts of a model, or of all; works without a daemon."""
-    if (model is None) is not everything:
-        raise SettingsInvalid("name a model, or give --all", hint="corral slots list shows them")
-    where = directories()
-    found = [saved_slot(one) for one in store_in(where).forget(model)]
-    total_bytes = sum(one["size_bytes"] for one in found)
-    learned = LearnedPrompts(where.prompts).forget(model)
-    notes = (f"deleted learned prompts: {learned}",) if learned else ()
-    text = f"deleted: {len(found)} conversations, {size(total_bytes)}"
-    return CommandResult(found, text, notes)
-
-
 def _not_persisted() -> list[str]:
     try:
         return not_persisted_reasons(Client(directories().control_socket).status()["models"])
@@ -60,6 +47,7 @@ def _learned() -> list[str]:
 def render(found: Sequence[SavedSlot]) -> str:
     rows = [
         (
+            one["name"],
             one["model"],
             str(one["replica"]),
             str(one["tokens"]),
@@ -68,4 +56,4 @@ def render(found: Sequence[SavedSlot]) -> str:
         )
         for one in found
     ]
-    return table(("MODEL", "REPLICA", "TOKENS", "SIZE", "SAVED"), rows)
+    return table(("NAME", "MODEL", "REPLICA", "TOKENS", "SIZE", "SAVED"), rows)

@@ -22,6 +22,8 @@ from supervisor.control.messages import (
     CacheStatus,
     CanariesStatus,
     DaemonStatus,
+    ForgetRequest,
+    ForgottenSlots,
     StreamMessage,
     TrialStatus,
 )
@@ -119,6 +121,11 @@ class Client:
 
     def save_slots(self, models: Sequence[str]) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/slots/save", {"models": list(models)})
+
+    def forget_slots(self, asked: ForgetRequest) -> ForgottenSlots:
+        """Forget conversations; raises NoSuchConversation."""
+        with _response(self._socket, "POST", "/v1/slots/forget", asked) as response:
+            return cast("ForgottenSlots", json.load(response))
 
     def warm(self, model: str, body: Mapping[str, Any]) -> Iterator[StreamMessage]:
         return self._messages("POST", f"/v1/models/{quote(model)}/warm", body)

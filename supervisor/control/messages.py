@@ -371,6 +371,29 @@ class SavedSlot(TypedDict):
     saved_at: str
 
 
+class ForgetRequest(TypedDict):
+    """What to forget: the saved conversations of a model or of all, or one conversation.
+
+    `conversation`: the beginning of the name of a file; `request`: the id of a request; both None:
+    those of `model`, and where that is None too, of all.
+    """
+
+    model: str | None
+    conversation: str | None
+    request: str | None
+
+
+class ForgottenSlots(TypedDict):
+    """What was deleted.
+
+    `emptied`: slots of engines. `in_use`: whether a request in flight is still of it.
+    """
+
+    slots: list[SavedSlot]
+    emptied: int
+    in_use: bool
+
+
 class TierStatus(TypedDict):
     """One place where prompts are kept: `slot`, `host_cache` or `disk`; None: not known.
 

@@ -18,6 +18,7 @@
     POST /v1/unload     {"models": [names]}; until each has stopped; the next request loads it
     POST /v1/reload     {"dry_run": bool}; until the settings are applied or rejected
     POST /v1/slots/save {"models": [names]}; until their idle slots are saved
+    POST /v1/slots/forget   a ForgetRequest; a ForgottenSlots, once all is deleted
     POST /v1/models/NAME/warm   a chat request; until each instance has prefilled its prompt
     POST /v1/models/NAME/balance   {"undo": bool}; until its layers are moved as suggested, or back
     POST /v1/models/NAME/canary    {"engine", "share", "limit_s", "margin"}; until it serves
@@ -28,8 +29,8 @@
     POST /v1/hosts/N/leave      leave, and keep the stream to its end
     POST /v1/shutdown   drain and stop; until no engine runs
 
-All but GET of status, trials, slots, requests, canaries and balance, cancel, link, history, and
-those of captures are streams of supervisor.control.messages.StreamMessage. A client that
+All but GET of status, trials, slots, requests, canaries and balance, cancel, link, history, forget,
+and those of captures are streams of supervisor.control.messages.StreamMessage. A client that
 disconnects stops no command, but its capture.
 """
 
@@ -52,12 +53,15 @@ from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control.canary_request import canary_request
+from supervisor.control.forget_request import forget_request
 from supervisor.control.history_query import history_query
 from supervisor.control.messages import (
     BalanceStatus,
     CacheStatus,
     CanariesStatus,
     DaemonStatus,
+    ForgetRequest,
+    ForgottenSlots,
     JoinedHost,
     MovedLayers,
     StreamMessage,
@@ -67,7 +71,14 @@ from supervisor.control.messages import (
 from supervisor.control.request_status import request_status
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
 from supervisor.desktop.hosts import DesktopHosts
-from supervisor.errors import CorralError, DaemonBusy, NoSuchModel, NoSuchRequest, SettingsInvalid
+from supervisor.errors import (
+    CorralError,
+    DaemonBusy,
+    NoSuchConversation,
+    NoSuchModel,
+    NoSuchRequest,
+    SettingsInvalid,
+)
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 from supervisor.reload.reload import ReloadResult
 from supervisor.slot_store.manifest import Manifest
@@ -140,6 +151,9 @@ class Service(Protocol):
     def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
         """Begin to save idle slots; the result is everything that is saved then."""
 
+    def forget_slots(self, asked: ForgetRequest) -> asyncio.Future[ForgottenSlots | CorralError]:
+        """Begin to forget conversations."""
+
     def warm(
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Future[list[PrefillResult] | CorralError]:
@@ -175,6 +189,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.post("/v1/{verb:start|stop|restart|load|unload}", api.command),
             web.post("/v1/reload", api.reload),
             web.post("/v1/slots/save", api.save_slots),
+            web.post("/v1/slots/forget", api.forget_slots),
             web.post("/v1/models/{model}/warm", api.warm),
             web.post("/v1/models/{model}/balance", api.balance),
             web.post("/v1/models/{model}/canary", api.start_canary),
@@ -203,7 +218,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except CorralError as error:
-        is_unknown = isinstance(error, NoSuchModel | NoSuchRequest)
+        is_unknown = isinstance(error, NoSuchModel | NoSuchRequest | NoSuchConversation)
         status = HTTPStatus.NOT_FOUND if is_unknown else HTTPStatus.CONFLICT
         return _json({"error": error.as_json()}, status)
 
@@ -320,6 +335,14 @@ class _Api:
     async def save_slots(self, request: web.Request) -> web.StreamResponse:
         task = self._service.save_slots(await _models(request))
         return await _send(request, _pauses(task), lambda: _last_message(task, _saved))
+
+    async def forget_slots(self, request: web.Request) -> web.StreamResponse:
+        task = self._service.forget_slots(forget_request(await request.read()))
+        await asyncio.wait([task])
+        outcome = daemon_exited() if task.cancelled() else task.result()
+        if isinstance(outcome, CorralError):
+            raise outcome
+        return _json(outcome)
 
     async def warm(self, request: web.Request) -> web.StreamResponse:
         model = request.match_info["model"]

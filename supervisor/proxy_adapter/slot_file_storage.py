@@ -48,6 +48,12 @@ class SlotFileStorageAdapter:
             instance, id_slot, lambda slots, *engine: slots.restore_one(*engine, id_slot, name)
         )
 
+    async def settle(self) -> None:
+        """Wait for what engines write and read now, within a limit."""
+        if self._transfers:
+            limit_s = self._fleet.slot_files.timeout_s
+            await asyncio.wait(tuple(self._transfers.values()), timeout=limit_s)
+
     async def _finish(self, instance: str, id_slot: int, work: _Work) -> Transfer | None:
         """Wait for a transfer, within a limit; it goes on without its caller."""
         key, limit_s = (instance, id_slot), self._fleet.slot_files.timeout_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.slot_store.catalogue import Catalogue, SlotFileListener
 from supervisor.slot_store.config import SlotPersistence
+from supervisor.slot_store.conversation_files import Turns, of_conversation, turns_of
 from supervisor.slot_store.eviction import to_evict
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
@@ -142,6 +143,31 @@ class SlotFiles:
         ]
         if waiting:
             await asyncio.wait(waiting)
+
+    async def turns(self) -> Turns:
+        """Return the turns of each file on disk, by its name."""
+        return turns_of(await asyncio.to_thread(self._persistence().store.saved))
+
+    async def forget(self, names: Collection[str], turns: Collection[int]) -> list[Manifest]:
+        """Delete files by name, and those of a conversation; return what was deleted."""
+        await self.settle()
+        async with self._lock:
+            store = self._persistence().store
+            saved = await asyncio.to_thread(store.saved)
+            found = {*names, *of_conversation(turns_of(saved), turns)[0]}
+            gone = [one for one in saved if one.name in found]
+            self.catalogue.remove(one.name for one in gone)
+            await asyncio.to_thread(store.drop, gone)
+            return gone
+
+    async def forget_model(self, model: str | None) -> list[Manifest]:
+        """Delete the files of a model, or of all, also those that are in quarantine."""
+        await self.settle()
+        async with self._lock:
+            all_files = self.catalogue.files()
+            gone = [one.manifest.name for one in all_files if model in {None, one.manifest.model}]
+            self.catalogue.remove(gone)
+            return await asyncio.to_thread(self._persistence().store.forget, model)
 
     async def _store(self, spooled: SpooledFile, failed: Callable[[str], None]) -> Manifest | None:
         try:

@@ -87,7 +87,16 @@ def test_saved_slots_are_listed_and_deleted_without_a_daemon(
 ) -> None:
     configure(corral, tiny_model)
     corral.ok("start")
-    turn(corral, story(200))
+    messages, _ = turn(corral, story(200))
+    (saved,) = corral.data("slots", "save", "chat")
+    assert f"1 conversation, {saved['tokens']} tokens" in corral.ok("slots")
+    forgotten = corral.ok("slots", "forget", "--conversation", saved["name"][:6])
+    assert "1 slot file" in forgotten
+    assert "emptied slots: 1" in forgotten
+    assert not corral.data("slots", "list")
+    _, again = turn(corral, messages)
+    assert again["cache_n"] < 50  # no tier has it
+    assert corral("slots", "forget", "--conversation", "none").returncode == 4
     corral.ok("stop")
     (kept,) = corral.data("slots", "list")
     assert (kept["model"], kept["replica"]) == ("chat", 0)

@@ -260,3 +260,21 @@ def test_it_stays_within_its_bounds_and_never_believes_too_much(
             known = [block in blocks for block in one.blocks]
             most = known.index(False) if False in known else len(known)
             assert cached_tokens(prefix_index, who, one) <= most * 16
+
+
+def test_a_forgotten_conversation_begins_anew_and_its_idle_slot_is_told() -> None:
+    prefix_index = belief("a")
+    asked = prompt("one")
+    conversation = assign(prefix_index, upstream("a"), asked, 7)
+    slot_map = prefix_index.slot_map("a")
+    slot = slot_map.reserve("lease", conversation, 0.0)
+    assert slot
+    slot_map.release("lease", 1.0)
+    slot_map.set_conversation(slot, conversation, 300)
+    turns = tuple(conversation.turn_hashes)
+    forgotten = prefix_index.forget_conversations(turns[:1])
+    assert forgotten.slots == (("a", 0),)
+    assert forgotten.turn_hashes == set(turns)
+    assert forgotten.numbers == {conversation.number}
+    assert slot_map.conversations == 0
+    assert assign(prefix_index, upstream("a"), asked, 7) is not conversation

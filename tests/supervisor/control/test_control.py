@@ -26,15 +26,19 @@ from supervisor.control.messages import (
     CacheStatus,
     CanariesStatus,
     DaemonStatus,
+    ForgetRequest,
+    ForgottenSlots,
     JoinedHost,
     MovedLayers,
     StreamMessage,
     TrialStatus,
 )
+from supervisor.control.status import saved_slot
 from supervisor.desktop.hosts import STARTER, DesktopHosts
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
+    NoSuchConversation,
     NoSuchModel,
     NoSuchRequest,
     NotRunning,
@@ -99,6 +103,17 @@ class Service:
 
     async def caches(self) -> list[CacheStatus]:
         return saved_statuses([manifest("a", model="chat")])
+
+    def forget_slots(self, asked: ForgetRequest) -> asyncio.Future[ForgottenSlots | CorralError]:
+        done: asyncio.Future[ForgottenSlots | CorralError] = asyncio.Future()
+        unknown = NoSuchConversation("no saved conversation begins with 'b'")
+        found: ForgottenSlots = {
+            "slots": [saved_slot(manifest("a"))],
+            "emptied": 1,
+            "in_use": False,
+        }
+        done.set_result(unknown if asked["conversation"] == "b" else found)
+        return done
 
     def trials(self) -> list[TrialStatus]:
         return []
@@ -317,6 +332,19 @@ async def test_the_tiers_of_each_model_are_listed(path: Path) -> None:
     (one,) = await asyncio.to_thread(Client(path).caches)
     assert one["model"] == "chat"
     assert [tier["tier"] for tier in one["tiers"]] == ["slot", "host_cache", "disk"]
+
+
+@pytest.mark.usefixtures("service")
+async def test_a_conversation_is_forgotten_by_the_daemon(path: Path) -> None:
+    asked: ForgetRequest = {"model": None, "conversation": "a", "request": None}
+    found = await asyncio.to_thread(Client(path).forget_slots, asked)
+    assert (found["slots"][0]["name"], found["emptied"]) == ("a", 1)
+    asked["conversation"] = "b"
+    with pytest.raises(NoSuchConversation, match="begins with"):
+        await asyncio.to_thread(Client(path).forget_slots, asked)
+    for body in (b"[]", b'{"model": null}', b'{"model": 1, "conversation": "a", "request": null}'):
+        status, said = await post(path, "/v1/slots/forget", body)
+        assert (status, SettingsInvalid.code.encode() in said) == (409, True)
 
 
 async def test_a_prompt_is_prefilled_by_every_instance(service: Service, path: Path) -> None:
