@@ -75,6 +75,7 @@ class TurnResult:
         prefilled: Prompt tokens that the engine computed.
         cached: Prompt tokens from its cache.
         decoded: Generated tokens.
+        prefill_s: For which the engine computed the prompt.
         first_token_s: From the request to the first text.
         duration_s: From the request to the end.
         instance: From `X-Corral-Instance`; empty without that header.
@@ -83,6 +84,7 @@ class TurnResult:
     prefilled: int
     cached: int
     decoded: int
+    prefill_s: float
     first_token_s: float
     duration_s: float
     instance: str
@@ -277,7 +279,8 @@ async def chat(
     first_token_s = (first_at_s or ended_at_s) - began_at_s
     duration_s = ended_at_s - began_at_s
     tokens = (timings["prompt_n"], timings["cache_n"], timings["predicted_n"])
-    return TurnResult(*tokens, first_token_s, duration_s, instance), text
+    prefill_s = timings["prompt_ms"] / 1000
+    return TurnResult(*tokens, prefill_s, first_token_s, duration_s, instance), text
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

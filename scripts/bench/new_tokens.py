@@ -1,10 +1,10 @@
 """How many prompt tokens of a run are new: those that a cache which forgets nothing computes.
 
 New are the tokens of a prompt behind its longest common prefix with any turn, of whatever
-conversation, whose first token had come when this one was sent: with its prompt, and with its
-answer but for the last token, which an engine samples and does not evaluate. At least one token of
-each prompt is new. It is a bound that no router can reach where a prefix is wanted in several slots
-at once. The engine renders and tokenises the prompts, so their lengths must be those that it
+conversation, whose first token had come when the engine began with this one: with its prompt, and
+with its answer but for the last token, which an engine samples and does not evaluate. At least one
+token of each prompt is new. No router can reach this bound where a prefix is wanted in several
+slots at once. The engine renders and tokenises the prompts, so their lengths must be those that it
 counted while it answered.
 """
 
@@ -23,13 +23,13 @@ class TurnTokens:
     """The tokens of a turn.
 
     Attributes:
-        sent_at_s: Monotonic.
+        began_at_s: When the engine began with its prompt; monotonic.
         first_token_at_s: Monotonic; its prompt was computed then.
         prompt: Number of tokens of the prompt.
         held: The prompt, and all evaluated tokens of the answer.
     """
 
-    sent_at_s: float
+    began_at_s: float
     first_token_at_s: float
     prompt: int
     held: Sequence[int]
@@ -47,8 +47,8 @@ def new_tokens(turns: Iterable[TurnTokens]) -> int:
     root, new = _Node(), 0
     computed = sorted(turns, key=lambda turn: turn.first_token_at_s)
     added = 0
-    for turn in sorted(computed, key=lambda turn: turn.sent_at_s):
-        while computed[added].first_token_at_s <= turn.sent_at_s:
+    for turn in sorted(computed, key=lambda turn: turn.began_at_s):
+        while computed[added].first_token_at_s <= turn.began_at_s:
             _add(root, computed[added].held)
             added += 1
         new += turn.prompt - min(_known(root, turn.held), turn.prompt - 1)
@@ -91,7 +91,7 @@ async def _tokens(http: aiohttp.ClientSession, turn: Turn) -> TurnTokens:
     held = await _tokenize(http, turn.model, text + turn.text)
     first_at_s = turn.began_at_s + turn.result.first_token_s
     evaluated = prompt + turn.result.decoded - 1
-    return TurnTokens(turn.began_at_s, first_at_s, prompt, held[:evaluated])
+    return TurnTokens(first_at_s - turn.result.prefill_s, first_at_s, prompt, held[:evaluated])
 
 
 async def _tokenize(http: aiohttp.ClientSession, model: str, text: str) -> list[int]:

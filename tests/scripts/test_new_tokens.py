@@ -7,8 +7,8 @@ from scripts.bench.new_tokens import TurnTokens, new_tokens
 SYSTEM = (1, 2, 3)
 
 
-def turn(sent_at_s: float, prompt: Sequence[int], answer: Sequence[int] = ()) -> TurnTokens:
-    return TurnTokens(sent_at_s, sent_at_s + 1, len(prompt), [*prompt, *answer])
+def turn(began_at_s: float, prompt: Sequence[int], answer: Sequence[int] = ()) -> TurnTokens:
+    return TurnTokens(began_at_s, began_at_s + 1, len(prompt), [*prompt, *answer])
 
 
 def test_only_what_follows_a_computed_prefix_is_new() -> None:

@@ -73,11 +73,11 @@ def test_an_estimate_that_does_not_come_true_is_missed() -> None:
 
 
 def test_conversations_that_return_are_judged_by_their_tokens_and_first_tokens() -> None:
-    cold = TurnResult(2000, 0, 1, 10.0, 10.1, "")
+    cold = TurnResult(2000, 0, 1, 9.9, 10.0, 10.1, "")
 
     def found(cached: int, first_token_s: float) -> tiers.Conversation:
         return tiers.Conversation(
-            [], [cold, TurnResult(2040 - cached, cached, 1, first_token_s, 2, "")]
+            [], [cold, TurnResult(2040 - cached, cached, 1, 0.1, first_token_s, 2, "")]
         )
 
     kept = tiers.result(
