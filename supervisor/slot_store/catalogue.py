@@ -81,15 +81,20 @@ class Catalogue:
     def add(self, manifest: Manifest, *, is_readable: bool = True) -> CataloguedFile:
         """Add a file, or replace what is known of it; no engine fits one that is not readable."""
         one = _catalogued(manifest, is_readable=is_readable)
-        self._add(one)
+        self._forget(manifest.name)
+        self._files[manifest.name] = one
+        for turn_hash in one.file.fingerprint.turn_hashes:
+            self._by_turn[one.file.cache_key, turn_hash].add(manifest.name)
+        self._listener.add_slot_file(one.file)
         return one
 
-    def check_readable(self, is_readable: Callable[[Manifest], bool]) -> None:
-        """Note which files can be read with other keys."""
-        for one in tuple(self._files.values()):
-            cache_key = _cache_key(one.manifest, is_readable=is_readable(one.manifest))
-            if cache_key != one.file.cache_key:
-                self._add(replace(one, file=replace(one.file, cache_key=cache_key)))
+    def read_otherwise(self, is_readable: Callable[[Manifest], bool]) -> list[str]:
+        """Return the files that became readable or unreadable."""
+        return [
+            name
+            for name, one in self._files.items()
+            if one.file.cache_key != _cache_key(one.manifest, is_readable=is_readable(one.manifest))
+        ]
 
     def remove(self, names: Iterable[str]) -> list[Manifest]:
         """Forget files; return those that were known."""
@@ -160,14 +165,6 @@ class Catalogue:
         found = self.anonymous(key_digest(manifest.model, manifest.identity))
         unknown = (one.manifest for one in found if not one.file.fingerprint.blocks)
         return list(islice(unknown, _COMPARED_MAX))
-
-    def _add(self, one: CataloguedFile) -> None:
-        name = one.manifest.name
-        self._forget(name)
-        self._files[name] = one
-        for turn_hash in one.file.fingerprint.turn_hashes:
-            self._by_turn[one.file.cache_key, turn_hash].add(name)
-        self._listener.add_slot_file(one.file)
 
     def _forget(self, name: str) -> CataloguedFile | None:
         if one := self._files.pop(name, None):

@@ -6,14 +6,21 @@ import errno
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.engines.pins import sha256_of
 from supervisor.host.files import sync
-from supervisor.slot_store.encryption import decrypt, encrypt, encrypted_bytes, open_decrypted
+from supervisor.slot_store.encryption import (
+    decrypt,
+    encrypt,
+    encrypted_bytes,
+    open_decrypted,
+    seal,
+    unseal,
+)
 from supervisor.slot_store.key_ring import KeyRing, SlotKey
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.slot_file import (
@@ -33,17 +40,31 @@ class SlotContent:
 
     keys: KeyRing | None = None
 
-    @property
-    def key_id(self) -> str:
-        """The id of the key with which files are encrypted; empty if they are not."""
-        return self.keys.newest.id if self.keys else ""
-
     def is_readable(self, manifest: Manifest) -> bool:
         return not manifest.key_id or bool(self.keys and manifest.key_id in self.keys.by_id)
 
-    def sha256(self, spooled: Path) -> str:
-        """Return the hash of a file that is to be kept; empty if encryption verifies it."""
-        return "" if self.keys else sha256_of(spooled)
+    def completed(self, unverified: Manifest, spooled: Path, header: SlotFileHeader) -> Manifest:
+        """Return the manifest of a file that is to be kept; encryption needs no hashes."""
+        if self.keys:
+            return replace(unverified, key_id=self.keys.newest.id)
+        return replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
+
+    def sealed(self, manifest: Manifest) -> Manifest:
+        """Return a manifest as it is kept: who knows a text cannot find its hashes in it."""
+        if not manifest.key_id:
+            return manifest
+        sealed = seal(manifest.fingerprint, self._key(manifest), _sealing(manifest))
+        return replace(manifest, fingerprint=sealed)
+
+    def opened(self, manifest: Manifest) -> Manifest:
+        """Return what was sealed; without its fingerprint if no key at hand opens it."""
+        if not manifest.key_id:
+            return manifest
+        try:
+            fingerprint = unseal(manifest.fingerprint, self._key(manifest), _sealing(manifest))
+        except InvalidSlotFile:
+            fingerprint = ""
+        return replace(manifest, fingerprint=fingerprint)
 
     def put(self, spooled: Path, target: Path, manifest: Manifest) -> None:
         """Move a file from the spool, whole and on the disk; encrypted if its manifest has a key.
@@ -99,10 +120,14 @@ PLAIN: Final = SlotContent()
 
 def _context(manifest: Manifest) -> bytes:
     """Return what of a manifest belongs to its file and never changes."""
-    members = ("name", "model", "size_bytes", "tokens", "tokens_sha256", "key_id")
+    members = ("name", "model", "size_bytes", "tokens", "key_id")
     fixed = {name: getattr(manifest, name) for name in members}
     fixed["identity"] = asdict(manifest.identity)
     return json.dumps(fixed, sort_keys=True).encode()
+
+
+def _sealing(manifest: Manifest) -> bytes:
+    return b"fingerprint of " + _context(manifest)
 
 
 def _check_size(path: Path, manifest: Manifest) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -83,6 +84,25 @@ def open_decrypted(source: Path, key: SlotKey, context: bytes) -> BinaryIO:
     Raises as `decrypt`, also while it is read.
     """
     return io.BufferedReader(_Decrypted(source.open("rb"), key, context))
+
+
+def seal(text: str, key: SlotKey, context: bytes) -> str:
+    """Encrypt a short text; return ASCII."""
+    salt = secrets.token_bytes(_SALT_BYTES)
+    sealed = _cipher(key, salt, context).encrypt(_nonce(0, 1), text.encode(), None)
+    return b64encode(salt + sealed).decode()
+
+
+def unseal(sealed: str, key: SlotKey, context: bytes) -> str:
+    """Return what `seal` was given; raises InvalidSlotFile as `decrypt`."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 (as in _cipher)
+
+    try:
+        raw = b64decode(sealed, validate=True)
+        cipher = _cipher(key, raw[:_SALT_BYTES], context)
+        return cipher.decrypt(_nonce(0, 1), raw[_SALT_BYTES:], None).decode()
+    except (InvalidTag, ValueError) as error:
+        raise InvalidSlotFile(_ALTERED) from error
 
 
 class _Decrypted(io.RawIOBase):

@@ -103,9 +103,9 @@ class Manifest:
     size_bytes: int
     sha256: str  # of the file; empty if it is encrypted, which verifies it
     tokens: int
-    tokens_sha256: str
+    tokens_sha256: str  # likewise
     ctx_slot: int  # the context size of a slot when it was saved
-    fingerprint: str  # the proxy's, of the conversation; empty if unknown
+    fingerprint: str  # the proxy's, of the conversation; empty if unknown; on disk encrypted too
     saved_at: datetime
     used_at: datetime  # among those saved together only the order matters
     key_id: str = ""  # of the key with which the file is encrypted; empty if it is not

@@ -101,8 +101,11 @@ class SlotFiles:
         return self._group.create_task(work, name=name)
 
     def check_keys(self) -> None:
-        """Find out which files can be read with the keys of new settings."""
-        self.catalogue.check_readable(self._persistence().store.content.is_readable)
+        """Take in again the files that new settings have keys of, or no longer have."""
+        is_readable = self._persistence().store.content.is_readable
+        if names := self.catalogue.read_otherwise(is_readable):
+            self.catalogue.remove(names)
+            self.start(self.reconcile(), "slot files of other keys")
 
     def may_save(self, size_bytes: float) -> bool:
         """Return whether an engine may write a file of this size now."""

@@ -19,7 +19,6 @@ import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -90,7 +89,7 @@ class SlotStore:
     def saved(self, model: str | None = None) -> list[Manifest]:
         """Return what is saved of a model or of all, without invalid manifests."""
         found = (read_manifest(path) for path in self._manifests(model))
-        return [one for one in found if isinstance(one, Manifest)]
+        return [self.content.opened(one) for one in found if isinstance(one, Manifest)]
 
     def mark_used(self, manifest: Manifest, now: datetime) -> None:
         """Remember when a file was used; one that is gone is not an error."""
@@ -109,7 +108,7 @@ class SlotStore:
         invalid = [one for one in found if isinstance(one, QuarantinedFile)]
         for one in invalid:
             self._quarantine(one.model, one.name)
-        new = [one for one in found if isinstance(one, Manifest)]
+        new = [self.content.opened(one) for one in found if isinstance(one, Manifest)]
         return {path.stem for path in paths}, new, invalid
 
     def add(
@@ -129,12 +128,7 @@ class SlotStore:
             redundant, replaced = is_redundant(header, unverified.used_at, headers, tokens_min)
             if redundant:
                 return None, []
-            manifest = replace(
-                unverified,
-                sha256=self.content.sha256(spooled),
-                tokens_sha256=header.digest,
-                key_id=self.content.key_id,
-            )
+            manifest = self.content.completed(unverified, spooled, header)
             self._put(spooled, manifest)
         finally:
             spooled.unlink(missing_ok=True)
@@ -232,7 +226,7 @@ class SlotStore:
         target = make_private(self._kept / manifest.model) / f"{manifest.name}{_DATA}"
         try:
             self.content.put(spooled, target, manifest)
-            write_atomic(target.with_suffix(_MANIFEST), dump(manifest))
+            write_atomic(target.with_suffix(_MANIFEST), dump(self.content.sealed(manifest)))
             set_time(target.with_suffix(_MANIFEST), manifest.used_at)
         except OSError:
             target.unlink(missing_ok=True)

@@ -5,26 +5,25 @@ import shutil
 import struct
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from fakes.fleet_harness import FleetHarness
 from fakes.instance_harness import RecordingTraffic
 from fakes.slot_files import manifest, write
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.slot_file import SlotFile
+from proxy.prompt_cache.fingerprint import ConversationFingerprint, decode_fingerprint
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings, SupervisorSettings
 from supervisor.slot_store import config
-from supervisor.slot_store.catalogue import Catalogue, SlotFileListener, key_digest
+from supervisor.slot_store.catalogue import key_digest
 from supervisor.slot_store.config import SlotPersistence, slot_persistence
 from supervisor.slot_store.content import PLAIN, SlotContent
 from supervisor.slot_store.key_ring import KeyRing, SlotKey, new_key, with_newest
-from supervisor.slot_store.manifest import Manifest, dump, load
+from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
-from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.slot_file import InvalidSlotFile, SlotKeyMissing
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
 
@@ -43,7 +42,12 @@ def store_with(tmp_path: Path, moves: SlotContent) -> SlotStore:
 def put(store: SlotStore, first: int = 1000) -> Manifest:
     spooled = store.spool("chat.0") / f"{first}.new"
     moved = write(spooled, range(first, first + 300))
-    unverified = manifest(spooled.stem, tokens=moved.tokens, size_bytes=moved.size_bytes)
+    unverified = manifest(
+        spooled.stem,
+        tokens=moved.tokens,
+        size_bytes=moved.size_bytes,
+        fingerprint=ConversationFingerprint((first,), (1, 2)).encoded,
+    )
     found, _ = store.add(spooled, unverified, (), PLENTY.tokens_min)
     assert found
     return found
@@ -51,6 +55,10 @@ def put(store: SlotStore, first: int = 1000) -> Manifest:
 
 def path_of(store: SlotStore, one: Manifest) -> Path:
     return store.root / "kept" / one.model / f"{one.name}.slot"
+
+
+def persistence_of(store: SlotStore) -> SlotPersistence:
+    return SlotPersistence(store, is_on=True, budget=PLENTY, timeout_s=1.0)
 
 
 def taken(store: SlotStore, one: Manifest) -> bytes:
@@ -69,7 +77,10 @@ def test_a_file_is_encrypted_in_the_store_and_plain_in_the_spool(tmp_path: Path)
     assert tokens not in path_of(store, one).read_bytes()
     assert taken(store, one) == taken(plain, same)
     assert store.header(one) == plain.header(same)
-    assert load(dump(one)) == one
+    assert store.saved() == [one]
+    assert one.fingerprint not in path_of(store, one).with_suffix(".json").read_text()
+    assert plain.saved() == [same]
+    assert same.fingerprint in path_of(plain, same).with_suffix(".json").read_text()
     assert [path for path in (tmp_path / "memory").rglob("*") if path.is_file()] == []
 
 
@@ -82,25 +93,28 @@ def test_older_keys_still_decrypt_and_files_without_a_key_are_taken(tmp_path: Pa
 
 
 @pytest.mark.parametrize("moves", [content(NEW), PLAIN])
-async def test_a_file_of_another_key_stays_and_is_not_read(
-    tmp_path: Path, moves: SlotContent
-) -> None:
+async def test_a_file_of_another_key_waits_for_its_key(tmp_path: Path, moves: SlotContent) -> None:
     one = put(store_with(tmp_path, content(OLD)))
-    store = store_with(tmp_path, moves)
+    persistence = persistence_of(store_with(tmp_path, moves))
     events: list[tuple[str, Any]] = []
-    persistence = SlotPersistence(store, is_on=True, budget=PLENTY, timeout_s=1.0)
     files = SlotFiles(
         lambda: persistence,
         RecordingTraffic(),
         lambda name, /, **fields: events.append((name, fields)),
     )
+    key = key_digest(one.model, one.identity)
+    conversation = decode_fingerprint(one.fingerprint)
     await files.reconcile()
     assert events == [("slots.key_missing", {"files": 1, "keys": [OLD.id]})]
-    assert store.saved() == [one]
-    with pytest.raises(InvalidSlotFile, match=f"its key {OLD.id} is not at hand"):
-        taken(store, one)
-    put(store, 2000)
-    assert len(store.saved()) == 2
+    assert len(files.catalogue) == 1  # it counts in the budget
+    assert files.catalogue.of_conversation(key, conversation) == []
+    with pytest.raises(SlotKeyMissing, match=f"its key {OLD.id} is not at hand"):
+        taken(persistence.store, one)
+    persistence = persistence_of(store_with(tmp_path, content(NEW, OLD)))
+    files.check_keys()
+    await files.reconcile()
+    (found,) = files.catalogue.of_conversation(key, conversation)
+    assert found.manifest.name == one.name
 
 
 def test_a_file_belongs_to_its_manifest(tmp_path: Path) -> None:
@@ -140,21 +154,6 @@ def test_what_engines_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
     (left / "half.new").write_bytes(b"text")
     store.clean_up()
     assert not left.exists()
-
-
-def test_no_engine_fits_a_file_until_its_key_is_there() -> None:
-    told: dict[str, SlotFile] = {}
-    listener = SimpleNamespace(add_slot_file=lambda one: told.update({one.name: one}))
-    catalogue = Catalogue(cast("SlotFileListener", listener))
-    one = manifest(key_id=NEW.id, fingerprint=ConversationFingerprint((7,), (1, 2)).encoded)
-    catalogue.add(one, is_readable=content(OLD).is_readable(one))
-    key = key_digest(one.model, one.identity)
-    assert told[one.name].cache_key != key
-    assert catalogue.of_conversation(key, told[one.name].fingerprint) == []
-    catalogue.check_readable(content(NEW).is_readable)
-    assert told[one.name].cache_key == key
-    assert len(catalogue.of_conversation(key, told[one.name].fingerprint)) == 1
-    assert len(catalogue) == 1
 
 
 @pytest.fixture

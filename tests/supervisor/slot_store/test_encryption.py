@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from supervisor.slot_store import encryption
-from supervisor.slot_store.encryption import decrypt, encrypt, encrypted_bytes, open_decrypted
+from supervisor.slot_store.encryption import (
+    decrypt,
+    encrypt,
+    encrypted_bytes,
+    open_decrypted,
+    seal,
+    unseal,
+)
 from supervisor.slot_store.key_ring import SlotKey, new_key
 from supervisor.slot_store.slot_file import InvalidSlotFile
 
@@ -104,6 +111,18 @@ def test_another_key_or_context_is_refused(tmp_path: Path) -> None:
     path = encrypted(tmp_path, b"text")
     assert refused(path, key=new_key())
     assert refused(path, context=b"of another manifest")
+
+
+def test_a_text_is_sealed() -> None:
+    sealed = seal("2 1 abc", KEY, b"context")
+    assert sealed.isascii()
+    assert "abc" not in sealed
+    assert unseal(sealed, KEY, b"context") == "2 1 abc"
+    for wrong in ("", "abc", sealed[:-8], f"{sealed}ü", sealed.swapcase()):
+        with pytest.raises(InvalidSlotFile):
+            unseal(wrong, KEY, b"context")
+    with pytest.raises(InvalidSlotFile):
+        unseal(sealed, KEY, b"of another manifest")
 
 
 def test_a_plain_file_is_no_encrypted_one(tmp_path: Path) -> None:
