@@ -130,6 +130,7 @@ class DaemonParts:
             self.known_workers, self._engine, directories, events.emit, self.fleet.worker_ended
         )
         self._apply_workers(loaded)
+        events.add_sink(self._prefix_files.observe)
         self.recorder = RequestRecorder(
             RecordFiles(directories.request_record), events, self._is_recorded
         )

@@ -181,6 +181,11 @@ class PrefixIndex:
         run = self._runs.get(name)
         return _fingerprint(run, content) if run else ConversationFingerprint()
 
+    def owner(self, fingerprint: ConversationFingerprint) -> str | None:
+        """Return the instance that has a conversation now."""
+        conversation = self._conversations.find(fingerprint.turn_hashes)
+        return conversation.owner if conversation else None
+
     # What happens.
 
     def assign(
@@ -250,14 +255,22 @@ class PrefixIndex:
     def _restored(
         self, upstream: Upstream, run: Run, fingerprint: ConversationFingerprint
     ) -> Conversation | None:
-        """Return a conversation that a process begins with; None where it continued elsewhere."""
+        """Return a conversation that a process begins with; None where it continued elsewhere.
+
+        If it did not, it belongs to this process from now on: the one before will be replaced.
+        """
         self._add_prefix(run, fingerprint.blocks)
-        other = self._conversations.find(fingerprint.turn_hashes)
-        if not fingerprint.turn_hashes or (other and other.run is not run):
+        if not fingerprint.turn_hashes:
             return None
-        conversation = Conversation(upstream.model, run)
-        for turn_hash in fingerprint.turn_hashes:
-            self._conversations.add_turn(conversation, turn_hash)
+        conversation = self._conversations.find(fingerprint.turn_hashes)
+        if conversation and conversation.run is not run:
+            if conversation.turn_hashes[-1] not in fingerprint.turn_hashes:
+                return None
+            conversation.run = run
+        else:
+            conversation = Conversation(upstream.model, run)
+            for turn_hash in fingerprint.turn_hashes:
+                self._conversations.add_turn(conversation, turn_hash)
         self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
         return conversation
 

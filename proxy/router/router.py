@@ -263,6 +263,10 @@ class Router:
         """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
         return self._prefix_index.fingerprints(name, listed, self._clock())
 
+    def conversation_owner(self, fingerprint: ConversationFingerprint) -> str | None:
+        """Return the instance that has a conversation now."""
+        return self._prefix_index.owner(fingerprint)
+
     async def run(self) -> None:
         """Free slots of aborted requests, save idle ones, watch for silent instances."""
         async with asyncio.TaskGroup() as group:

@@ -44,6 +44,9 @@ Result = TypeVar("Result")
 class FleetTraffic(Traffic, SlotFileListener, Protocol):
     """The part of proxy.router.router.Router that a fleet needs."""
 
+    def conversation_owner(self, fingerprint: ConversationFingerprint, /) -> str | None:
+        """Return the instance that has a conversation now."""
+
     def admit(self, upstream: Upstream, restored: Iterable[RestoredSlot], /) -> None:
         """Send requests to an instance, which began with these slots."""
 
@@ -334,9 +337,18 @@ class Fleet:
             persistence=lambda: replica.planner.launches.slot_persistence,
             files=self.slot_files,
             fingerprints=lambda slots: self._traffic.conversation_fingerprints(replica.name, slots),
+            is_elsewhere=lambda conversation: self._is_elsewhere(replica, conversation),
             save_predecessors=lambda: cache_commands.save_predecessors(model(), replica),
             emit=self._emit,
         )
+
+    def _is_elsewhere(self, replica: Replica, conversation: ConversationFingerprint) -> bool:
+        """Return whether a conversation is on an instance that a replica will not replace."""
+        owner = self._traffic.conversation_owner(conversation)
+        other = self._find(owner) if owner else None
+        if other is None or other.place == replica.place:
+            return False
+        return other.instance.snapshot().state is State.READY
 
     def _serve(self, replica: Replica) -> None:
         if self._group:

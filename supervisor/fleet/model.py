@@ -8,7 +8,7 @@ Model names have no tilde, so sockets and logs named after instances never clash
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from proxy.upstream.upstream import BATCH_TOKENS, Upstream
@@ -25,6 +25,7 @@ from supervisor.settings.schema import ResidencyPolicy
 from supervisor.shards.run import ShardRun
 from supervisor.slot_store.config import SLOT_DIRECTORY
 from supervisor.slot_store.manager import SlotManager
+from supervisor.warmup.prompts import WarmPrompt
 
 
 class Replica:
@@ -45,6 +46,7 @@ class Replica:
         self.fingerprint: LaunchFingerprint | None = None  # likewise
         self.shards: ShardRun | None = None  # likewise; None without workers
         self.caches = CacheProperties()  # likewise; without a cache key if it cannot save slots
+        self.prompts: Sequence[WarmPrompt] = ()  # prefilled in its latest run
         self.life: asyncio.Task[None] | None = None
         # Free bytes of each device when its next run was prepared, where that is known.
         self.free_bytes: Mapping[str, int] = {}
@@ -65,6 +67,7 @@ class Replica:
             if self.shards:
                 self.shards.close()
             raise
+        self.prompts = launch.prompts
         if SLOT_DIRECTORY not in launch.argv:
             self.caches = replace(self.caches, cache_key="")
         return launch

@@ -17,14 +17,15 @@ from typing import Final
 
 from proxy.errors import ProxyError
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.shared_prefixes import SharedPrefix
+from proxy.prompt_cache.shared_prefixes import SharedPrefix, shared_prefix
 from proxy.router.router import Router
 from proxy.slot_files.storage import SlotFileStorage
 from proxy.upstream.upstream import Upstream
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
 from supervisor.errors import DaemonBusy
-from supervisor.events import Emit
+from supervisor.events import Emit, Event
 from supervisor.fleet.fleet import Fleet
+from supervisor.instance.states import State
 from supervisor.slot_store.prefixes import find_prefix
 from supervisor.warmup import prompts
 from supervisor.warmup.prefill import FilledSlot, prefill_slot
@@ -67,6 +68,15 @@ class PrefixFiles:
         if self._task is None or self._task.done():
             with suppress(DaemonBusy):
                 self._task = self._fleet.spawn(self._work())
+
+    def observe(self, event: Event) -> None:
+        """Want files of the prompts that were prefilled for an instance which is ready now."""
+        if event.name != "instance.state_changed" or event.fields["after"] != State.READY:
+            return
+        replica = self._fleet.replica(str(event.fields["instance"]))
+        for prompt in replica.prompts:
+            if prefix := shared_prefix(replica.place.model, prompt.body):
+                self.want(replica.place.model, prefix)
 
     async def _work(self) -> None:
         while self._wanted:

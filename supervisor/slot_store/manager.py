@@ -49,6 +49,7 @@ class SlotManager:
         persistence: Callable[[], SlotPersistence],
         files: SlotFiles,
         fingerprints: Fingerprints,
+        is_elsewhere: Callable[[ConversationFingerprint], bool],
         save_predecessors: Callable[[], Awaitable[None]],
         emit: Emit,
     ) -> None:
@@ -57,6 +58,7 @@ class SlotManager:
         self._persistence = persistence
         self._files = files
         self._fingerprints = fingerprints
+        self._is_elsewhere = is_elsewhere
         self._save_predecessors = save_predecessors
         self._emit = emit
         self._lock = asyncio.Lock()
@@ -144,7 +146,11 @@ class SlotManager:
         return await restore_one(task, client, id_slot, name) if task else None
 
     async def restore(self, client: EngineClient, run: int) -> int:
-        """Fill slots with the most recently used conversations; return how many."""
+        """Fill slots with the conversations used last, and with shared prefixes.
+
+        Returns:
+            The slots that hold a conversation.
+        """
         task = self._task(run)
         if task is None:
             return 0
@@ -156,7 +162,7 @@ class SlotManager:
             self._saved_tasks = {one.id_slot: one.task for one in found}
             self._restored, self._run = tuple(found) if transfer.slots else (), run
         task.emit_transfer("slots.restored", transfer)
-        return transfer.slots
+        return sum(_is_conversation(one) for one in self.restored_slots(run))
 
     def _task(self, run: int) -> SlotTask | None:
         persistence, plan = self._persistence(), self._plan()
@@ -168,6 +174,7 @@ class SlotManager:
             owner,
             plan,
             self._fingerprints,
+            self._is_elsewhere,
             self._key(plan),
             self._files,
             persistence.store,
@@ -181,3 +188,8 @@ class SlotManager:
         if self._keyed is None or self._keyed[0] is not plan:
             self._keyed = plan, cache_key(plan)
         return self._keyed[1]
+
+
+def _is_conversation(slot: RestoredSlot) -> bool:
+    is_prefix = slot.fingerprint.blocks and not slot.fingerprint.turn_hashes
+    return slot.tokens > 0 and not is_prefix

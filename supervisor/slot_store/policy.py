@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.upstream.slots import SlotState
 from supervisor.engines.spec_types import needs_draft_cache, spec_types
 from supervisor.flags.loras import SCALED
 from supervisor.flags.plan import Plan
 from supervisor.slot_store.catalogue import CataloguedFile
 from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.prefixes import is_prefix
 from supervisor.slot_store.slot_file import SlotFileHeader
 
 # The engine's default. Source: --help of build 10434.
@@ -88,26 +90,29 @@ def to_restore(
     replica: tuple[int, int],
     most: int,
     ctx: int,
+    is_elsewhere: Callable[[ConversationFingerprint], bool] = lambda _: False,
 ) -> list[CataloguedFile]:
     """Return at most `most` files to restore, of fewer than `ctx` tokens each.
 
     `replica` is the number of the replica and how many there are: each restores what it saved, and
-    what removed replicas saved is distributed. What belongs to no conversation comes last: it is a
-    prefix, a prefilled prompt or a probe.
+    what removed replicas saved is distributed, but no conversation that is elsewhere. Behind those
+    come the prefixes of all replicas, then what nothing is known of, mostly a probe.
     """
     number, replicas = replica
     fitting = [
         one
         for one in kept
         if one.file.cache_key == cache_key
-        and one.manifest.replica % replicas == number
+        and (one.manifest.replica % replicas == number or is_prefix(one.file))
         and one.file.tokens < ctx
+        and not is_elsewhere(one.file.fingerprint)
     ]
     return sorted(fitting, key=_is_wanted, reverse=True)[:most]
 
 
-def _is_wanted(one: CataloguedFile) -> tuple[bool, datetime]:
-    return bool(one.file.fingerprint.turn_hashes), one.manifest.used_at
+def _is_wanted(one: CataloguedFile) -> tuple[bool, bool, datetime]:
+    file = one.file
+    return bool(file.fingerprint.turn_hashes), is_prefix(file), one.manifest.used_at
 
 
 def fill_order(slots: Sequence[SlotState]) -> list[int]:

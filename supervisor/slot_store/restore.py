@@ -109,6 +109,7 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFi
         replica=(task.owner.replica, task.owner.replicas),
         most=len(found),
         ctx=min(slot.n_ctx for slot in found),
+        is_elsewhere=task.is_elsewhere,
     )
 
 

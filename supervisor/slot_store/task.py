@@ -55,6 +55,7 @@ class SlotTask:
     owner: ReplicaRef
     plan: Plan
     fingerprints: Fingerprints
+    is_elsewhere: Callable[[ConversationFingerprint], bool]
     key: CacheKey
     files: SlotFiles
     store: SlotStore

@@ -14,7 +14,7 @@ LONG = "B is kind and looks at the moon, at the river and at the stone" * 24
 SETTINGS = """
 [models.chat]
 path = "{model}"
-replicas = 2
+replicas = {replicas}
 [models.chat.flags]
 parallel = 2
 ctx-size = 8192
@@ -48,10 +48,10 @@ def tiers(corral: CorralCli) -> dict[str, str]:
     return found
 
 
-def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_the_other(
+def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
     corral: CorralCli, tiny_model: Path
 ) -> None:
-    corral.configure(SETTINGS.format(model=tiny_model))
+    corral.configure(SETTINGS.format(model=tiny_model, replicas=2))
     corral.ok("start")
     questions = (f"question {at}" for at in count())
     for asked in islice(questions, 3):
@@ -61,3 +61,7 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_the_other(
     assert saved["cached"] > 0.9 * saved["tokens"]
     until(lambda: begin(corral, next(questions)) and len(tiers(corral)) == 2)
     assert sorted(tiers(corral).values()) == ["disk", "none"]
+    corral.configure(SETTINGS.format(model=tiny_model, replicas=3))
+    assert corral.data("reload")["added"] == ["chat.2"]
+    (filled,) = emitted(corral, "slots.restored")
+    assert (filled["instance"], filled["tokens"]) == ("chat.2", saved["tokens"])

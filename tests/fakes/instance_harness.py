@@ -68,6 +68,9 @@ class RecordingTraffic:
         for name in names:
             del self.slot_files[name]
 
+    def conversation_owner(self, _: ConversationFingerprint, /) -> str | None:
+        return None
+
     def conversation_fingerprints(
         self, name: str, slots: Sequence[SlotState], /
     ) -> Mapping[int, ConversationFingerprint]:

@@ -162,6 +162,9 @@ class FakeTraffic:
 
     def remove_slot_files(self, names: Iterable[str], /) -> None: ...
 
+    def conversation_owner(self, _: ConversationFingerprint, /) -> str | None:
+        return None
+
     def conversation_fingerprints(
         self, _: str, __: object, /
     ) -> dict[int, ConversationFingerprint]:

@@ -168,6 +168,15 @@ def test_what_a_slot_holds_is_told_and_known_again_by_the_next_run() -> None:
     assert (slot.conversation, slot.tokens) == (conversation, 300)
 
 
+def test_a_conversation_belongs_to_the_process_that_begins_with_it() -> None:
+    prefix_index = belief("a")
+    chain = answered(prefix_index, "a", SYSTEM)
+    prefix_index.register(upstream("a~2"), [RestoredSlot(0, 1, 300, chain)])
+    turn = prompt(SYSTEM, "verse", "one")
+    assert owner(prefix_index, turn, None) == prefix_index.owner(chain) == "a~2"
+    assert prefix_index.conversations_per_instance("chat") == {"a~2": 1}
+
+
 def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
     prefix_index = belief("a", "b")
     chain = answered(prefix_index, "a", SYSTEM)

@@ -447,6 +447,18 @@ async def test_the_fingerprint_of_a_conversation_is_saved_unless_it_is_too_long(
     assert found.fingerprint == (fingerprint if is_kept else ConversationFingerprint())
 
 
+async def test_a_conversation_that_another_replica_has_is_not_restored(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    fingerprint = ConversationFingerprint((7,), (8,))
+    harness.traffic.fingerprints = lambda _, slots: {slot.id_slot: fingerprint for slot in slots}
+    await harness.saved_one()
+    monkeypatch.setattr(harness.fleet, "_is_elsewhere", lambda *asked: asked[1] == fingerprint)
+    async with harness.up():
+        assert not harness.emitted("slots.restored")
+
+
 @pytest.mark.parametrize(
     ("flags", "page"),
     [

@@ -104,6 +104,22 @@ def test_each_replica_takes_up_its_own_and_what_is_left_is_dealt_out() -> None:
     assert names == [{"0", "2"}, {"1", "3"}]
 
 
+def test_each_replica_begins_with_its_conversations_and_with_the_prefixes_of_all() -> None:
+    own = ConversationFingerprint((1,), (2,))
+    moved = ConversationFingerprint((3,), (4,))
+    prefix = ConversationFingerprint((), (5,))
+    kept = [
+        catalogued("prefix", 9, replica=1, fingerprint=prefix.encoded),
+        catalogued("probe", 9),
+        catalogued("own", 1, fingerprint=own.encoded),
+        catalogued("moved", 2, fingerprint=moved.encoded),
+        catalogued("other", 2, replica=1, fingerprint=own.encoded),
+    ]
+    key = key_digest("chat", IDENTITY)
+    chosen = to_restore(kept, key, replica=(0, 2), most=9, ctx=2048, is_elsewhere=moved.__eq__)
+    assert [one.file.name for one in chosen] == ["own", "prefix", "probe"]
+
+
 def test_the_slot_that_is_given_away_last_is_filled_first() -> None:
     assert fill_order([slot(0), slot(1), slot(2), slot(3, task=0)]) == [3, 0, 1, 2]
 
