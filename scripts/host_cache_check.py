@@ -122,9 +122,9 @@ class Check:
         self._cache = HostCache(limit_mib * _MIB, _TOKEN_BYTES)
         self._slots = dict.fromkeys(range(_SLOTS), Content())
         self._order = [3, 2, 1, 0]  # the one used longest ago first
-        self._systems = [self._text(chance.randint(20, 300)) for _ in range(3)]
+        self._systems = [self._text(chance.randint(20, 150)) for _ in range(3)]
         self._chats: list[Chat] = []
-        self._most = max(6, limit_mib * _MIB // (_TOKEN_BYTES * 400))
+        self._most = max(6, limit_mib * _MIB // (_TOKEN_BYTES * 250))
         self._believed: list[int] = []
 
     def step(self) -> None:
@@ -135,7 +135,7 @@ class Check:
         if self._chance.random() < 0.05:
             del chat.tokens[len(chat.tokens) // 2 :]  # an edit
         kept = len(chat.tokens)
-        chat.tokens += self._text(self._chance.randint(5, 120))
+        chat.tokens += self._text(self._chance.randint(5, 60))
         slot = next((one for one, held in self._slots.items() if held.conversation is chat), None)
         where, held = self._believe(chat, slot)
         self._send(chat, slot, (where, min(held, kept)))
@@ -157,7 +157,7 @@ class Check:
         self._slots[slot] = Content()
         self._cache.slots_copied(self._slots.values())
         answer = self._engine.post(
-            prompt=chat.tokens, n_predict=8, temperature=0, return_tokens=True, **named
+            prompt=chat.tokens, n_predict=3, temperature=0, return_tokens=True, **named
         )
         timings, before = answer["timings"], len(chat.tokens)
         if answer["id_slot"] != slot:
@@ -197,7 +197,8 @@ class Check:
     def _pick(self) -> Chat:
         begins = len(self._chats) < self._most and self._chance.random() < 0.3
         if begins or not self._chats:
-            chat = Chat([*self._chance.choice(self._systems), *self._text(200)])
+            text = self._text(self._chance.randint(60, 200))
+            chat = Chat([*self._chance.choice(self._systems), *text])
             self._chats.append(chat)
             return chat
         # The latest more often.
@@ -246,7 +247,7 @@ def _engine(directory: Path, limit_mib: int) -> Iterator[Engine]:
             _wait(port)
             yield Engine(port, log)
         finally:
-            process.terminate()
+            process.kill()
 
 
 def _free_port() -> int:
@@ -264,12 +265,12 @@ def _wait(port: int) -> None:
         time.sleep(0.05)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=400, help="for each limit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limits", type=int, nargs="*", default=LIMITS_MIB, metavar="MIB")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     worst = 1.0
     with tempfile.TemporaryDirectory() as directory:
         for limit_mib in options.limits:

@@ -24,6 +24,9 @@ class EvictedConversations:
         self.absent_share: float | None = None
         self._sizes_bytes: OrderedDict[object, float] = OrderedDict()
 
+    def __contains__(self, conversation: object) -> bool:
+        return conversation in self._sizes_bytes
+
     def add(self, conversation: object, size_bytes: float) -> None:
         self.remove(conversation)
         self._sizes_bytes[conversation] = size_bytes

@@ -20,7 +20,7 @@ recurrent model has checkpoints with a state each: two after a prompt, and one m
 
 The router calls, in the order in which requests are sent: `taken` for one that names no slot, then
 `slots_copied` with what all other idle slots hold; `found` when a response tells what was cached;
-`returned` when a conversation comes again that this process had, and that is in none of its slots.
+`returned` when a conversation comes that is in none of its slots. `SlotMap` does the first two.
 
 Source: llama.cpp, tools/server: server-task.cpp, server_prompt_cache (`alloc`, `load`, `update`);
 server-context.cpp, get_available_slot and process_single_task. Measured on build 10434 with its log
@@ -37,6 +37,7 @@ from typing import Final
 
 from proxy.prompt_cache.evicted_conversations import EvictedConversations
 from proxy.prompt_cache.prompt_match import NONE, Held, Match, continues, match
+from proxy.upstream.timings import average
 
 # Source: server_prompt_cache::load, "don't trash large prompts".
 _KEPT_MIN: Final = 0.25
@@ -44,6 +45,8 @@ _KEPT_MIN: Final = 0.25
 _TOKENS_AWAY_MAX: Final = 2
 # A state, and its checkpoints.
 _STATES: Final = 4
+# With a smaller share found, nothing is believed.
+_TRUSTED: Final = 0.5
 # Beyond that the oldest go.
 _COPIES_MAX: Final = 1024
 # Tasks whose responses are awaited: more than there are slots, as some are cut off.
@@ -80,13 +83,13 @@ class HostCache:
     """The host cache of one process.
 
     Args:
-        limit_bytes: 0: it has none; infinity: no limit.
-        token_bytes: Of a token in the KV cache; 0 where that is not known: nothing is believed.
+        limit_bytes: Above 0; infinity: no limit.
+        token_bytes: Of a token in the KV cache, above 0.
         state_bytes: Of the recurrent state of a sequence.
     """
 
     def __init__(self, limit_bytes: float, token_bytes: float, state_bytes: int = 0) -> None:
-        self._limit_bytes = limit_bytes if token_bytes > 0 else 0.0
+        self._limit_bytes = limit_bytes
         self._token_bytes = token_bytes
         self._state_bytes = state_bytes
         self._copies: dict[_Copy, None] = {}
@@ -95,6 +98,7 @@ class HostCache:
         self._count = count()
         self._used_bytes = 0.0
         self._evicted = EvictedConversations()
+        self._hit_share = 1.0
 
     @property
     def copied_tokens(self) -> list[int]:
@@ -104,7 +108,12 @@ class HostCache:
     @property
     def fill(self) -> float:
         """The used share, 0 to 1."""
-        return self._used_bytes / self._limit_bytes if self._limit_bytes else 0.0
+        return self._used_bytes / self._limit_bytes
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether most conversations that were believed to be there lately were found."""
+        return self._hit_share >= _TRUSTED
 
     def holds(self, conversation: object) -> int:
         """Return how many tokens of a conversation are there."""
@@ -123,17 +132,15 @@ class HostCache:
         if self._evicted.absent_share is not None:
             return self._evicted.absent_share
         seen_bytes = self._used_bytes + self._evicted.size_bytes
-        room_bytes = self._limit_bytes - size_bytes
-        return seen_bytes / (seen_bytes + room_bytes) if seen_bytes + room_bytes else 1.0
+        return seen_bytes / (seen_bytes + self._limit_bytes - size_bytes) if seen_bytes else 0.0
 
     # What happens.
 
     def slots_copied(self, idle: Iterable[Held]) -> None:
         """Note that a task begins in another slot than these, which are idle."""
-        if self._limit_bytes:
-            for held in idle:
-                if held.conversation is not None and held.tokens != self.holds(held.conversation):
-                    self._add(held.conversation, held)
+        for held in idle:
+            if held.conversation is not None and held.tokens != self.holds(held.conversation):
+                self._add(held.conversation, held)
 
     def taken(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> None:
         """Note that a task names no slot and gets this one.
@@ -158,16 +165,22 @@ class HostCache:
         """Note how many tokens of a task's prompt the engine found."""
         if move := self._moves.pop(conversation, None):
             self._correct(move, cached_tokens)
+            if move.copy.conversation == conversation and move.is_believed:
+                was_hit = cached_tokens > move.least_tokens
+                self._hit_share = average(self._hit_share, float(was_hit))
         copy = self._latest.get(conversation)
         # Such as without the reasoning of the answer: the copy of this turn will not contain it.
         if copy and cached_tokens < copy.tokens - _TOKENS_AWAY_MAX:
             del self._latest[conversation]
 
     def returned(self, conversation: object) -> None:
-        """Note that a conversation comes again that is in no slot, before it is sent."""
-        if self._limit_bytes:
-            is_absent = not self.holds(conversation)
-            self._evicted.returned(conversation, self.absence_probability(0), is_absent=is_absent)
+        """Note that a conversation comes that is in no slot, before it is sent."""
+        is_held = conversation in self._latest
+        if is_held or conversation in self._evicted:
+            expected = self.absence_probability(0)
+            self._evicted.returned(conversation, expected, is_absent=not is_held)
+        if is_held and not self.is_trusted:  # or none would be looked for again
+            self._hit_share = average(self._hit_share, 1.0)
 
     def _best(
         self, own: Match, conversation: object | None, blocks: Sequence[int]

@@ -31,7 +31,7 @@ NONE: Final = Match(0.0, 0)
 
 
 def match(held: Held, conversation: object | None, blocks: Sequence[int]) -> Match:
-    is_own = held.conversation is conversation and conversation is not None
+    is_own = conversation is not None and held.conversation == conversation
     if is_own and continues(blocks, held.blocks):
         return Match(1.0, held.tokens)
     if not (shared_blocks := _shared_blocks(held.blocks, blocks)):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.prompt_cache.host_cache import HostCache
 from proxy.prompt_cache.slot_map import SlotMap
 from proxy.upstream.upstream import Upstream
 
@@ -27,6 +28,7 @@ class Run:
         cache_key: As of `Upstream`.
         hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
         has_failed: Whether it ended although nobody had stopped it.
+        host_cache: None without one, and where its slots are not tracked.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Run:
     cache_key: str = ""
     hit_ratio: float = 1.0
     has_failed: bool = False
+    host_cache: HostCache | None = None
 
     @property
     def ratio_step(self) -> int:
@@ -44,7 +47,10 @@ class Run:
 
     def holds(self, conversation: object) -> bool:
         """Return whether a conversation is in a slot or in the host cache, as far as known."""
-        return self.slot_map.holds(conversation)
+        host_cache = self.host_cache
+        return self.slot_map.holds(conversation) or bool(
+            host_cache and host_cache.is_trusted and host_cache.holds(conversation)
+        )
 
 
 class Runs(dict[str, Run]):
@@ -78,13 +84,15 @@ class Runs(dict[str, Run]):
             return None
         if before:
             self._end(before)
+        host_cache = _host_cache(upstream)
         run = Run(
             upstream.name,
             identity,
             self._unused_bit(),
-            SlotMap(upstream.slots),
+            SlotMap(upstream.slots, host_cache),
             upstream.resumable_prompts,
             upstream.cache_key,
+            host_cache=host_cache,
         )
         self[upstream.name] = run
         if run.cache_key:
@@ -120,3 +128,9 @@ class Runs(dict[str, Run]):
         bit = ~self._used & (self._used + 1)
         self._used |= bit
         return bit
+
+
+def _host_cache(upstream: Upstream) -> HostCache | None:
+    if not (upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes):
+        return None
+    return HostCache(upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes)

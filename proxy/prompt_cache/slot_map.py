@@ -21,9 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from operator import attrgetter
 from typing import Final
 
 from proxy.prompt_cache.fingerprint import RestoredSlot
+from proxy.prompt_cache.host_cache import HostCache
 from proxy.prompt_cache.prompt import Prompt
 from proxy.upstream.slots import SlotState
 
@@ -134,10 +136,11 @@ class TrackedSlot:
 
 
 class SlotMap:
-    """The slots of one process."""
+    """The slots of one process; `host_cache` is told what is copied there, and searched."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, host_cache: HostCache | None = None) -> None:
         self._slots = [TrackedSlot(number) for number in range(slots)]
+        self._host_cache = host_cache
         self._turn = count(1)
         self._seen_at_s = float("-inf")
 
@@ -251,17 +254,46 @@ class SlotMap:
     def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
         """Note that all other slots without a request are used at once; return their numbers."""
         now = next(self._turn)
+        self._note_copied(None)
         others = [one for one in self._slots if _is_unsent(one) and one is not tracked]
         for one in others:
             one.started = one.freed = now
             one.task = None
         return [one.id_slot for one in others]
 
+    def note_return(self, conversation: object | None) -> None:
+        """Note that a conversation comes that is in no idle slot."""
+        if self._host_cache and conversation and not self.is_in_use(conversation):
+            self._host_cache.returned(conversation)
+
+    def note_found(self, conversation: object, cached_tokens: int) -> None:
+        """Note how many tokens of a conversation's prompt the engine found."""
+        if self._host_cache:
+            self._host_cache.found(conversation, cached_tokens)
+
+    def note_search(
+        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
+    ) -> None:
+        """Note that a request is about to be sent that names no slot.
+
+        The engine looks for its prompt in the host cache too.
+        """
+        if self._host_cache:
+            self._host_cache.taken(_held(tracked), conversation, blocks)
+
     def mark_sent(self, tracked: TrackedSlot, *, is_sure: bool = True) -> None:
         """Note that the request is sent now; not `is_sure`: the engine may take another slot."""
+        self._note_copied(tracked)
         tracked.started, tracked.task = next(self._turn), None
         tracked.is_confirmed = tracked.is_confirmed and is_sure
         tracked.before, tracked.is_saved = None, False
+
+    def _note_copied(self, tracked: TrackedSlot | None) -> None:
+        """Note that a task begins in a slot: the engine copies what all others hold."""
+        if self._host_cache:
+            idle = [one for one in self._slots if _is_unsent(one) and one is not tracked]
+            idle.sort(key=_id_slot)
+            self._host_cache.slots_copied(map(_held, idle))
 
     def release(self, holder: object, now_s: float) -> None:
         """Note that a request is over; what its slot holds is not known any more."""
@@ -333,6 +365,14 @@ class SlotMap:
 def _is_unsent(tracked: TrackedSlot) -> bool:
     """Return whether no request was sent to a slot since its last one ended."""
     return tracked.holder is None or tracked.before is not None
+
+
+def _held(tracked: TrackedSlot) -> TrackedSlot | SlotContent:
+    """Return what a slot holds to which no request was sent yet."""
+    return tracked if tracked.before is None or tracked.conversation else tracked.before
+
+
+_id_slot = attrgetter("id_slot")
 
 
 def _age(tracked: TrackedSlot) -> tuple[int, int]:

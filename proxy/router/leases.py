@@ -192,6 +192,7 @@ class Leases:
         if lease.conversation and prompt:
             held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
             slot_map = self._prefix_index.slot_map(name)
+            slot_map.note_found(lease.conversation, timings.cached_tokens)
             slot_map.release(lease, self._clock())
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key:

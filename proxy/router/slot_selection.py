@@ -86,6 +86,7 @@ class SlotSelector:
             lease.has_own_slot = slot.conversation is not None and lease.restored is None
             lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(conversation)
             await self._keep_paused(lease, slot_map)
+            _note_search(lease, slot_map, slot)
             slot_map.mark_sent(slot, is_sure=slot.is_aimed or lease.id_slot is not None)
         for one in lease.beside:
             if tracked := slot_map.reserve(one, None, lease.clock()):
@@ -103,6 +104,8 @@ class SlotSelector:
         found: TrackedSlot | None = slot
         if slot.conversation is not None:
             found = await self._confirm(lease, slot_map, slot)
+        else:
+            slot_map.note_return(lease.conversation)
         if found is None:
             return None
         if found.conversation is None and lease.upstream.cache_key:
@@ -179,6 +182,11 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
     if slot.conversation is not None or slot_map.is_other_pending(slot):
         return True
     return bool(lease.upstream.cache_key) and lease.expected_cached < _WORTH_TOKENS
+
+
+def _note_search(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> None:
+    if lease.id_slot is None and lease.request.prompt:
+        slot_map.note_search(slot, lease.conversation, lease.request.prompt.blocks)
 
 
 def _looks_in_cache(request: ProxyRequest) -> bool:

@@ -102,8 +102,14 @@ def test_absence_is_expected_by_room_and_then_by_what_returned() -> None:
     assert host_cache.absence_probability(100) < expected / 2
 
 
-def test_nothing_is_believed_where_the_size_of_a_token_is_not_known() -> None:
-    host_cache = HostCache(1000, 0)
+def test_a_wrong_model_is_not_believed_until_it_is_tried_again() -> None:
+    host_cache = cache(500)
+    for _ in range(4):
+        host_cache.slots_copied([A])
+        host_cache.taken(EMPTY, "a", (*A.blocks, 1))
+        host_cache.found("a", 0)
+    assert not host_cache.is_trusted
     host_cache.slots_copied([A])
-    assert host_cache.holds("a") == 0
-    assert host_cache.fill == 0
+    for _ in range(20):
+        host_cache.returned("a")
+    assert host_cache.is_trusted

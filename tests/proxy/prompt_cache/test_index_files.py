@@ -22,6 +22,7 @@ def prompt(*texts: str) -> Prompt:
 
 STORY = "a long story of a river and a stone " * 40
 FIRST, NEXT = prompt(STORY), prompt(STORY, "verse", "and then?")
+OTHER_FIRST = prompt("another tale of a king " * 40)
 
 
 def begun() -> PrefixIndex:
@@ -51,6 +52,25 @@ def test_an_instance_that_holds_a_conversation_in_no_slot_does_not_own_it() -> N
     hint = index.look_up(NEXT, None)
     assert hint.owner == "a"
     assert hint.cached_tokens(index.bit("a")) > 300
+
+
+def test_an_instance_owns_what_its_host_cache_holds() -> None:
+    index = PrefixIndex(1000)
+    index.register(replace(ONE, slots=1, token_bytes=1000, host_cache_bytes=1e6))
+    index.assign(ONE, FIRST, None, CacheHint())
+    in_slot(index)
+    slot_map = index.slot_map("a")
+    slot = slot_map.reserve(object(), None, 0.0)
+    assert slot
+    slot_map.note_search(slot, None, OTHER_FIRST.blocks)
+    slot_map.mark_sent(slot)
+    slot_map.release(slot.holder, 0.0)
+    assert index.look_up(NEXT, None).owner == "a"
+    slot = slot_map.reserve(object(), None, 0.0)
+    assert slot
+    slot_map.note_search(slot, index.look_up(NEXT, None).conversation, NEXT.blocks)
+    slot_map.mark_sent(slot)
+    assert index.look_up(NEXT, None).owner is None
 
 
 def test_a_file_is_worth_the_same_to_all_that_can_restore_it() -> None:

@@ -1,0 +1,7 @@
+"""The check of the model of the host cache passes on the engine that is here."""
+
+from scripts import host_cache_check
+
+
+def test_the_engine_holds_what_is_believed() -> None:
+    assert host_cache_check.main(["--steps", "16", "--limits", "4"]) == 0
