@@ -61,6 +61,7 @@ class TrackedSlot:
             stays so, it holds the same. None for all others.
         is_saved: Whether a file has all that it holds.
         is_confirmed: Whether the number is known, and not only guessed from the order of use.
+        is_numbered: Whether it was when the slot was last used, which others may have used since.
         is_aimed: Whether the engine will take it for its request, which need not name it.
         before: What it held when a request of another conversation got it; None once that is sent.
         holder: The lease that uses it, or None.
@@ -75,6 +76,7 @@ class TrackedSlot:
     task: int | None = None
     is_saved: bool = False
     is_confirmed: bool = False
+    is_numbered: bool = False
     is_aimed: bool = False
     before: SlotContent | None = None
     holder: object | None = None
@@ -285,7 +287,7 @@ class SlotMap:
         """Note that the request is sent now; not `is_sure`: the engine may take another slot."""
         self._note_copied(tracked)
         tracked.started, tracked.task = next(self._turn), None
-        tracked.is_confirmed = tracked.is_confirmed and is_sure
+        tracked.is_numbered = tracked.is_confirmed = tracked.is_confirmed and is_sure
         tracked.before, tracked.is_saved = None, False
 
     def _note_copied(self, tracked: TrackedSlot | None) -> None:
@@ -336,8 +338,10 @@ class SlotMap:
     def sync(self, listed: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
         """Find each slot's number by what the engine reports of all of them.
 
-        The latest come first on both sides; those used at once come in any order. A task that is
-        not ours is not tracked, and a conversation that nothing fits is in no slot any more.
+        A number that was known stays, if the slot still holds the same or a request uses it: two
+        requests that are sent at once may begin in another order. Of the others, the latest come
+        first on both sides; those used at once come in any order. A task that is not ours is not
+        tracked, and a conversation that nothing fits is in no slot any more.
 
         Args:
             listed: What the engine reports.
@@ -345,21 +349,35 @@ class SlotMap:
             now_s: Monotonic time.
         """
         self._seen_at_s = now_s
-        rest = sorted(self._slots, key=lambda one: one.started, reverse=True)
+        states = {one.id_slot: one for one in listed}
+        known = {one.id_slot for one in self._slots if _is_known(one, states.get(one.id_slot))}
+        rest = [one for one in self._slots if one.id_slot not in known]
+        rest.sort(key=lambda one: one.started, reverse=True)
         lost: list[TrackedSlot] = []
         unknown: list[int] = []
-        for seen in sorted(listed, key=lambda one: one.task, reverse=True):
+        open_states = (one for one in listed if one.id_slot not in known)
+        for seen in sorted(open_states, key=lambda one: one.task, reverse=True):
             at = _place(rest, seen, pending)
             if at is None:
                 unknown.append(seen.id_slot)
                 continue
             tracked = rest.pop(at)
-            tracked.id_slot, tracked.is_confirmed = seen.id_slot, True
+            tracked.id_slot, tracked.is_numbered = seen.id_slot, True
             while rest and rest[0].started > tracked.started:
                 lost.append(rest.pop(0))
         for tracked, slot in zip((*lost, *rest), unknown, strict=False):
             tracked.empty()
-            tracked.id_slot, tracked.is_confirmed = slot, False
+            tracked.id_slot, tracked.is_numbered = slot, False
+        for tracked in self._slots:
+            tracked.is_confirmed = tracked.is_numbered
+
+
+def _is_known(tracked: TrackedSlot, seen: SlotState | None) -> bool:
+    """Return whether a slot is still the one that the engine lists by its number."""
+    if seen is None or not tracked.is_numbered:
+        return False
+    is_sent = tracked.holder is not None and tracked.started > tracked.freed
+    return is_sent or _holds(tracked, seen)
 
 
 def _is_unsent(tracked: TrackedSlot) -> bool:

@@ -171,7 +171,7 @@ class SlotWriter:
         Not while a request gets a slot: the engine's order would be another than ours.
         """
         work.listed_at_s, uses = self._clock(), slot_map.uses
-        if slot_map.is_pending:
+        if slot_map.is_pending or not all(one.progress.has_header for one in instance.leases):
             return
         with suppress(UpstreamTimeout):
             listed = await self._list_slots(instance.upstream)

@@ -321,3 +321,23 @@ def test_idle_slots_that_are_known_are_told() -> None:
         1: "b",
         2: "a",
     }
+
+
+def test_requests_that_begin_in_another_order_than_they_were_sent_keep_their_slots() -> None:
+    slot_map = SlotMap(2)
+    first, second = (conversation_in(slot_map, name, 10) for name in "ab")
+    slot_map.sync([seen(1, 1, 10), seen(0, 2, 10)], None, NOW_S)
+    for name in "ab":
+        conversation_in(slot_map, name, 20)
+    slot_map.sync([seen(1, 4, 20), seen(0, 3, 20)], None, NOW_S)
+    slot_map.reserve(object(), None, LATER_S)
+    slot_map.sync([seen(1, 4, 20), seen(0, 3, 20)], None, LATER_S)
+    assert (first.id_slot, second.id_slot) == (1, 0)
+
+
+def test_a_known_slot_that_others_used_is_not_the_one_any_more() -> None:
+    slot_map = SlotMap(2)
+    first, second = (conversation_in(slot_map, name, 10) for name in "ab")
+    slot_map.sync([seen(1, 1, 10), seen(0, 2, 10)], None, NOW_S)
+    slot_map.sync([seen(1, 9, 7), seen(0, 2, 10)], None, NOW_S)
+    assert (first.conversation, second.conversation) == (None, "b")

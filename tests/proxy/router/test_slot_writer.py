@@ -161,6 +161,7 @@ def test_beside_streams_the_slot_that_is_taken_next_is_saved_once_in_150_tokens(
     async def test(harness: Harness) -> None:
         streams = [harness.begin("one"), harness.begin("two")]
         for one in streams:
+            one.progress.has_header = True
             one.progress.count_token()
         for name in ("river", "stone"):
             harness.answer(story(name))
