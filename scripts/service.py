@@ -40,6 +40,7 @@ listen = "127.0.0.1:{port}"
 api_keys_file = "keys.toml"
 [supervisor]
 measure_threads = false
+slots_key_file = "slots.key"
 adaptive = false
 """
 WATCHDOG: Final = "[Service]\nWatchdogSec=3\n"
@@ -136,6 +137,7 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     settings = "/etc/llama-corral/corral.toml"
     container.write(settings, SETTINGS.format(port=port))
     key = container.ok(CORRAL, "key", "add", "me", "--config", settings)
+    container.ok(CORRAL, "slots", "new-key", "--config", settings)
     container.ok(CORRAL, "service", "install")
     until(lambda: container.shown("StatusText") == "1 of 1 instances ready")
     yield "installed; models are ready", True, ""
@@ -148,6 +150,7 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     yield "systemd-analyze security", True, score.split(":")[-1].strip()
     yield "without a key", _status(port, None) == 401, str(_status(port, None))
     yield "with a key from a credential", _status(port, key) == 200, str(_status(port, key))
+    yield _encrypts(container)
     yield _restarts(container, port, key)
     container.write(settings, SETTINGS.format(port=port) + "nonsense = 1\n")
     refused = container.try_("systemctl", "reload", UNIT).returncode
@@ -173,6 +176,20 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     container.ok(CORRAL, "service", "uninstall")
     left = container.try_("pgrep", "-f", "llama-server").stdout
     yield "uninstalled; no process is left", not left, left
+
+
+def _encrypts(container: Container) -> tuple[str, bool, str]:
+    """Save a conversation with the key that is a credential, and restore it."""
+    corral = ("env", "CORRAL_RUNTIME_DIR=/run/llama-corral", CORRAL)
+    container.write("/srv/long.txt", "the an in of on er th he " * 60)
+    container.ok(*corral, "warm", "tiny", "/srv/long.txt")
+    container.ok("systemctl", "restart", UNIT)
+    until(lambda: container.shown("StatusText") == "1 of 1 instances ready")
+    starts = "head -qc 6 /var/lib/llama-corral/slots/kept/tiny/*.slot; ls /run/llama-corral/slots"
+    found = container.ok("sh", "-c", starts)
+    restored = container.ok("journalctl", "-o", "cat", "--no-pager", "-u", UNIT)
+    is_well = found == "corraltiny.0" and "slots.restored" in restored
+    return "encrypts with a key from a credential", is_well, found
 
 
 def _restarts(container: Container, port: int, key: str) -> tuple[str, bool, str]:
