@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
@@ -156,9 +155,13 @@ class SlotManager:
             return 0
         await self._save_predecessors()
         transfer = SlotTransfer()
-        # The health checks find an engine that does not answer.
-        with suppress(EngineUnreachable, OSError, AccessDenied):
+        try:
             found = await restore(task, client, transfer)
+        except EngineUnreachable:
+            pass  # the health checks find it
+        except (OSError, AccessDenied) as error:
+            task.emit_restore_failed(error)
+        else:
             self._saved_tasks = {one.id_slot: one.task for one in found}
             self._restored, self._run = tuple(found) if transfer.slots else (), run
         task.emit_transfer("slots.restored", transfer)

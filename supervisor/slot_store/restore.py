@@ -66,7 +66,12 @@ async def _fill(
     if not await uses_restored(task, client, chosen, empty[0], restore_one):
         return {}
     for one in _to_restore(task, found):  # some may be invalid
-        if await restore_one(one.manifest, empty[0]):
+        try:
+            is_filled = await restore_one(one.manifest, empty[0])
+        except OSError as error:  # a full spool, which may have room for the next
+            task.emit_restore_failed(error)
+            continue
+        if is_filled:
             filled[empty.pop(0)] = one
     return filled
 

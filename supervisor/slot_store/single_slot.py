@@ -57,7 +57,7 @@ async def restore_one(
     try:
         read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
     except _FAILED as error:
-        task.emit("slots.restore_failed", run=task.run, reason=str(error))
+        task.emit_restore_failed(error)
         return None
     if read is None:
         return None

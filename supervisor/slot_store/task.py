@@ -94,6 +94,9 @@ class SlotTask:
     def emit_failed(self, reason: str) -> None:
         self.emit("slots.save_failed", run=self.run, reason=reason)
 
+    def emit_restore_failed(self, error: Exception) -> None:
+        self.emit("slots.restore_failed", run=self.run, reason=str(error))
+
     def pause_saving(self, reason: str) -> None:
         """Save nothing for a while, except when an instance stops; report it once."""
         if pause_s := self.files.limits.pause():

@@ -203,6 +203,27 @@ async def test_a_conversation_continues_and_its_tokens_were_on_no_disk(
     shutil.rmtree(str(again.planner.launches.slot_persistence.memory_spool))
 
 
+async def test_a_start_without_room_in_memory_says_so(
+    tiny_model: Path, runtime: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = FleetHarness(runtime, tiny_model, supervisor={"slots_key_file": key_file})
+    async with harness.up():
+        await harness.converse()
+    memory = str(harness.planner.launches.slot_persistence.memory_spool)
+    usage = shutil.disk_usage
+
+    def full(path: Path) -> Any:
+        return SimpleNamespace(free=10) if str(path).startswith(memory) else usage(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    async with harness.up():
+        pass
+    assert "has 10 bytes left" in harness.emitted("slots.restore_failed")[0]["reason"]
+    assert harness.emitted("slots.quarantined") == []
+    assert len(harness.store.saved("chat")) == 1
+    shutil.rmtree(memory)
+
+
 def test_an_engine_is_replaced_when_its_spool_changes(
     tiny_model: Path, tmp_path: Path, key_file: Path
 ) -> None:
