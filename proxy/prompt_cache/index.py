@@ -123,10 +123,14 @@ class PrefixIndex:
         """Return the latest process of an instance."""
         return self._runs.get(name)
 
-    def note_failure(self, name: str) -> None:
-        """Note that the process of an instance ended although nobody had stopped it."""
+    def runs_with_files(self, cache_key: str) -> list[Run]:
+        """Return the processes that can restore the slot files of a cache key."""
+        return [one for one in self._runs.with_files.values() if one.cache_key == cache_key]
+
+    def note_end(self, name: str, *, has_failed: bool) -> None:
+        """Note that the process of an instance ended; it failed if nobody had stopped it."""
         if run := self._runs.get(name):
-            run.has_failed = True
+            run.has_ended, run.has_failed = True, has_failed
 
     # Questions.
 

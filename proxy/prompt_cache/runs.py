@@ -27,6 +27,7 @@ class Run:
         resumable_prompts: As of `Upstream`.
         cache_key: As of `Upstream`.
         hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
+        has_ended: Whether its process is known to have exited.
         has_failed: Whether it ended although nobody had stopped it.
         host_cache: None without one, and where its slots are not tracked.
     """
@@ -38,6 +39,7 @@ class Run:
     resumable_prompts: int
     cache_key: str = ""
     hit_ratio: float = 1.0
+    has_ended: bool = False
     has_failed: bool = False
     host_cache: HostCache | None = None
 

@@ -161,6 +161,11 @@ class SlotMap:
         idle = (one for one in self._slots if one.holder is None)
         return next((one.id_slot for one in idle if one.conversation is conversation), None)
 
+    def content_of(self, conversation: object) -> SlotContent | None:
+        """Return what the slot holds that has a conversation, idle or not, as far as known."""
+        held = (one.content for one in self._slots if one.conversation is conversation)
+        return next(held, None)
+
     def holds(self, conversation: object) -> bool:
         """Return whether a slot holds a conversation, idle or not, as far as known."""
         return any(one.conversation is conversation for one in self._slots)

@@ -29,6 +29,7 @@ from proxy.router.cache_contents import CacheContents, cache_contents
 from proxy.router.cache_use import CacheUse
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
+from proxy.router.hand_over import HandOver
 from proxy.router.instance_registry import Instances
 from proxy.router.instances import Activity, Instance, InstanceStats
 from proxy.router.lease import Completion, Lease
@@ -97,6 +98,7 @@ class Router:
             self._instances, responds or answers_health(settings), self._queues.assign_slots
         )
         saver = SlotSaver(self._prefix_index, settings, self._storage, clock)
+        self._hand_over = HandOver(self._prefix_index, self._instances)
         filler = SlotFiller(self._prefix_index, self._storage, saver)
         self._slot_writer = SlotWriter(
             self._prefix_index, saver, lambda upstream: get_slots(upstream, settings), clock
@@ -107,7 +109,7 @@ class Router:
             self._crash_suspects,
             self._slot_releaser,
             self._first_byte_monitor,
-            SlotSelector(self._prefix_index, settings, filler),
+            SlotSelector(self._prefix_index, settings, filler, self._hand_over),
             self._slot_writer.request_ended,
         )
 
@@ -150,8 +152,7 @@ class Router:
         Returns:
             How many requests of clients it computed, including those whose clients have left.
         """
-        if not is_stopped:
-            self._prefix_index.note_failure(name)
+        self._prefix_index.note_end(name, has_failed=not is_stopped)
         instance = self._instances.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
@@ -214,6 +215,7 @@ class Router:
     def add_slot_file(self, file: SlotFile) -> None:
         """Note that a KV cache is on disk."""
         self._prefix_index.files.add(file)
+        self._hand_over.note_file()
 
     def remove_slot_files(self, names: Iterable[str]) -> None:
         """Note that slot files are gone."""

@@ -14,6 +14,7 @@ from proxy.errors import UpstreamTimeout
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
 from proxy.request import ProxyRequest
+from proxy.router.hand_over import HandOver
 from proxy.router.lease import Lease
 from proxy.router.slot_filling import SlotFiller
 from proxy.settings import ProxySettings
@@ -56,11 +57,16 @@ class SlotSelector:
     """Selects the slots of all instances."""
 
     def __init__(
-        self, prefix_index: PrefixIndex, settings: ProxySettings, filler: SlotFiller
+        self,
+        prefix_index: PrefixIndex,
+        settings: ProxySettings,
+        filler: SlotFiller,
+        hand_over: HandOver,
     ) -> None:
         self._prefix_index = prefix_index
         self._settings = settings
         self._filler = filler
+        self._hand_over = hand_over
 
     async def select(self, lease: Lease) -> None:
         """Give a lease its slot, and `id_slot` where its request is to name it.
@@ -118,6 +124,7 @@ class SlotSelector:
 
     async def _fill(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
         """Return a slot that was filled from a file, where that pays and its number is known."""
+        await self._hand_over.wait(lease)
         if not self._filler.is_wanted(lease, slot):
             return slot
         if not slot.is_confirmed:

@@ -59,6 +59,7 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
     until(lambda: emitted(corral, "prefix.saved"))
     (saved,) = emitted(corral, "prefix.saved")
     assert saved["cached"] > 0.9 * saved["tokens"]
+    until(lambda: saved["tokens"] in [one["tokens"] for one in corral.data("slots", "list")])
     until(lambda: begin(corral, next(questions)) and len(tiers(corral)) == 2)
     assert sorted(tiers(corral).values()) == ["disk", "none"]
     corral.configure(SETTINGS.format(model=tiny_model, replicas=3))

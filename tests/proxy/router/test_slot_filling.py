@@ -159,6 +159,28 @@ async def test_a_file_that_an_engine_crashed_over_is_not_restored_again(storage:
     assert not (await answered(storage, NEXT)).restored
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_a_turn_waits_for_the_file_of_an_instance_that_drains(
+    storage: Storage, *, is_over: bool
+) -> None:
+    held = (await answered(storage, FIRST)).upstream
+    storage.router.admit(replace(held, name="chat.1", api_key="another"))
+    storage.router.withdraw("chat.0")
+    await answered(storage, OTHER)
+    if is_over:
+        storage.router.ended("chat.0", is_crash=False, is_stopped=True)
+    async with asyncio.TaskGroup() as group:
+        turn = group.create_task(answered(storage, NEXT))
+        for _ in range(20):  # without I/O it waits by then
+            await asyncio.sleep(0)
+        if not is_over:
+            assert FIRST.prompt
+            of_none = ConversationFingerprint((), FIRST.prompt.blocks)
+            storage.router.add_slot_file(SlotFile("file", "key", HELD, 3_000_000, of_none))
+    assert (("restore", 0, "file") in storage.calls) is not is_over
+    assert bool(turn.result().restored) is not is_over
+
+
 async def test_an_api_without_slot_numbers_gets_the_filled_slot_too(storage: Storage) -> None:
     await answered(storage, FIRST)
     await answered(storage, OTHER)
