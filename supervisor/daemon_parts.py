@@ -58,6 +58,7 @@ from supervisor.proxy_adapter.request_history import RequestHistoryAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
 from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
+from supervisor.proxy_adapter.slot_file_metrics import slot_file_metrics
 from supervisor.proxy_adapter.slot_file_storage import SlotFileStorageAdapter
 from supervisor.proxy_adapter.usage_engines import UsageEngines
 from supervisor.proxy_adapter.usage_reader import UsageReaderAdapter, usage_metrics
@@ -194,6 +195,7 @@ class DaemonParts:
         now_s = asyncio.get_running_loop().time
         mover = LayerMover(self.fleet, replacer, shares, self.events.emit, now_s)
         self.metrics.add(lambda: shard_metrics(mover.runs()))
+        self.metrics.add(lambda: slot_file_metrics(self.fleet.slot_files.catalogue.files()))
         return mover
 
     def _make_reload(

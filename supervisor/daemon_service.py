@@ -18,12 +18,12 @@ from supervisor.admission.model_state import UnloadTime, Waiting
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control.balance_status import balance_status, moved_layers
-from supervisor.control.cache_status import cache_statuses
+from supervisor.control.cache_status import caches_status
 from supervisor.control.canary_status import canary_status, ended_canary_status
 from supervisor.control.capture_status import capture_status
 from supervisor.control.messages import (
     BalanceStatus,
-    CacheStatus,
+    CachesStatus,
     CanariesStatus,
     DaemonStatus,
     ForgetRequest,
@@ -148,11 +148,12 @@ class DaemonService:
             "batches": batch_statuses(parts.app.batch_stats()),
         }
 
-    async def caches(self) -> list[CacheStatus]:
+    async def caches(self) -> CachesStatus:
         """Return the tiers of all models, with those that are only on disk."""
-        store = self._fleet.planner.launches.slot_persistence.store
-        saved = await asyncio.to_thread(store.saved)
-        return cache_statuses(self._fleet.models, self._parts.router, saved)
+        persistence = self._fleet.planner.launches.slot_persistence
+        saved, budget = await asyncio.to_thread(persistence.store.saved), persistence.budget
+        written_bytes = self._fleet.slot_files.limits.written_bytes(budget.write_hour_bytes)
+        return caches_status(self._fleet.models, self._parts.router, saved, budget, written_bytes)
 
     def requests(self) -> list[RequestStats]:
         return self._parts.app.requests.stats()

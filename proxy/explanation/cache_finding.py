@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from proxy.explanation.causes import PLAIN, Cause
 from proxy.explanation.difference import Difference, difference
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.outline import Hashes
 from proxy.slot_files.tiers import Tier
 
@@ -134,6 +135,7 @@ class CacheFinding(NamedTuple):
         earlier_instance: The one that computed it.
         age_s: Since it ended.
         is_continued: As of `CacheFacts`, as are `is_awaited`, `tier` and `restore_ms`.
+        no_file: Why what was lost was in no slot file either; None where that is not known.
     """
 
     cause: Cause
@@ -154,6 +156,7 @@ class CacheFinding(NamedTuple):
     is_awaited: bool = False
     tier: Tier | None = None
     restore_ms: float | None = None
+    no_file: NoFile | None = None
 
     @property
     def lost(self) -> int:
@@ -163,6 +166,9 @@ class CacheFinding(NamedTuple):
     def repeating(self, repeated: int) -> CacheFinding:
         """Return it with how often its cause came."""
         return self if repeated == self.repeated else self._replace(repeated=repeated)
+
+    def without_file(self, no_file: NoFile | None) -> CacheFinding:
+        return self._replace(no_file=no_file)
 
     def as_fields(self) -> dict[str, Any]:
         """As JSON, without what says nothing."""

@@ -45,3 +45,14 @@ BY_CLIENT: Final = frozenset(
         Cause.MESSAGE_CHANGED,
     }
 )
+# What was lost might be in a slot file.
+OF_PLACE: Final = frozenset(
+    {
+        Cause.OTHER_INSTANCE,
+        Cause.SLOT_EVICTED,
+        Cause.SLOT_BUSY,
+        Cause.MODEL_UNLOADED,
+        Cause.ENGINE_RESTARTED,
+        Cause.NOT_FOUND,
+    }
+)

@@ -8,6 +8,7 @@ from typing import Final
 
 from proxy.explanation.cache_finding import CacheFinding
 from proxy.explanation.causes import Cause
+from proxy.prompt_cache.no_file import NoFile
 from proxy.slot_files.tiers import Tier
 
 _OFTEN: Final = 2
@@ -64,7 +65,8 @@ def cache_sentence(found: CacheFinding) -> str:
         wait=_wait(found),
         held=_held(found),
     )
-    return f"{_were_found(found)}, {found.reusable} could be: {why}"
+    on_disk = f"; {_NO_FILE[found.no_file]}" if found.no_file in _NO_FILE else ""
+    return f"{_were_found(found)}, {found.reusable} could be: {why}{on_disk}"
 
 
 def _were_found(found: CacheFinding) -> str:
@@ -161,5 +163,16 @@ _LOSSES: Final = MappingProxyType(
         Cause.RECURRENT_STATE: f"the model is recurrent, and {_NOT_FROM_END}",
         Cause.CACHE_OFF: "the request has cache_prompt: false",
         Cause.NOT_FOUND: "{instance} no longer held the rest",
+    }
+)
+# After what was lost.
+_NO_FILE: Final[Mapping[NoFile | None, str]] = MappingProxyType(
+    {
+        NoFile.OFF: "it saves nothing on disk (corral slots says why)",
+        NoFile.COST: "saving it on disk did not pay",
+        NoFile.LIMIT: "the limits of disk space or of writes in an hour kept it from being saved",
+        NoFile.DELETED: "its slot file was deleted (by age or room), or could not be read",
+        NoFile.OTHER_BUILD: "its slot file is of another build or other options",
+        NoFile.FAILED: "its slot file could not be restored",
     }
 )

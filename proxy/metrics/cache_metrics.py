@@ -58,3 +58,15 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
             for operation, done in counts.operations.items():
                 family.add_metric((model, operation), of_operation(done))
         yield family
+    yield _skipped(router)
+
+
+def _skipped(router: Router) -> Metric:
+    family = CounterMetricFamily(
+        "corral_slot_file_saves_skipped",
+        "Conversations that were not saved, by the reason.",
+        labels=("model", "reason"),
+    )
+    for (model, reason), count in router.saves_skipped.items():
+        family.add_metric((model, reason), count)
+    return family

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Final
 
 from proxy.prompt_cache.latest_conversations import LatestConversations
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.runs import Run
 
 # The ends of its last turns, and its own name if it has one.
@@ -23,12 +24,15 @@ class Conversation:
         run: The process of its owner, whose cache holds it.
         turn_hashes: Which identify its next turn, the oldest first, at hashes_max 6.
         number: Of this process; says nothing of the text.
+        no_file: Why its latest turn was not saved when it could have been; None: it was, or never
+            could.
     """
 
     model: str
     run: Run
     turn_hashes: list[int] = field(default_factory=list)
     number: int = field(default_factory=count(1).__next__)
+    no_file: NoFile | None = None
 
     @property
     def owner(self) -> str:

@@ -7,10 +7,12 @@ prefix alone, and small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.prefix_tree import PrefixTree
 from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
 from proxy.prompt_cache.slot_file import SlotFile
@@ -20,6 +22,8 @@ _BYTE_TOKENS: Final = 500 / 1e9
 # Of the files that hold equally much of a prompt, so many of conversations, and as many of
 # prefixes, are compared by their size.
 _COMPARED_MAX: Final = 16
+# Turns of files that are gone, remembered to say so.
+_REMOVED_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class SlotFileIndex:
         self._of_none = 0  # of no conversation
         self._by_turn: dict[tuple[str, int], str] = {}
         self._byte_tokens: dict[str, float] = {}
+        self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._prompts = PrefixTree(blocks_max)
 
     def __len__(self) -> int:
@@ -67,6 +72,7 @@ class SlotFileIndex:
         self._files[file.name], self._bits[file.name], self._names[bit] = file, bit, file.name
         for turn_hash in _resumable(file):
             self._by_turn[file.cache_key, turn_hash] = file.name
+            self._removed.pop((file.cache_key, turn_hash), None)
         if not file.is_recurrent:
             self._prompts.add(file.fingerprint.blocks, bit)
 
@@ -82,6 +88,9 @@ class SlotFileIndex:
             for turn_hash in _resumable(file):
                 if self._by_turn.get((file.cache_key, turn_hash)) == name:
                     del self._by_turn[file.cache_key, turn_hash]
+                    self._removed[file.cache_key, turn_hash] = None
+        while len(self._removed) > _REMOVED_MAX:
+            self._removed.popitem(last=False)
         if gone:
             self._prompts.remove(gone)
             self._used &= ~gone
@@ -111,6 +120,14 @@ class SlotFileIndex:
         """Return the most tokens that a file of a conversation has."""
         names = (self._by_turn.get((cache_key, one)) for one in turn_hashes)
         return max((self._files[name].tokens for name in names if name), default=0)
+
+    def why_missing(self, cache_key: str, turn_hashes: Collection[int]) -> NoFile | None:
+        """Return why no file of a conversation can be restored; None where that is not known."""
+        others = {file.cache_key for file in self._files.values()} - {cache_key}
+        if any((other, one) in self._by_turn for other in others for one in turn_hashes):
+            return NoFile.OTHER_BUILD
+        is_removed = any((cache_key, one) in self._removed for one in turn_hashes)
+        return NoFile.DELETED if is_removed else None
 
     def _own(self, cache_key: str, prompt: Prompt, session: int | None) -> SavedPrompt | None:
         """Return the latest file of the prompt's conversation that the prompt goes on from."""

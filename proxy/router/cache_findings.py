@@ -13,9 +13,10 @@ from proxy.explanation.cache_finding import (
     Held,
     find_cause,
 )
-from proxy.explanation.causes import BY_CLIENT, TOKENS_MIN
+from proxy.explanation.causes import BY_CLIENT, OF_PLACE, TOKENS_MIN
 from proxy.prompt_cache.conversations import Conversation
 from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.outline import Hashes
 from proxy.prompt_cache.prompt import Prompt, answer_hashes
 from proxy.prompt_cache.recent_prompts import RecentPrompt, client_hash, recent_prompt
@@ -54,6 +55,8 @@ class CacheFindings:
         held = _held(lease, before, run, is_alive=is_alive) if before else Held.UNKNOWN
         earlier = _earlier(before, now_s, is_same=is_same) if before else None
         found = find_cause(_facts(lease, prompt, timings, held, earlier))
+        if found.cause in OF_PLACE and not lease.restored:
+            found = found.without_file(self._no_file(lease, known))
         recent = recent_prompt(
             request.request_id, run, prompt, answer_hashes(reply), (now_s, tokens), client
         )
@@ -62,6 +65,17 @@ class CacheFindings:
             return found.repeating(self._recent.repeated(client, found.cause))
         self._recent.ends_repetition(client)
         return found
+
+    def _no_file(self, lease: Lease, known: Conversation | None) -> NoFile | None:
+        """Return why what was lost was in no slot file either; None where that is not known."""
+        cache_key = lease.upstream.cache_key
+        if not cache_key:
+            return None if lease.upstream.node else NoFile.OFF
+        if lease.restore_s:
+            return NoFile.FAILED
+        if known is None:
+            return None
+        return self._prefix_index.files.why_missing(cache_key, known.turn_hashes) or known.no_file
 
 
 def _facts(

@@ -19,6 +19,7 @@ from proxy.estimate.work import EngineWork
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.forgotten import ForgottenConversations
 from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.prefix_digest import Digest
 from proxy.prompt_cache.prompt import unnamed
 from proxy.prompt_cache.slot_file import SlotFile
@@ -62,6 +63,9 @@ class Router:
         storage: Keeps KV caches on disk.
         count: Queries how many slots of an instance are in use; None for the usual way.
         responds: Queries whether an instance responds; None for the usual way.
+
+    Attributes:
+        saves_skipped: How many conversations were not saved, by model and reason.
     """
 
     def __init__(  # noqa: PLR0913 (its neighbours, and three for tests)
@@ -99,6 +103,7 @@ class Router:
         )
         saver = SlotSaver(self._prefix_index, settings, self._storage, clock)
         self._hand_over = HandOver(self._prefix_index, self._instances)
+        self.saves_skipped: Mapping[tuple[str, NoFile], int] = saver.skipped
         filler = SlotFiller(self._prefix_index, self._storage, saver)
         self._slot_writer = SlotWriter(
             self._prefix_index, saver, lambda upstream: get_slots(upstream, settings), clock

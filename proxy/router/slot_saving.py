@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from proxy.prompt_cache.conversations import Conversation
 from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.slot_map import SlotContent, TrackedSlot
 from proxy.router.instances import Instance
 from proxy.router.lease import Lease
@@ -19,7 +20,11 @@ from proxy.upstream.timings import Timings
 
 
 class SlotSaver:
-    """For all instances."""
+    """For all instances.
+
+    Attributes:
+        skipped: How many conversations were not saved, by model and reason.
+    """
 
     def __init__(
         self,
@@ -34,6 +39,7 @@ class SlotSaver:
         self._clock = clock
         self._measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
         self._saved_at_s: dict[str, float] = {}
+        self.skipped: Counter[tuple[str, NoFile]] = Counter()
 
     def measures(self, model: str) -> SlotFileMeasures:
         return self._measures[model]
@@ -41,7 +47,12 @@ class SlotSaver:
     def pays(self, instance: Instance, content: SlotContent) -> bool:
         """Return whether to save what a slot holds that a request is about to use."""
         case = self.case(instance, content, is_taken_next=True)
-        return case is not None and pays_to_save(case, self._pause_max_s)
+        if case is None:
+            return False
+        is_worth = pays_to_save(case, self._pause_max_s)
+        if not is_worth:
+            self._skip(instance, content, NoFile.COST)
+        return is_worth
 
     def is_worth(self, case: SaveCase) -> bool:
         """Return whether to save a slot, now or once its engine's streams may be paused."""
@@ -59,6 +70,8 @@ class SlotSaver:
         )
         if transfer:
             self.measures(upstream.model).note_save(transfer)
+            if isinstance(content.conversation, Conversation):
+                content.conversation.no_file = None
             if slot.started == sent:
                 slot.note_saved(content)
         return transfer
@@ -80,6 +93,13 @@ class SlotSaver:
                 lease.conversation_number, lease.began_at_s, self._clock(), prompt, found
             )
 
+    def _skip(self, instance: Instance, content: SlotContent, reason: NoFile) -> None:
+        """Note why a conversation is not saved; counted once until that changes."""
+        conversation = content.conversation
+        if isinstance(conversation, Conversation) and conversation.no_file is not reason:
+            conversation.no_file = reason
+            self.skipped[instance.upstream.model, reason] += 1
+
     def case(
         self, instance: Instance, content: SlotContent, *, is_taken_next: bool = False
     ) -> SaveCase | None:
@@ -90,6 +110,7 @@ class SlotSaver:
             return None
         size_bytes = content.tokens * upstream.token_bytes + upstream.state_bytes
         if not self._storage.may_save(upstream.name, size_bytes):
+            self._skip(instance, content, NoFile.LIMIT)
             return None
         measures, rates, now_s = self.measures(upstream.model), instance.rates, self._clock()
         saved_at_s = self._saved_at_s.get(upstream.name, -math.inf)

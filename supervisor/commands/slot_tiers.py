@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
 from supervisor.control.client import Client
-from supervisor.control.messages import CacheStatus, SlotFileStatus, TierStatus
+from supervisor.control.messages import (
+    CachesStatus,
+    CacheStatus,
+    SlotDiskStatus,
+    SlotFileStatus,
+    TierStatus,
+)
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, duration, size, table
@@ -15,6 +21,7 @@ from supervisor.output import CommandResult, duration, size, table
 _HEAD: Final = ("MODEL", "TIER", "HOLDS", "PROMPTS", "TOKENS", "SAVED")
 _NONE: Final = "-"
 _SHORT_S: Final = 60
+_SKIPPED: Final = {"cost": "it did not pay", "limit": "the limits were reached"}
 _OFFLINE: Final = "the daemon is not running: only what is on disk is known"
 
 
@@ -24,23 +31,25 @@ def show_tiers() -> CommandResult:
     try:
         found = Client(where.control_socket).caches()
     except NotRunning:
-        from supervisor.control.cache_status import saved_statuses
+        from supervisor.control.cache_status import saved_status
         from supervisor.slot_store.config import store_in
 
-        found, notes = saved_statuses(store_in(where).saved()), [_OFFLINE]
+        found, notes = saved_status(store_in(where).saved()), [_OFFLINE]
     notes += [
         f"{one['model']} saves nothing on disk: {one['not_saved_reason']}"
-        for one in found
+        for one in found["models"]
         if one["not_saved_reason"]
     ]
     return CommandResult(found, tiers_text(found, datetime.now(tz=UTC)), tuple(notes))
 
 
-def tiers_text(found: Sequence[CacheStatus], now: datetime) -> str:
-    if not found:
+def tiers_text(found: CachesStatus, now: datetime) -> str:
+    models = found["models"]
+    if not models:
         return "no model, and nothing on disk"
-    rows = [row for one in found for row in _rows(one)]
-    return "\n".join([table(_HEAD, rows), *(line for one in found for line in _files(one, now))])
+    rows = [row for one in models for row in _rows(one)]
+    lines = [line for one in models for line in _files(one, now)]
+    return "\n".join([table(_HEAD, rows), *lines, *_disk(found["disk"])])
 
 
 def _rows(one: CacheStatus) -> Iterator[tuple[str, ...]]:
@@ -89,11 +98,23 @@ def _files(one: CacheStatus, now: datetime) -> Iterator[str]:
     parts = [*_operation(saves, "saved"), *_operation(restores, "restored")]
     if failures := saves["failures"] + restores["failures"]:
         parts.append(f"{failures} failed")
+    parts += [f"{count} not saved ({_SKIPPED[why]})" for why, count in one["skipped"].items()]
     if one["oldest_at"]:
         age_s = (now - datetime.fromisoformat(one["oldest_at"])).total_seconds()
         parts.append(f"the oldest is {duration(max(0.0, age_s))} old")
     if parts:
         yield f"{one['model']} on disk: {', '.join(parts)}"
+
+
+def _disk(disk: SlotDiskStatus) -> Iterator[str]:
+    limit, written, write_limit = (
+        disk["limit_bytes"],
+        disk["written_bytes"],
+        disk["write_limit_bytes"],
+    )
+    if limit is not None and written is not None and write_limit is not None:
+        room = f"{size(disk['size_bytes'])} of {size(limit)}"
+        yield f"disk: {room}; written in the last hour: {size(written)} of {size(write_limit)}"
 
 
 def _operation(done: SlotFileStatus, verb: str) -> Iterator[str]:

@@ -12,20 +12,31 @@ from proxy.router.cache_use import TierUse
 from proxy.router.router import Router
 from proxy.slot_files.counted_storage import ModelCounts
 from proxy.slot_files.tiers import Tier
-from supervisor.control.messages import CacheStatus, SlotFileStatus, TierStatus
+from supervisor.control.messages import (
+    CachesStatus,
+    CacheStatus,
+    SlotDiskStatus,
+    SlotFileStatus,
+    TierStatus,
+)
 from supervisor.control.status import not_persisted_reason
 from supervisor.fleet.model import Model
 from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.policy import DiskBudget
 
 _NO_USE: Final[Mapping[Tier, TierUse]] = {tier: TierUse() for tier in Tier}
 
 
-def cache_statuses(
-    models: Mapping[str, Model], router: Router, saved: Iterable[Manifest]
-) -> list[CacheStatus]:
+def caches_status(
+    models: Mapping[str, Model],
+    router: Router,
+    saved: Sequence[Manifest],
+    budget: DiskBudget,
+    written_bytes: float,
+) -> CachesStatus:
     """Return the tiers of all models, those that are only on disk among them."""
     on_disk, contents = _by_model(saved), router.cache_contents()
-    return [
+    found = [
         cache_status(
             name,
             on_disk.get(name, ()),
@@ -36,11 +47,31 @@ def cache_statuses(
         )
         for name in dict.fromkeys((*models, *on_disk))
     ]
+    for one in found:
+        one["skipped"] = _skipped(router, one["model"])
+    disk: SlotDiskStatus = {
+        "size_bytes": _size_bytes(saved),
+        "limit_bytes": budget.size_bytes,
+        "written_bytes": round(written_bytes),
+        "write_limit_bytes": budget.write_hour_bytes,
+    }
+    return {"models": found, "disk": disk}
 
 
-def saved_statuses(saved: Iterable[Manifest]) -> list[CacheStatus]:
+def saved_status(saved: Sequence[Manifest]) -> CachesStatus:
     """Return what is known without a daemon."""
-    return [cache_status(model, found) for model, found in _by_model(saved).items()]
+    found = [cache_status(model, its) for model, its in _by_model(saved).items()]
+    disk: SlotDiskStatus = {
+        "size_bytes": _size_bytes(saved),
+        "limit_bytes": None,
+        "written_bytes": None,
+        "write_limit_bytes": None,
+    }
+    return {"models": found, "disk": disk}
+
+
+def _size_bytes(saved: Iterable[Manifest]) -> int:
+    return sum(one.size_bytes for one in saved)
 
 
 def cache_status(
@@ -63,8 +94,14 @@ def cache_status(
         "oldest_at": _oldest(saved),
         "saves": _operation(counts, is_save=True),
         "restores": _operation(counts, is_save=False),
+        "skipped": {},
         "not_saved_reason": not_saved_reason,
     }
+
+
+def _skipped(router: Router, model: str) -> dict[str, int]:
+    skipped = router.saves_skipped.items()
+    return {reason.value: count for (name, reason), count in skipped if name == model}
 
 
 def _by_model(saved: Iterable[Manifest]) -> dict[str, list[Manifest]]:
@@ -85,8 +122,8 @@ def _host_cache(contents: CacheContents | None, use: Mapping[Tier, TierUse]) -> 
 
 
 def _disk(saved: Sequence[Manifest], use: Mapping[Tier, TierUse]) -> TierStatus:
-    size_bytes = sum(one.size_bytes for one in saved)
-    return _tier(Tier.DISK, use, (len(saved), sum(one.tokens for one in saved), size_bytes))
+    tokens = sum(one.tokens for one in saved)
+    return _tier(Tier.DISK, use, (len(saved), tokens, _size_bytes(saved)))
 
 
 def _tier(

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from proxy.requests.history import HistoryQuery, StoredRequest
 from supervisor.control.messages import (
     BalanceStatus,
-    CacheStatus,
+    CachesStatus,
     CanariesStatus,
     DaemonStatus,
     ForgetRequest,
@@ -115,9 +115,9 @@ class Client:
     def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/reload", {"dry_run": dry_run})
 
-    def caches(self) -> list[CacheStatus]:
+    def caches(self) -> CachesStatus:
         with _response(self._socket, "GET", "/v1/slots") as response:
-            return cast("list[CacheStatus]", json.load(response)["models"])
+            return cast("CachesStatus", json.load(response))
 
     def save_slots(self, models: Sequence[str]) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/slots/save", {"models": list(models)})

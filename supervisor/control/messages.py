@@ -420,8 +420,22 @@ class SlotFileStatus(TypedDict):
     duration_s: float
 
 
+class SlotDiskStatus(TypedDict):
+    """The slot files of all models; what only a daemon knows is None without one.
+
+    `written_bytes`: in the last hour, about; `write_limit_bytes`: the limit of that.
+    """
+
+    size_bytes: int
+    limit_bytes: int | None
+    written_bytes: int | None
+    write_limit_bytes: int | None
+
+
 class CacheStatus(TypedDict):
     """Where the prompts of one model are kept.
+
+    `skipped`: how many conversations were not saved, by the reason (`cost`, `limit`).
 
     `slots`: of all its instances. `prompts`, `prompt_tokens`, `computed_tokens`: answered since the
     daemon started. `oldest_at`: of what is on disk, ISO 8601 in UTC.
@@ -436,7 +450,15 @@ class CacheStatus(TypedDict):
     oldest_at: str | None
     saves: SlotFileStatus
     restores: SlotFileStatus
+    skipped: dict[str, int]
     not_saved_reason: str | None
+
+
+class CachesStatus(TypedDict):
+    """Where prompts are kept."""
+
+    models: list[CacheStatus]
+    disk: SlotDiskStatus
 
 
 class WarmedInstance(TypedDict):

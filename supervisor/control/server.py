@@ -4,7 +4,7 @@
     GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
     GET  /v1/canaries   {"running": [...], "ended": [...]}, the models' canaries
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and what to move
-    GET  /v1/slots      {"models": [...]}, where the prompts of each model are kept
+    GET  /v1/slots      a CachesStatus: where the prompts of each model are kept
     GET  /v1/requests   {"requests": [...]}, those in flight, oldest first
     POST /v1/requests/ID/cancel   end one with an error
     POST /v1/history    a HistoryQuery; {"requests": [...]}, those that ended, the latest first
@@ -57,7 +57,7 @@ from supervisor.control.forget_request import forget_request
 from supervisor.control.history_query import history_query
 from supervisor.control.messages import (
     BalanceStatus,
-    CacheStatus,
+    CachesStatus,
     CanariesStatus,
     DaemonStatus,
     ForgetRequest,
@@ -101,7 +101,7 @@ class Service(Protocol):
 
     def trials(self) -> list[TrialStatus]: ...
 
-    async def caches(self) -> list[CacheStatus]:
+    async def caches(self) -> CachesStatus:
         """Return where the prompts of each model are kept."""
 
     def requests(self) -> list[RequestStats]: ...
@@ -268,7 +268,7 @@ class _Api:
         return await _send(request, _events(listener, task.done), lambda: _last_message(task, done))
 
     async def caches(self, _: web.Request) -> web.StreamResponse:
-        return _json({"models": await self._service.caches()})
+        return _json(await self._service.caches())
 
     async def requests(self, _: web.Request) -> web.StreamResponse:
         return _json({"requests": [request_status(one) for one in self._service.requests()]})

@@ -36,6 +36,10 @@ class SaveLimits:
     def is_paused(self) -> bool:
         return self._clock() < self._paused_until_s
 
+    def written_bytes(self, hour_bytes: float) -> float:
+        """Return what counts as written in the last hour."""
+        return self._spent(hour_bytes)
+
     def may_write(self, size_bytes: float, hour_bytes: float) -> bool:
         """Return whether so much may be written, of `hour_bytes` in an hour."""
         return not self.is_paused and self._spent(hour_bytes) + size_bytes <= hour_bytes

@@ -3,6 +3,7 @@ from typing import Any
 
 from proxy.endpoints import EndpointKind
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.prompt import Prompt, read_prompt
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.prompt_cache.slot_file_index import SavedPrompt, SlotFileIndex
@@ -97,3 +98,14 @@ def test_an_edited_conversation_does_not_find_its_file_by_a_session() -> None:
     index, one = SlotFileIndex(1000), prompt("a" * 2000)
     index.add(file("a", one, 77, recurrent=True))
     assert index.find("k", prompt("b" * 2000), session=77) is None
+
+
+def test_why_no_file_of_a_conversation_fits_is_known() -> None:
+    index, one = SlotFileIndex(1000), prompt("one")
+    assert index.why_missing("k", (1,)) is None
+    index.add(file("a", one, 1, 2))
+    assert index.why_missing("other", (2,)) is NoFile.OTHER_BUILD
+    index.add(file("b", one, 2, 3))
+    index.remove(["a"])
+    assert index.why_missing("k", (1,)) is NoFile.DELETED
+    assert index.why_missing("k", (2, 3)) is None  # replaced, not gone

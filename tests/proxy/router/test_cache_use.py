@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 from fakes.requests import ask, upstream
 
+from proxy.explanation.causes import Cause
+from proxy.explanation.sentences import cache_sentence
+from proxy.prompt_cache.conversations import Conversation
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.prompt_cache.slot_file_index import SavedPrompt
 from proxy.router.lease import Completion, Lease
@@ -76,3 +80,32 @@ async def test_a_finding_says_that_a_prompt_came_from_disk() -> None:
     assert lease.finding
     assert lease.finding.as_fields()["tier"] == "disk"
     assert lease.finding.restore_ms == 500
+
+
+async def lost(router: Router, *, restore_s: float = 0.0, reason: NoFile | None = None) -> Lease:
+    """Return the lease of a second turn that finds nothing of the first."""
+    story, reply = "hello " * 300, {"role": "assistant", "content": "yes"}
+    completed = Completion(Timings(0, 800, 8000.0, 4, 40.0), reply)
+    async with router.lease(ask(story)) as first:
+        router.finish(first, completed)
+    assert isinstance(first.conversation, Conversation)
+    first.conversation.no_file = reason
+    async with router.lease(ask(story, "yes", "and then?")) as lease:
+        lease.has_own_slot, lease.restore_s = False, restore_s
+        router.finish(lease, completed)
+    return lease
+
+
+async def test_a_finding_says_why_what_was_lost_was_on_no_disk() -> None:
+    for key, restore_s, reason, expected in (
+        ("", 0.0, None, NoFile.OFF),
+        ("key", 0.0, NoFile.COST, NoFile.COST),
+        ("key", 0.2, NoFile.COST, NoFile.FAILED),
+        ("key", 0.0, None, None),
+    ):
+        router = Router()
+        router.admit(replace(ENGINE, cache_key=key))
+        finding = (await lost(router, restore_s=restore_s, reason=reason)).finding
+        assert finding
+        assert (finding.cause, finding.no_file) == (Cause.SLOT_EVICTED, expected)
+        assert ("on disk did not pay" in cache_sentence(finding)) is (expected is NoFile.COST)

@@ -11,7 +11,8 @@ from proxy.router.cache_use import TierUse
 from proxy.slot_files.counted_storage import ModelCounts, OperationCounts
 from proxy.slot_files.tiers import Tier
 from supervisor.commands.slot_tiers import tiers_text
-from supervisor.control.cache_status import cache_status, saved_statuses
+from supervisor.control.cache_status import cache_status, saved_status
+from supervisor.control.messages import CachesStatus
 
 SAVED = [manifest("a", tokens=500, size_bytes=2 << 20), manifest("b", 30, size_bytes=1 << 20)]
 USE = {
@@ -28,23 +29,35 @@ def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
         {"save": OperationCounts(4, 1, 2000, 4 << 20, 0.08), "restore": OperationCounts()}
     )
     found = cache_status("chat", SAVED, contents=held, use=USE, counts=counts)
-    text = tiers_text([found], NOON + timedelta(hours=2))
-    _, slot, host_cache, disk, computed, files = text.splitlines()
+    found["skipped"] = {"cost": 3}
+    whole: CachesStatus = {
+        "models": [found],
+        "disk": {
+            "size_bytes": 3 << 20,
+            "limit_bytes": 8 << 30,
+            "written_bytes": 5 << 20,
+            "write_limit_bytes": 32 << 30,
+        },
+    }
+    text = tiers_text(whole, NOON + timedelta(hours=2))
+    _, slot, host_cache, disk, computed, files, limits = text.splitlines()
     assert "5 conversations, 4000 tokens, 8 slots" in slot
     assert slot.endswith("6  6000 (60%)  1m 40s")
     assert "up to 32.0 MiB" in host_cache
     assert host_cache.endswith("4.2s")
     assert "2 conversations, 800 tokens, 3.0 MiB" in disk
     assert computed.split() == ["computed", "3", "1000", "(10%)", "-"]
-    assert (
-        files == "chat on disk: 4 saved (4.0 MiB, 20 ms each), 1 failed, the oldest is 2h 00m old"
+    assert files == (
+        "chat on disk: 4 saved (4.0 MiB, 20 ms each), 1 failed, 3 not saved (it did not pay), "
+        "the oldest is 2h 00m old"
     )
+    assert limits == "disk: 3.0 MiB of 8.0 GiB; written in the last hour: 5.0 MiB of 32.0 GiB"
 
 
 def test_without_a_daemon_the_disk_is_shown() -> None:
-    _, slot, host_cache, disk, _, files = tiers_text(saved_statuses(SAVED), NOON).splitlines()
+    _, slot, host_cache, disk, _, files = tiers_text(saved_status(SAVED), NOON).splitlines()
     assert slot.split() == ["chat", "slot", "-", "-", "-", "-"]
     assert host_cache.split() == ["host", "cache", "-", "-", "-", "-"]
     assert "2 conversations" in disk
     assert files == "chat on disk: the oldest is 0s old"
-    assert tiers_text([], NOON) == "no model, and nothing on disk"
+    assert tiers_text(saved_status([]), NOON) == "no model, and nothing on disk"

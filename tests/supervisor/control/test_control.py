@@ -19,11 +19,11 @@ from proxy.requests.snapshot import RequestStats
 from supervisor.canary.canary import CanaryRequest
 from supervisor.capture.limits import CaptureLimits
 from supervisor.control import server
-from supervisor.control.cache_status import saved_statuses
+from supervisor.control.cache_status import saved_status
 from supervisor.control.client import Client
 from supervisor.control.messages import (
     BalanceStatus,
-    CacheStatus,
+    CachesStatus,
     CanariesStatus,
     DaemonStatus,
     ForgetRequest,
@@ -101,8 +101,8 @@ class Service:
             "workers": [],
         }
 
-    async def caches(self) -> list[CacheStatus]:
-        return saved_statuses([manifest("a", model="chat")])
+    async def caches(self) -> CachesStatus:
+        return saved_status([manifest("a", model="chat")])
 
     def forget_slots(self, asked: ForgetRequest) -> asyncio.Future[ForgottenSlots | CorralError]:
         done: asyncio.Future[ForgottenSlots | CorralError] = asyncio.Future()
@@ -329,7 +329,8 @@ async def test_a_save_lists_the_saved_slots_without_their_text(
 
 @pytest.mark.usefixtures("service")
 async def test_the_tiers_of_each_model_are_listed(path: Path) -> None:
-    (one,) = await asyncio.to_thread(Client(path).caches)
+    found = await asyncio.to_thread(Client(path).caches)
+    (one,) = found["models"]
     assert one["model"] == "chat"
     assert [tier["tier"] for tier in one["tiers"]] == ["slot", "host_cache", "disk"]
 
