@@ -21,7 +21,7 @@ def list_slots() -> CommandResult:
     kept = sorted(store_in(directories()).saved(), key=lambda one: one.used_at, reverse=True)
     found = [saved_slot(one) for one in sorted(kept, key=lambda one: one.model)]
     text = render(found) if found else "no saved conversations"
-    return CommandResult(found, text, (*_learned(), *_not_persisted()))
+    return CommandResult(found, text, (*_encrypted(found), *_learned(), *_not_persisted()))
 
 
 def save(words: Sequence[str]) -> CommandResult:
@@ -37,6 +37,11 @@ def _not_persisted() -> list[str]:
         return not_persisted_reasons(Client(directories().control_socket).status()["models"])
     except (NotRunning, DaemonBusy):
         return []
+
+
+def _encrypted(found: Sequence[SavedSlot]) -> list[str]:
+    count = sum(one["encrypted"] for one in found)
+    return [f"encrypted: {count} of {len(found)}"] if count else []
 
 
 def _learned() -> list[str]:

@@ -369,6 +369,7 @@ class SavedSlot(TypedDict):
     tokens: int
     size_bytes: int
     saved_at: str
+    encrypted: bool
 
 
 class ForgetRequest(TypedDict):

@@ -184,6 +184,7 @@ def saved_slot(one: Manifest) -> SavedSlot:
         "tokens": one.tokens,
         "size_bytes": one.size_bytes,
         "saved_at": one.saved_at.isoformat(timespec="seconds"),
+        "encrypted": bool(one.key_id),
     }
 
 

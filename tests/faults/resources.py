@@ -154,6 +154,29 @@ def _bad_slot_file(
     return inject
 
 
+def _other_key(target: DaemonUnderTest) -> Seen:
+    """Replace the key of a saved conversation by another one, and put it back."""
+    key = target.root / "slots.key"
+    key.touch(0o600)
+    key.write_text("01" * 32)
+    target.serve({"m": target.models.tiny}, f'[supervisor]\nslots_key_file = "{key}"')
+    _read_ahead(target)
+    yield "1 saved", f"{len(target.corral.data('slots', 'save'))} saved"
+    target.corral.ok("stop")
+    key.write_text("02" * 32)
+    target.corral.ok("start")
+    yield "answered", target.ask("m")
+    yield "not restored", "restored" if target.events("slots.restored") else "not restored"
+    missing = [one["files"] for one in target.events("slots.key_missing")]
+    yield "key missing for [1]", f"key missing for {missing}"
+    target.corral.ok("stop")
+    key.write_text("01" * 32)
+    target.corral.ok("start")
+    yield "restored", "restored" if target.events("slots.restored") else "not restored"
+    aside = target.events("slots.quarantined")
+    yield "nothing moved aside", f"moved {aside}" if aside else "nothing moved aside"
+
+
 def _faults(target: DaemonUnderTest) -> list[object]:
     return [one for one in target.events("instance.exited") if one["fault"]]
 
@@ -177,6 +200,7 @@ RESOURCES.add(23, "slot file cut to 50 %")(_bad_slot_file(_cut(0.5)))
 RESOURCES.add(23, "slot file cut to 99.9 %")(_bad_slot_file(_cut(0.999)))
 RESOURCES.add(23, "slot file with one bit flipped", quick=True)(_bad_slot_file(_flip))
 RESOURCES.add(23, "slot file of another model")(_bad_slot_file(_change_model))
+RESOURCES.add(23, "slot file of another key")(_other_key)
 
 
 @RESOURCES.add(24, "daemon out of file descriptors", quick=True)
