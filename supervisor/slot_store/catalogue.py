@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from typing import Final, Protocol
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, decode_fingerprint
 from proxy.prompt_cache.slot_file import SlotFile
 from supervisor.slot_store.manifest import CacheKey, Manifest
+from supervisor.slot_store.name_index import NameIndex
 from supervisor.slot_store.replacement import missing, replaced_by
 
 _KEY_DIGITS: Final = 32
@@ -60,7 +60,8 @@ class Catalogue:
     def __init__(self, listener: SlotFileListener) -> None:
         self._listener = listener
         self._files: dict[str, CataloguedFile] = {}
-        self._by_turn: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self._by_turn = NameIndex()
+        self._by_end = NameIndex()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -80,11 +81,11 @@ class Catalogue:
 
     def add(self, manifest: Manifest, *, is_readable: bool = True) -> CataloguedFile:
         """Add a file, or replace what is known of it; no engine fits one that is not readable."""
-        one = _catalogued(manifest, is_readable=is_readable)
-        self._forget(manifest.name)
-        self._files[manifest.name] = one
-        for turn_hash in one.file.fingerprint.turn_hashes:
-            self._by_turn[one.file.cache_key, turn_hash].add(manifest.name)
+        one, name = _catalogued(manifest, is_readable=is_readable), manifest.name
+        self._forget(name)
+        self._files[name] = one
+        self._by_turn.add(_turns(one.file), name)
+        self._by_end.add(_end(one.file), name)
         self._listener.add_slot_file(one.file)
         return one
 
@@ -135,8 +136,11 @@ class Catalogue:
         """Return the names of the files that a new one replaces."""
         its = new.fingerprint
         if its.turn_hashes:
-            found = self.of_conversation(new.cache_key, its)
-            return replaced_by(new, [one.file for one in found], tokens_min)
+            names = {
+                *self._by_turn.find((new.cache_key, one) for one in its.turn_hashes),
+                *self._by_end.find((new.cache_key, one) for one in its.blocks),
+            }
+            return replaced_by(new, [self._files[one].file for one in sorted(names)], tokens_min)
         if not its.blocks:
             return []
         found = self.anonymous(new.cache_key)
@@ -148,8 +152,8 @@ class Catalogue:
         self, cache_key: str, fingerprint: ConversationFingerprint
     ) -> list[CataloguedFile]:
         """Return the files that have a turn of a conversation."""
-        found = (self._by_turn.get((cache_key, one), ()) for one in fingerprint.turn_hashes)
-        return [self._files[name] for name in sorted({name for names in found for name in names})]
+        names = self._by_turn.find((cache_key, one) for one in fingerprint.turn_hashes)
+        return [self._files[name] for name in names]
 
     def anonymous(self, cache_key: str) -> list[CataloguedFile]:
         """Return the files that belong to no conversation, the last used first."""
@@ -168,11 +172,8 @@ class Catalogue:
 
     def _forget(self, name: str) -> CataloguedFile | None:
         if one := self._files.pop(name, None):
-            for turn_hash in one.file.fingerprint.turn_hashes:
-                key = one.file.cache_key, turn_hash
-                self._by_turn[key].discard(name)
-                if not self._by_turn[key]:
-                    del self._by_turn[key]
+            self._by_turn.remove(_turns(one.file), name)
+            self._by_end.remove(_end(one.file), name)
         return one
 
 
@@ -186,6 +187,16 @@ def _catalogued(manifest: Manifest, *, is_readable: bool) -> CataloguedFile:
         is_recurrent=manifest.identity.is_all_or_nothing,
     )
     return CataloguedFile(replace(manifest, fingerprint=""), file)
+
+
+def _turns(file: SlotFile) -> list[tuple[str, int]]:
+    return [(file.cache_key, one) for one in file.fingerprint.turn_hashes]
+
+
+def _end(file: SlotFile) -> list[tuple[str, int]]:
+    """Return the last block of a conversation's prompt."""
+    its = file.fingerprint
+    return [(file.cache_key, one) for one in its.blocks[-1:] if its.turn_hashes]
 
 
 def _cache_key(manifest: Manifest, *, is_readable: bool) -> str:

@@ -1,8 +1,10 @@
 """Which slot files a new one replaces. Pure.
 
 A file of a later turn replaces that of an earlier one; a branch of the conversation that differs in
-more than a short answer is kept beside it. Of what belongs to no conversation, only files of nearly
-the same prompt replace each other: of two prefixes, the shorter is read more quickly.
+more than a short answer is kept beside it. A conversation is known by its last turns; after more of
+them, or a restart, by its first prompt: then the new file must hold most of the old one, in case it
+is of another conversation. Of what belongs to no conversation, only files of nearly the same prompt
+replace each other: of two prefixes, the shorter is read more quickly.
 """
 
 from __future__ import annotations
@@ -19,14 +21,20 @@ def replaced_by(new: SlotFile, others: Iterable[SlotFile], tokens_min: int) -> l
 
     Two are of the same prompt if they differ by less than `tokens_min`.
     """
-    most, is_own = tokens_min // BLOCK_TOKENS, bool(new.fingerprint.turn_hashes)
-    return [
-        one.name
-        for one in others
-        if one.name != new.name
-        and missing(one.fingerprint, new.fingerprint) < most
-        and (is_own or missing(new.fingerprint, one.fingerprint) < most)
-    ]
+    return [one.name for one in others if one.name != new.name and _replaces(new, one, tokens_min)]
+
+
+def _replaces(new: SlotFile, old: SlotFile, tokens_min: int) -> bool:
+    ours, its = new.fingerprint, old.fingerprint
+    most = tokens_min // BLOCK_TOKENS
+    if missing(its, ours) >= most:
+        return False
+    if not ours.turn_hashes:
+        return missing(ours, its) < most
+    if set(ours.turn_hashes) & set(its.turn_hashes):
+        return True
+    answer = old.tokens - BLOCK_TOKENS * len(its.blocks)
+    return not old.is_recurrent and answer < max(tokens_min, old.tokens // 2)
 
 
 def missing(one: ConversationFingerprint, other: ConversationFingerprint) -> int:

@@ -93,9 +93,8 @@ def restored_slot(slot: SlotState, filled: Mapping[int, CataloguedFile]) -> Rest
 
 async def _empty_spool(task: SlotTask, spool: Path) -> None:
     """Quarantine the files that an engine crashed on or was stopped over: their links are left."""
-    left = [
-        path for path in await asyncio.to_thread(_paths, spool) if not task.files.is_pending(path)
-    ]
+    paths = await asyncio.to_thread(_paths, spool)
+    left = [path for path in paths if path not in task.files.pending]
     for name in {path.name.partition(".")[0] for path in left if path.suffix == ".slot"}:
         if one := task.files.catalogue.get(name):
             await _quarantine(task, one.manifest, "the engine that read it did not answer")

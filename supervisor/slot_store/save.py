@@ -16,8 +16,8 @@ from supervisor.engine_client.client import EngineClient, ErrorResponse
 from supervisor.gguf.metadata import Gguf
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.outcomes import RestoreOutcome
+from supervisor.slot_store.pending_files import SpooledFile
 from supervisor.slot_store.policy import worth_saving
-from supervisor.slot_store.slot_files import SpooledFile
 from supervisor.slot_store.task import SlotTask, SlotTransfer
 
 # The size of a token in a file beside its keys and values, generously.

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from supervisor.errors import AccessDenied
@@ -21,32 +19,17 @@ from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.conversation_files import Turns, of_conversation, turns_of
 from supervisor.slot_store.eviction import to_evict
 from supervisor.slot_store.manifest import Manifest
-from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.pending_files import PendingFiles, SpooledFile
 from supervisor.slot_store.quarantine import QuarantinedFile
 from supervisor.slot_store.save_limits import SaveLimits
 from supervisor.slot_store.slot_file import InvalidSlotFile
-from supervisor.slot_store.store import SlotStore
 
-# Written by engines and not stored yet, at most; a single file may be larger.
-_PENDING_MAX: Final = 32
-_PENDING_MAX_BYTES: Final = 2 * 1024**3
 # So many manifests are taken in at once, within milliseconds.
 _READ_AT_ONCE: Final = 32
 # So often it is looked for what is too old or gone.
 _TIDY_S: Final = 600.0
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledFile:
-    """A file that an engine has written, for `duration_s`."""
-
-    path: Path
-    unverified: Manifest
-    duration_s: float
-    store: SlotStore
-    budget: DiskBudget
 
 
 class SlotFiles:
@@ -65,7 +48,7 @@ class SlotFiles:
         self._lock = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
         self._read_from: SlotPersistence | None = None
-        self._pending: dict[asyncio.Task[Any], SpooledFile] = {}
+        self.pending = PendingFiles()
 
     @property
     def timeout_s(self) -> float:
@@ -111,21 +94,24 @@ class SlotFiles:
         """Return whether an engine may write a file of this size now."""
         persistence = self._persistence()
         budget = persistence.budget
-        pending_bytes = sum(one.unverified.size_bytes for one in self._pending.values())
-        if not persistence.is_on or persistence.problem or len(self._pending) >= _PENDING_MAX:
-            return False
-        if pending_bytes and pending_bytes + size_bytes > _PENDING_MAX_BYTES:
-            return False
-        if not self.limits.may_write(size_bytes, budget.write_hour_bytes):
-            return False
+        return (
+            persistence.is_on
+            and not persistence.problem
+            and size_bytes <= budget.model_share * budget.size_bytes
+            and self.pending.has_room(size_bytes)
+            and self.limits.may_write(size_bytes, budget.write_hour_bytes)
+            and self._has_room(size_bytes)
+        )
+
+    def _has_room(self, size_bytes: float) -> bool:
         try:
-            room_bytes = persistence.store.room_bytes()
+            room_bytes = self._persistence().store.room_bytes()
         except OSError:  # not made yet, or gone: the next save makes it
             return True
-        return size_bytes <= min(room_bytes, budget.model_share * budget.size_bytes)
-
-    def is_pending(self, path: Path) -> bool:
-        return any(one.path == path for one in self._pending.values())
+        if size_bytes > room_bytes and (pause_s := self.limits.pause()):
+            reason = "the disk has too little room"
+            self._emit("slots.saving_paused", reason=reason, retry_in_s=pause_s)
+        return size_bytes <= room_bytes
 
     def store(
         self, spooled: SpooledFile, failed: Callable[[str], None]
@@ -135,17 +121,12 @@ class SlotFiles:
         if task:
             size_bytes = spooled.unverified.size_bytes
             self.limits.note_written(size_bytes, spooled.budget.write_hour_bytes)
-            self._pending[task] = spooled
-            task.add_done_callback(self._pending.pop)
+            self.pending.add(spooled, task)
         return task
 
     async def settle(self, instance: str | None = None) -> None:
         """Wait until the files of an instance, or of all, are stored."""
-        waiting = [
-            task for task, one in self._pending.items() if instance in {None, one.path.parent.name}
-        ]
-        if waiting:
-            await asyncio.wait(waiting)
+        await self.pending.settle(instance)
 
     async def turns(self) -> Turns:
         """Return the turns of each file on disk, by its name."""
@@ -219,7 +200,9 @@ class SlotFiles:
             there, new, invalid = await asyncio.to_thread(
                 persistence.store.read_new, self.catalogue.names
             )
-        self.catalogue.remove(known - there)
+        gone = self.catalogue.remove(known - there)
+        if gone and persistence.is_on and self._read_from is not None:
+            self._emit("slots.files_missing", files=len(gone))
         for count, manifest in enumerate(new, 1):
             is_readable = persistence.store.content.is_readable(manifest)
             self.catalogue.add(manifest, is_readable=is_readable)

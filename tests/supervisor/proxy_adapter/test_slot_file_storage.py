@@ -19,6 +19,7 @@ from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineUnreachable, ErrorResponse
 from supervisor.proxy_adapter.slot_file_storage import SlotFileStorageAdapter
+from supervisor.slot_store import store
 
 FIRST = ConversationFingerprint((1, 2), tuple(range(40)))
 NEXT = ConversationFingerprint((1, 2, 3), tuple(range(50)))
@@ -138,6 +139,16 @@ async def test_a_full_disk_is_one_warning_and_a_pause(
     assert event["reason"].endswith("No space left on device; more is saved in 60 s")
     await storage.save()
     assert len(storage.files) == 1
+
+
+async def test_a_nearly_full_disk_is_one_warning(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_RESERVE_BYTES", 1 << 60)
+    storage.harness.store.spool("chat.0")
+    assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
+    (event,) = storage.harness.emitted("slots.saving_paused")
+    assert event == {"reason": "the disk has too little room", "retry_in_s": 60}
 
 
 async def test_a_client_that_leaves_during_a_restore_leaves_nothing_behind(

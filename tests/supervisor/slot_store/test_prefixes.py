@@ -12,9 +12,10 @@ from fakes.slot_files import manifest, write
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from supervisor.slot_store.catalogue import Catalogue
 from supervisor.slot_store.config import SlotPersistence
+from supervisor.slot_store.pending_files import SpooledFile
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.prefixes import find_prefix
-from supervisor.slot_store.slot_files import SlotFiles, SpooledFile
+from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
 
 BUDGET = DiskBudget(1 << 30, max_age=timedelta(days=36_500))
