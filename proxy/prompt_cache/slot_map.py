@@ -141,7 +141,7 @@ class SlotMap:
     """The slots of one process; `host_cache` is told what is copied there, and searched."""
 
     def __init__(self, slots: int, host_cache: HostCache | None = None) -> None:
-        self._slots = [TrackedSlot(number) for number in range(slots)]
+        self._slots = [TrackedSlot(number, is_confirmed=True) for number in range(slots)]
         self._host_cache = host_cache
         self._turn = count(1)
         self._seen_at_s = float("-inf")
@@ -216,8 +216,9 @@ class SlotMap:
         """
         is_stale = now_s - self._seen_at_s > _FRESH_S
         for one in self._slots:
-            # A restored slot is confirmed only by the request that uses it.
-            if is_stale or one.task is not None:
+            # A restored slot is confirmed only by the request that uses it. What others put into
+            # one that was never used belongs to no conversation.
+            if (is_stale and one.started) or one.task is not None:
                 one.is_confirmed = False
         idle = [tracked for tracked in self._slots if tracked.holder is None]
         tracked = next(

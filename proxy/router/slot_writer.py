@@ -134,17 +134,19 @@ class SlotWriter:
     async def _step_busy(
         self, instance: Instance, work: _Work, slot_map: SlotMap, worth: _Worth
     ) -> float:
-        """As `_step_idle`, of the slot that the engine takes next, where few are free."""
-        if not worth or instance.free > max(1, instance.upstream.slots // 2):
+        """As `_step_idle`, of the slot that the engine takes next."""
+        if not worth:
             return _LOOKS_AGAIN_S
         slot, case = worth[0]
+        if case.streams and instance.free > max(1, instance.upstream.slots // 2):
+            return _LOOKS_AGAIN_S
         listed_s = self._clock() - work.listed_at_s
         is_listed = slot.is_confirmed and listed_s < _LISTED_S
         wait_s = max(due_in_s(case), 0.0 if is_listed else _LISTED_S - listed_s)
         if wait_s > 0:
             return min(wait_s, _LOOKS_AGAIN_S)
         await self._save(instance, work, slot_map, slot, is_listed=is_listed)
-        return 0.0
+        return _LISTED_S
 
     async def _save(
         self,

@@ -19,7 +19,7 @@ def conversation_in(
     holder = object()
     tracked = slot_map.reserve(holder, conversation, now_s)
     assert tracked
-    slot_map.mark_sent(tracked)
+    slot_map.mark_sent(tracked, is_sure=tracked.conversation is not None)
     slot_map.release(holder, now_s)
     slot_map.set_conversation(tracked, conversation, tokens)
     return tracked
@@ -150,7 +150,7 @@ def test_slots_in_use_belong_to_those_who_use_them() -> None:
     conversation_in(slot_map, "a", 10)
     running = slot_map.reserve("runs", "b", NOW_S)
     assert running
-    slot_map.mark_sent(running)
+    slot_map.mark_sent(running, is_sure=False)
     tracked = slot_map.reserve(object(), "a", NOW_S)
     assert tracked
     slot_map.sync([seen(0, 3, 9), seen(1, 8, 4, is_busy=True)], tracked, NOW_S)
@@ -341,3 +341,14 @@ def test_a_known_slot_that_others_used_is_not_the_one_any_more() -> None:
     slot_map.sync([seen(1, 1, 10), seen(0, 2, 10)], None, NOW_S)
     slot_map.sync([seen(1, 9, 7), seen(0, 2, 10)], None, NOW_S)
     assert (first.conversation, second.conversation) == (None, "b")
+
+
+def test_the_number_of_a_slot_that_was_never_used_is_known() -> None:
+    slot_map = SlotMap(2)
+    first = slot_map.reserve(object(), "a", NOW_S)
+    assert first
+    assert first.is_confirmed
+    slot_map.mark_sent(first)
+    second = slot_map.reserve(object(), "b", LATER_S)
+    assert second
+    assert (first.is_confirmed, second.is_confirmed) == (False, True)

@@ -148,6 +148,7 @@ def test_a_request_ends_the_saving() -> None:
             harness.answer(story(name))
         await asyncio.sleep(0.26)
         lease = harness.begin(story("meadow"))
+        lease.progress.count_token()
         await asyncio.sleep(0.2)
         assert len(harness.disk.slots) == 1
         harness.end(lease)
@@ -171,6 +172,17 @@ def test_beside_streams_the_slot_that_is_taken_next_is_saved_once_in_150_tokens(
         assert second_s - first_s > 150 / harness.instance.rates.decode_tps - 1
         pauses_s = zip(harness.listed_at_s, harness.listed_at_s[1:], strict=False)
         assert all(later - before >= 2 for before, later in pauses_s)
+
+    run(test)
+
+
+def test_beside_a_prompt_slots_are_saved_without_such_a_pause() -> None:
+    async def test(harness: Harness) -> None:
+        harness.begin("one").progress.has_header = True
+        for name in ("river", "stone"):
+            harness.answer(story(name))
+        await asyncio.sleep(6)
+        assert harness.disk.slots == [2, 1]
 
     run(test)
 
