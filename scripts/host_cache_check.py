@@ -3,8 +3,8 @@
 Conversations share system prompts, are edited, end and begin. A turn whose slot still holds its
 conversation names that slot, as the router does; sometimes all idle slots get an empty prompt. Two
 figures for each limit: in how many turns the engine found what was believed (slot, host cache or
-neither), and in how many steps its list of copies, which it logs, is the believed one. Exit code 1
-where a share is below 0.95.
+neither), and how many of its copies, which it logs after each step, are the believed ones. Exit
+code 1 where a share is below 0.95.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,16 +46,20 @@ _TOKEN_BYTES: Final = _LAYERS * 2 * _WIDTH * 2
 _WORDS: Final = range(300, 370)  # ids of letters
 _COPY: Final = re.compile(r"update:    - prompt \S+ +(\d+) tokens")
 _STATE: Final = re.compile(r"update:  - cache state:")
-# Of a conversation of which nothing is held, a shared system prompt may be found.
-_NONE_MAX: Final = 0.5
 _FOUND_MIN: Final = 0.9
 
 
 @dataclass(eq=False)
 class Chat:
-    """A conversation: the tokens of its next prompt, without what the user will add."""
+    """A conversation.
+
+    Attributes:
+        tokens: Of its next prompt, without what the user will add.
+        system_tokens: That others begin with too: they may be found where nothing is held.
+    """
 
     tokens: list[int]
+    system_tokens: int
     turns: int = 0
 
 
@@ -74,9 +79,9 @@ class Shares:
     right: dict[str, int] = field(default_factory=dict)
     all: dict[str, int] = field(default_factory=dict)
 
-    def note(self, belief: str, *, is_right: bool) -> None:
-        self.all[belief] = self.all.get(belief, 0) + 1
-        self.right[belief] = self.right.get(belief, 0) + is_right
+    def note(self, belief: str, right: int, of: int = 1) -> None:
+        self.all[belief] = self.all.get(belief, 0) + of
+        self.right[belief] = self.right.get(belief, 0) + right
 
     @property
     def share(self) -> float:
@@ -116,7 +121,7 @@ class Check:
     """One engine, and the belief about it."""
 
     def __init__(self, engine: Engine, limit_mib: int, chance: random.Random) -> None:
-        self.turns, self.lists = Shares(), Shares()
+        self.turns, self.copies = Shares(), Shares()
         self._engine = engine
         self._chance = chance
         self._cache = HostCache(limit_mib * _MIB, _TOKEN_BYTES)
@@ -125,7 +130,6 @@ class Check:
         self._systems = [self._text(chance.randint(20, 150)) for _ in range(3)]
         self._chats: list[Chat] = []
         self._most = max(6, limit_mib * _MIB // (_TOKEN_BYTES * 250))
-        self._believed: list[int] = []
 
     def step(self) -> None:
         if self._chance.random() < 0.1:
@@ -175,8 +179,8 @@ class Check:
         self._cache.found(chat, found)
         if chat.turns == 0:
             return
-        is_right = found >= _FOUND_MIN * held if held else found < _NONE_MAX * len(chat.tokens)
-        self.turns.note(where, is_right=is_right)
+        is_right = found >= _FOUND_MIN * held if held else found < chat.system_tokens + BLOCK_TOKENS
+        self.turns.note(where, int(is_right))
 
     def _refresh(self) -> None:
         for slot in tuple(self._order):
@@ -187,8 +191,10 @@ class Check:
 
     def _compare(self) -> None:
         copies = self._engine.copies()
-        if copies is not None:
-            self.lists.note("lists", is_right=copies == self._cache.copied_tokens)
+        if copies:
+            believed = Counter(self._cache.copied_tokens)
+            right = (Counter(copies) & believed).total()
+            self.copies.note("copies", right, max(len(copies), believed.total()))
 
     def _use(self, slot: int) -> None:
         self._order.remove(slot)
@@ -197,8 +203,8 @@ class Check:
     def _pick(self) -> Chat:
         begins = len(self._chats) < self._most and self._chance.random() < 0.3
         if begins or not self._chats:
-            text = self._text(self._chance.randint(60, 200))
-            chat = Chat([*self._chance.choice(self._systems), *text])
+            system = self._chance.choice(self._systems)
+            chat = Chat([*system, *self._text(self._chance.randint(60, 200))], len(system))
             self._chats.append(chat)
             return chat
         # The latest more often.
@@ -278,8 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 check = Check(engine, limit_mib, random.Random(options.seed))  # noqa: S311
                 for _ in range(options.steps):
                     check.step()
-            print(f"{limit_mib:4} MiB: turns {check.turns}; copies {check.lists}")
-            worst = min(worst, check.turns.share, check.lists.share)
+            print(f"{limit_mib:4} MiB: turns {check.turns}; {check.copies}")
+            worst = min(worst, check.turns.share, check.copies.share)
     return 0 if worst >= GOAL else 1
 
 

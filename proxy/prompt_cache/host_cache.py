@@ -106,16 +106,20 @@ class HostCache:
         return [one.tokens for one in self._copies]
 
     @property
-    def fill(self) -> float:
-        """The used share, 0 to 1."""
-        return self._used_bytes / self._limit_bytes
+    def conversations(self) -> int:
+        """How many it has a copy of."""
+        return len(self._latest)
+
+    @property
+    def used_bytes(self) -> float:
+        return self._used_bytes
 
     @property
     def is_trusted(self) -> bool:
         """Whether most conversations that were believed to be there lately were found."""
         return self._hit_share >= _TRUSTED
 
-    def holds(self, conversation: object) -> int:
+    def holds(self, conversation: object | None) -> int:
         """Return how many tokens of a conversation are there."""
         found = self._latest.get(conversation)
         return found.tokens if found else 0

@@ -36,8 +36,10 @@ def match(held: Held, conversation: object | None, blocks: Sequence[int]) -> Mat
         return Match(1.0, held.tokens)
     if not (shared_blocks := _shared_blocks(held.blocks, blocks)):
         return NONE
-    # Half of the next block is shared on average.
-    shared = min(held.tokens, shared_blocks * BLOCK_TOKENS + BLOCK_TOKENS // 2)
+    # Half of the next block is shared on average; more by an edited conversation than by those
+    # that only begin like it.
+    part = BLOCK_TOKENS - 1 if is_own else BLOCK_TOKENS // 2
+    shared = min(held.tokens, shared_blocks * BLOCK_TOKENS + part)
     return Match(shared / max(1, held.tokens), shared)
 
 

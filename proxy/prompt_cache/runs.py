@@ -49,10 +49,7 @@ class Run:
 
     def holds(self, conversation: object) -> bool:
         """Return whether a conversation is in a slot or in the host cache, as far as known."""
-        host_cache = self.host_cache
-        return self.slot_map.holds(conversation) or bool(
-            host_cache and host_cache.is_trusted and host_cache.holds(conversation)
-        )
+        return self.slot_map.holds(conversation) or self.slot_map.is_copied(conversation)
 
 
 class Runs(dict[str, Run]):

@@ -269,6 +269,18 @@ class SlotMap:
             one.task = None
         return [one.id_slot for one in others]
 
+    def is_copied(self, conversation: object | None) -> bool:
+        """Return whether the host cache holds a conversation, as far as known."""
+        host_cache = self._host_cache
+        return bool(host_cache and host_cache.is_trusted and host_cache.holds(conversation))
+
+    def is_lost_if_named(self, tracked: TrackedSlot) -> bool:
+        """Return whether what a slot held is nowhere else, and the engine would copy it."""
+        before = tracked.before
+        if self._host_cache is None or before is None or before.conversation is None:
+            return False
+        return not (before.is_saved or self._host_cache.holds(before.conversation))
+
     def note_return(self, conversation: object | None) -> None:
         """Note that a conversation comes that is in no idle slot."""
         if self._host_cache and conversation and not self.is_in_use(conversation):

@@ -182,12 +182,15 @@ class SlotSelector:
 def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
     """Return whether a request names its slot, in which the engine then looks for its prompt alone.
 
-    Without a name, the engine could take a slot that is being filled for another request.
+    Without a name, the engine could take a slot that is being filled for another request. With one,
+    it neither copies what the slot holds to the host cache, nor looks for the prompt there.
     """
     if not slot.is_confirmed:
         return False
     if slot.conversation is not None or slot_map.is_other_pending(slot):
         return True
+    if slot_map.is_copied(lease.conversation) or slot_map.is_lost_if_named(slot):
+        return False
     return bool(lease.upstream.cache_key) and lease.expected_cached < _WORTH_TOKENS
 
 

@@ -88,7 +88,8 @@ def _holds(tier: TierStatus, one: CacheStatus) -> str:
     if tier["tier"] == "slot":
         parts.append(_count(one["slots"], "slot"))
     if tier["size_bytes"] is not None:
-        parts.append(size(tier["size_bytes"]))
+        limit = tier["limit_bytes"]
+        parts.append(size(tier["size_bytes"]) + (f" of {size(limit)}" if limit else ""))
     return ", ".join(parts)
 
 

@@ -117,8 +117,11 @@ def _slot(contents: CacheContents | None, use: Mapping[Tier, TierUse]) -> TierSt
 
 
 def _host_cache(contents: CacheContents | None, use: Mapping[Tier, TierUse]) -> TierStatus:
-    limit_bytes = contents.host_cache_bytes if contents else 0.0
-    return _tier(Tier.HOST_CACHE, use, (None, None, None), limit_bytes)
+    held = contents or CacheContents()
+    if held.copied_conversations is None:
+        return _tier(Tier.HOST_CACHE, use, (None, None, None), held.host_cache_bytes)
+    copies = (held.copied_conversations, held.copied_tokens, round(held.copied_bytes))
+    return _tier(Tier.HOST_CACHE, use, copies, held.host_cache_bytes)
 
 
 def _disk(saved: Sequence[Manifest], use: Mapping[Tier, TierUse]) -> TierStatus:

@@ -30,7 +30,7 @@ def test_the_oldest_copies_go_for_a_new_one() -> None:
     host_cache.slots_copied([A, B])  # both are there already
     host_cache.slots_copied([C])
     assert [host_cache.holds(name) for name in "abc"] == [0, 100, 100]
-    assert host_cache.fill == 0.8
+    assert (host_cache.conversations, host_cache.used_bytes) == (2, 200)
 
 
 def test_what_exceeds_the_limit_is_not_copied_and_removes_nothing() -> None:

@@ -27,6 +27,7 @@ from proxy.upstream.timings import Timings
 A, B = "a long story of a river and a stone " * 20, "another tale of a king and a queen " * 20
 FIRST, OTHER, NEXT = ask(A), ask(B), ask(A, "verse", "and then?")
 HELD = 303
+HOST_CACHE_BYTES = HELD * 10_000 * 1.5
 TRANSFER = Transfer(HELD, 3_000_000, 0.01)
 
 
@@ -53,6 +54,7 @@ class Storage(NoListener):
         self.verified: list[tuple[str, int, int]] = []
         self.router = Router()
         self.is_lost = False
+        self.is_full = False
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -61,7 +63,7 @@ class Storage(NoListener):
         self.verified.append((name, tokens, timings.cached_tokens))
 
     def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
-        return True
+        return not self.is_full
 
     async def save(
         self, _instance: str, slot: int, tokens: int, what: ConversationFingerprint, /
@@ -96,6 +98,7 @@ async def storage() -> AsyncIterator[Storage]:
                 can_name_slots=True,
                 cache_key="key",
                 token_bytes=10_000,
+                host_cache_bytes=HOST_CACHE_BYTES,
                 reports_exit=True,
             )
         )
@@ -138,6 +141,17 @@ async def test_a_conversation_in_its_slot_needs_no_file(storage: Storage) -> Non
     lease = await answered(storage, NEXT)
     assert storage.calls == []
     assert lease.has_own_slot
+
+
+async def test_what_no_file_holds_is_left_to_the_host_cache(storage: Storage) -> None:
+    storage.is_full = True
+    await answered(storage, FIRST)
+    lease = await answered(storage, OTHER)
+    assert lease.id_slot is None  # or the engine would not copy what its slot holds
+    lease = await answered(storage, NEXT)
+    assert lease.id_slot is None
+    assert lease.expected_cached > 150
+    assert storage.calls == []
 
 
 async def test_a_lost_file_is_computed(storage: Storage) -> None:

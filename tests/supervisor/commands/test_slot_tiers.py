@@ -54,6 +54,18 @@ def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
     assert limits == "disk: 3.0 MiB of 8.0 GiB; written in the last hour: 5.0 MiB of 32.0 GiB"
 
 
+def test_what_the_host_cache_is_believed_to_hold_is_shown() -> None:
+    held = CacheContents(
+        host_cache_bytes=32 << 20,
+        copied_conversations=3,
+        copied_tokens=900,
+        copied_bytes=float(8 << 20),
+    )
+    found = cache_status("chat", [], contents=held, use=USE, counts=None)
+    whole: CachesStatus = {**saved_status([]), "models": [found]}
+    assert "3 conversations, 900 tokens, 8.0 MiB of 32.0 MiB" in tiers_text(whole, NOON)
+
+
 def test_without_a_daemon_the_disk_is_shown() -> None:
     _, slot, host_cache, disk, _, files = tiers_text(saved_status(SAVED), NOON).splitlines()
     assert slot.split() == ["chat", "slot", "-", "-", "-", "-"]
