@@ -385,7 +385,12 @@ class Instance:
             self._emit,
             self._persister,
             self._calibrator,
-            PrefillQueue(launch.prompts, on_prefill, has_prompt_cache=launch.has_prompt_cache),
+            PrefillQueue(
+                launch.prompts,
+                on_prefill,
+                has_prompt_cache=launch.has_prompt_cache,
+                is_saved=self._persister.has_prompt,
+            ),
         )
         self._begin_task()
         return self._context.run

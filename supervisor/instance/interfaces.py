@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from supervisor.engine_client.client import EngineClient
+from supervisor.warmup.prompts import WarmPrompt
 from supervisor.warmup.queue import BackgroundLeases
 
 
@@ -41,6 +42,9 @@ class SlotPersister(Protocol):
     async def restore(self, client: EngineClient, run: int, /) -> int:
         """Restore slots of an engine that serves no requests yet; return how many."""
 
+    def has_prompt(self, prompt: WarmPrompt, /) -> bool:
+        """Return whether requests that begin with a prompt go on from a file of it."""
+
     async def save(self, client: EngineClient, run: int, /) -> None:
         """Save the idle slots that are not saved yet, within a time limit of its own."""
 
@@ -64,5 +68,8 @@ class NoSlotPersister:
 
     async def restore(self, _client: EngineClient, _run: int, /) -> int:
         return 0
+
+    def has_prompt(self, _prompt: WarmPrompt, /) -> bool:
+        return False
 
     async def save(self, _client: EngineClient, _run: int, /) -> None: ...

@@ -103,8 +103,8 @@ class PrefixFiles:
         catalogue = self._fleet.slot_files.catalogue
         tokens_min = self._fleet.planner.launches.slot_persistence.budget.tokens_min
         for key in {one.cache_key for one in upstreams}:
-            if name := find_prefix(catalogue, key, blocks, tokens_min):
-                catalogue.note_use(name, datetime.now(tz=UTC))
+            if found := find_prefix(catalogue, key, blocks, tokens_min):
+                catalogue.note_use(found.file.name, datetime.now(tz=UTC))
                 return True
         return False
 

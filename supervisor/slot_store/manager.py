@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.prompt_cache.shared_prefixes import shared_prefix
 from proxy.slot_files.storage import Transfer
 from proxy.upstream.timings import Timings
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
@@ -23,11 +24,13 @@ from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.first_restore import UNUSED, note_outcome
 from supervisor.slot_store.manifest import CacheKey, cache_key
 from supervisor.slot_store.outcomes import RestoreOutcome
+from supervisor.slot_store.prefixes import find_prefix
 from supervisor.slot_store.restore import restore
 from supervisor.slot_store.save import save
 from supervisor.slot_store.single_slot import restore_one, save_one
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.task import Fingerprints, ReplicaRef, SlotTask, SlotTransfer
+from supervisor.warmup.prompts import WarmPrompt
 
 # So many responses in a row without a token from the cache disprove that restored slots are used.
 _UNUSED_MAX: Final = 2
@@ -166,6 +169,17 @@ class SlotManager:
             self._restored, self._run = tuple(found) if transfer.slots else (), run
         task.emit_transfer("slots.restored", transfer)
         return sum(_is_conversation(one) for one in self.restored_slots(run))
+
+    def has_prompt(self, prompt: WarmPrompt) -> bool:
+        """Return whether requests that begin with a prompt go on from a file of it."""
+        task = self._task(self._run)
+        if task is None or not task.plan.has_own_slots:
+            return False
+        prefix = shared_prefix(task.owner.model, prompt.body)
+        found = prefix and find_prefix(
+            task.files.catalogue, task.key_digest, prefix.blocks, task.budget.tokens_min
+        )
+        return bool(found and task.store.content.is_readable(found.manifest))
 
     def _task(self, run: int) -> SlotTask | None:
         persistence, plan = self._persistence(), self._plan()

@@ -11,13 +11,13 @@ from supervisor.slot_store.replacement import missing
 
 def find_prefix(
     catalogue: Catalogue, cache_key: str, blocks: tuple[int, ...], tokens_min: int
-) -> str | None:
-    """Return the name of a file of a prefix: it lacks few tokens, and has few more."""
+) -> CataloguedFile | None:
+    """Return a file of a prefix: it lacks few tokens, and has few more."""
     wanted, few = ConversationFingerprint((), blocks), tokens_min // BLOCK_TOKENS
     for one in prefixes(catalogue, cache_key):
         its = one.file.fingerprint
         if max(missing(wanted, its), missing(its, wanted)) < few:
-            return one.manifest.name
+            return one
     return None
 
 

@@ -52,15 +52,22 @@ class BackgroundLeases(Protocol):
 class PrefillQueue:
     """The prompts that one run of an engine has to prefill, in order; `on_result` gets each result.
 
-    With `has_prompt_cache` the engine keeps the content of a slot that a prompt replaces.
+    With `has_prompt_cache` the engine keeps the content of a slot that a prompt replaces. What
+    `is_saved` needs no prefill: requests go on from its slot file.
     """
 
     def __init__(
-        self, prompts: Sequence[WarmPrompt], on_result: OnResult, *, has_prompt_cache: bool = False
+        self,
+        prompts: Sequence[WarmPrompt],
+        on_result: OnResult,
+        *,
+        has_prompt_cache: bool = False,
+        is_saved: Callable[[WarmPrompt], bool] = lambda _: False,
     ) -> None:
         self._has_prompt_cache = has_prompt_cache
         self._pending = deque(prompts)
         self._on_result = on_result
+        self._is_saved = is_saved
         self._tries = 0
         self._is_bounded = False
         self._is_interrupted = False  # the prefill of the first pending prompt
@@ -98,9 +105,10 @@ class PrefillQueue:
         return bool(self._pending) or self._is_unsaved
 
     async def _bound(self, client: EngineClient, restored: int) -> None:
-        """Drop the last prompts, for which no slot is left."""
+        """Drop prompts that are saved, and the last ones, for which no slot is left."""
         if not self._pending or self._is_bounded:
             return
+        self._pending = deque(one for one in self._pending if not self._is_saved(one))
         try:
             found = await slots.get_slots(client)
         except EngineUnreachable:

@@ -11,6 +11,7 @@ from proxy.router.instances import Activity
 from supervisor.engine_client.client import EngineClient
 from supervisor.instance.interfaces import NoSlotPersister
 from supervisor.instance.states import State
+from supervisor.warmup.prompts import WarmPrompt
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})
@@ -28,6 +29,9 @@ class Recorder:
     async def restore(self, _client: EngineClient, run: int, /) -> int:
         self._note("restore", run)
         return 0
+
+    def has_prompt(self, _prompt: WarmPrompt, /) -> bool:
+        return False
 
     async def save(self, _client: EngineClient, run: int, /) -> None:
         self._note("save", run)

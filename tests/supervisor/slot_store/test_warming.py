@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from fakes.fleet_harness import LONG, UP, FleetHarness
 
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.shared_prefixes import shared_prefix
 from proxy.router.instances import Activity
 from proxy.upstream.timings import Timings
 from supervisor.errors import SettingsInvalid, StartFailed
 from supervisor.fleet import cache_commands
 from supervisor.instance.states import State
 from supervisor.warmup.prefill import prefill
-from supervisor.warmup.prompts import WarmPrompt, of_text
+from supervisor.warmup.prompts import WarmPrompt, of_text, read
 from supervisor.warmup.queue import PrefillQueue
 
 
@@ -33,6 +35,23 @@ async def test_a_prompt_is_read_before_anybody_asks(
         system = {"role": "system", "content": prompt.read_text()}
         _, timings = await harness.ask([system, {"role": "user", "content": "hello"}])
     assert timings["cache_n"] > 0.9 * warmed["tokens"]
+
+
+async def test_a_prompt_that_has_a_file_is_not_read_again(
+    tiny_model: Path, runtime: Path, prompt: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model, prompts=(prompt,))
+    prefix = shared_prefix("chat", read(prompt).body)
+    assert prefix
+    harness.traffic.fingerprints = lambda _, slots: {
+        slot.id_slot: ConversationFingerprint((), prefix.blocks) for slot in slots
+    }
+    for _ in range(2):
+        async with harness.up():
+            pass
+    assert len(harness.emitted("prompt.prefilled")) == 1
+    (restored,) = harness.emitted("slots.restored")
+    assert restored["slots"] == 1
 
 
 async def test_prompts_take_no_slot_of_a_conversation_that_would_be_lost_with_it(
@@ -78,8 +97,8 @@ async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_i
     name = harness.planner.launches.learned.save("chat", dict(of_text("", "be brief").body))
     async with harness.up():
         pass
-    read = [one["prompt"] for one in harness.emitted("prompt.prefilled")]
-    assert read == (["kind.txt", name] if learns else ["kind.txt"])
+    prefilled = [one["prompt"] for one in harness.emitted("prompt.prefilled")]
+    assert prefilled == (["kind.txt", name] if learns else ["kind.txt"])
     assert harness.planner.launches.learned.counts() == {"chat": 1}
 
 
