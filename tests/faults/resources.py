@@ -133,7 +133,7 @@ def _read_ahead(target: DaemonUnderTest) -> None:
 
 
 def _bad_slot_file(
-    harm: Callable[[DaemonUnderTest, Path], None],
+    harm: Callable[[DaemonUnderTest, Path], None], becomes: str = "moved aside"
 ) -> Callable[[DaemonUnderTest], Seen]:
     def inject(target: DaemonUnderTest) -> Seen:
         target.serve({"m": target.models.tiny})
@@ -145,7 +145,7 @@ def _bad_slot_file(
         target.corral.ok("start")
         yield "answered", target.ask("m")
         moved = [one["file"] for one in target.events("slots.quarantined")]
-        yield "moved aside", "moved aside" if moved == [file.stem] else f"moved {moved}"
+        yield becomes, "moved aside" if moved == [file.stem] else "left alone"
         log = (target.root / "log" / "m.0.log").read_text("utf-8", "replace")
         shown = "restore" in log.rpartition("[llama-corral: run")[2]
         yield "not shown to the engine", "shown" if shown else "not shown to the engine"
@@ -199,7 +199,7 @@ RESOURCES.add(23, "slot file cut to 1 %")(_bad_slot_file(_cut(0.01)))
 RESOURCES.add(23, "slot file cut to 50 %")(_bad_slot_file(_cut(0.5)))
 RESOURCES.add(23, "slot file cut to 99.9 %")(_bad_slot_file(_cut(0.999)))
 RESOURCES.add(23, "slot file with one bit flipped", quick=True)(_bad_slot_file(_flip))
-RESOURCES.add(23, "slot file of another model")(_bad_slot_file(_change_model))
+RESOURCES.add(23, "slot file of another model")(_bad_slot_file(_change_model, "left alone"))
 RESOURCES.add(23, "slot file of another key")(_other_key)
 
 
