@@ -105,13 +105,14 @@ class SlotFiles:
 
     def _has_room(self, size_bytes: float) -> bool:
         try:
-            room_bytes = self._persistence().store.room_bytes()
+            rooms_bytes = self._persistence().store.rooms_bytes()
         except OSError:  # not made yet, or gone: the next save makes it
             return True
-        if size_bytes > room_bytes and (pause_s := self.limits.pause()):
-            reason = "the disk has too little room"
+        full = next((name for name, room in rooms_bytes.items() if size_bytes > room), "")
+        if full and (pause_s := self.limits.pause()):
+            reason = f"{full} has too little room"
             self._emit("slots.saving_paused", reason=reason, retry_in_s=pause_s)
-        return size_bytes <= room_bytes
+        return not full
 
     def store(
         self, spooled: SpooledFile, failed: Callable[[str], None]

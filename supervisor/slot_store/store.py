@@ -80,11 +80,16 @@ class SlotStore:
         return self._spool / instance
 
     def room_bytes(self) -> int:
-        """Return the free bytes of the disk, or of the spool if those are fewer, less reserves."""
-        on_disk = shutil.disk_usage(self.root).free - _RESERVE_BYTES
-        if not self._is_spool_in_memory:
-            return on_disk
-        return min(on_disk, shutil.disk_usage(self._spool).free - _MEMORY_RESERVE_BYTES)
+        """Return the size of the largest file for which there is room, less a reserve."""
+        return min(self.rooms_bytes().values())
+
+    def rooms_bytes(self) -> dict[str, int]:
+        """Return the room of the disk, and of the spool if that is in memory, by name."""
+        rooms = {"the disk": shutil.disk_usage(self.root).free - _RESERVE_BYTES}
+        if self._is_spool_in_memory:
+            free_bytes = shutil.disk_usage(self._spool).free
+            rooms[f"the memory of {self._spool}"] = free_bytes - _MEMORY_RESERVE_BYTES
+        return rooms
 
     def saved(self, model: str | None = None) -> list[Manifest]:
         """Return what is saved of a model or of all, without invalid manifests."""

@@ -142,6 +142,7 @@ def test_a_full_spool_is_not_the_fault_of_the_file(
     one = put(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     assert store.room_bytes() < 0
+    assert [*store.rooms_bytes()] == ["the disk", f"the memory of {tmp_path / 'memory'}"]
     with pytest.raises(OSError, match="has 10 bytes left") as caught:
         taken(store, one)
     assert caught.value.errno == errno.ENOSPC
