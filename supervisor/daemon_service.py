@@ -152,8 +152,8 @@ class DaemonService:
         """Return the tiers of all models, with those that are only on disk."""
         persistence = self._fleet.planner.launches.slot_persistence
         saved, budget = await asyncio.to_thread(persistence.store.saved), persistence.budget
-        written_bytes = self._fleet.slot_files.limits.written_bytes(budget.write_hour_bytes)
-        return caches_status(self._fleet.models, self._parts.router, saved, budget, written_bytes)
+        limits = self._fleet.slot_files.limits
+        return caches_status(self._fleet.models, self._parts.router, saved, budget, limits)
 
     def requests(self) -> list[RequestStats]:
         return self._parts.app.requests.stats()

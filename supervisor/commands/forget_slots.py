@@ -36,9 +36,10 @@ def forget(
     asked: ForgetRequest = {"model": model, "conversation": conversation, "request": request}
     try:
         found = Client(where.control_socket).forget_slots(asked)
+        notes = list(_kept_notes(found))
     except NotRunning:
         found = _forget_on_disk(store_in(where), asked)
-    notes = list(_kept_notes(found))
+        notes = list(_left_notes(found, asked))
     if conversation is None and request is None:
         learned = LearnedPrompts(where.prompts).forget(model)
         notes += [f"deleted learned prompts: {learned}"] if learned else []
@@ -68,6 +69,12 @@ def _forgotten(found: ForgottenSlots) -> str:
     count = len(found["slots"])
     text = f"deleted: {count} slot file{'' if count == 1 else 's'}, {size(total_bytes)}"
     return f"{text}; emptied slots: {found['emptied']}" if found["emptied"] else text
+
+
+def _left_notes(found: ForgottenSlots, asked: ForgetRequest) -> Iterator[str]:
+    """Yield what a command cannot know: of what is encrypted, which files belong together."""
+    if asked["conversation"] is not None and any(one["encrypted"] for one in found["slots"]):
+        yield "it is encrypted: only a running daemon finds further files of a conversation"
 
 
 def _kept_notes(found: ForgottenSlots) -> Iterator[str]:

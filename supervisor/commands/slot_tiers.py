@@ -35,6 +35,8 @@ def show_tiers() -> CommandResult:
         from supervisor.slot_store.config import store_in
 
         found, notes = saved_status(store_in(where).saved()), [_OFFLINE]
+    if found["disk"]["paused"]:
+        notes.append("the disk failed: nothing is saved for a while (corral logs says why)")
     notes += [
         f"{one['model']} saves nothing on disk: {one['not_saved_reason']}"
         for one in found["models"]

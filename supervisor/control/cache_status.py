@@ -23,6 +23,7 @@ from supervisor.control.status import not_persisted_reason
 from supervisor.fleet.model import Model
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.save_limits import SaveLimits
 
 _NO_USE: Final[Mapping[Tier, TierUse]] = {tier: TierUse() for tier in Tier}
 
@@ -32,7 +33,7 @@ def caches_status(
     router: Router,
     saved: Sequence[Manifest],
     budget: DiskBudget,
-    written_bytes: float,
+    limits: SaveLimits,
 ) -> CachesStatus:
     """Return the tiers of all models, those that are only on disk among them."""
     on_disk, contents = _by_model(saved), router.cache_contents()
@@ -52,8 +53,9 @@ def caches_status(
     disk: SlotDiskStatus = {
         "size_bytes": _size_bytes(saved),
         "limit_bytes": budget.size_bytes,
-        "written_bytes": round(written_bytes),
+        "written_bytes": round(limits.written_bytes),
         "write_limit_bytes": budget.write_hour_bytes,
+        "paused": limits.is_paused,
     }
     return {"models": found, "disk": disk}
 
@@ -66,6 +68,7 @@ def saved_status(saved: Sequence[Manifest]) -> CachesStatus:
         "limit_bytes": None,
         "written_bytes": None,
         "write_limit_bytes": None,
+        "paused": False,
     }
     return {"models": found, "disk": disk}
 

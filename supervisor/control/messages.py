@@ -424,13 +424,15 @@ class SlotFileStatus(TypedDict):
 class SlotDiskStatus(TypedDict):
     """The slot files of all models; what only a daemon knows is None without one.
 
-    `written_bytes`: in the last hour, about; `write_limit_bytes`: the limit of that.
+    `written_bytes`: in the last hour; `write_limit_bytes`: the limit of that. `paused`: nothing is
+    saved for a while, because the disk failed.
     """
 
     size_bytes: int
     limit_bytes: int | None
     written_bytes: int | None
     write_limit_bytes: int | None
+    paused: bool
 
 
 class CacheStatus(TypedDict):

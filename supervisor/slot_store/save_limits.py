@@ -7,10 +7,12 @@ long each time until a file is stored again; so a full or slow disk is one warni
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
 _HOUR_S: Final = 3600.0
+_HOUR_MIN: Final = 60
 _FIRST_PAUSE_S: Final = 60.0
 _LAST_PAUSE_S: Final = 3600.0
 # A disk that is slower than this stores 2 000 tokens of an 8B model in more than 20 s.
@@ -28,6 +30,7 @@ class SaveLimits:
         self._clock = clock
         self._spent_bytes = 0.0  # of an hour's, as of `_spent_at_s`
         self._spent_at_s = clock()
+        self._written: defaultdict[int, float] = defaultdict(float)  # by minute
         self._paused_until_s = float("-inf")
         self._pause_s = 0.0
         self._rate_bytes: float | None = None  # per second
@@ -36,9 +39,15 @@ class SaveLimits:
     def is_paused(self) -> bool:
         return self._clock() < self._paused_until_s
 
-    def written_bytes(self, hour_bytes: float) -> float:
-        """Return what counts as written in the last hour."""
-        return self._spent(hour_bytes)
+    @property
+    def written_bytes(self) -> float:
+        """Bytes written in the last hour, to the minute."""
+        first = self._minute - _HOUR_MIN
+        return sum(size_bytes for minute, size_bytes in self._written.items() if minute > first)
+
+    @property
+    def _minute(self) -> int:
+        return int(self._clock() // 60)
 
     def may_write(self, size_bytes: float, hour_bytes: float) -> bool:
         """Return whether so much may be written, of `hour_bytes` in an hour."""
@@ -46,6 +55,9 @@ class SaveLimits:
 
     def note_written(self, size_bytes: float, hour_bytes: float) -> None:
         """Note what an engine wrote, also what it had to although the hour's bytes are spent."""
+        self._written[self._minute] += size_bytes
+        while len(self._written) > _HOUR_MIN:
+            del self._written[min(self._written)]
         spent_bytes = self._spent(hour_bytes) + size_bytes
         self._spent_bytes, self._spent_at_s = min(spent_bytes, 2 * hour_bytes), self._clock()
 

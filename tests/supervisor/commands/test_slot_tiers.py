@@ -24,7 +24,7 @@ USE = {
 
 
 def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
-    held = CacheContents(slots=8, conversations=5, tokens=4000, host_cache_bytes=32 << 20)
+    held = CacheContents(8, 5, 4000, 32 << 20, 3, 900, 4 << 20)
     counts = ModelCounts(
         {"save": OperationCounts(4, 1, 2000, 4 << 20, 0.08), "restore": OperationCounts()}
     )
@@ -37,13 +37,14 @@ def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
             "limit_bytes": 8 << 30,
             "written_bytes": 5 << 20,
             "write_limit_bytes": 32 << 30,
+            "paused": False,
         },
     }
     text = tiers_text(whole, NOON + timedelta(hours=2))
     _, slot, host_cache, disk, computed, files, limits = text.splitlines()
     assert "5 conversations, 4000 tokens, 8 slots" in slot
     assert slot.endswith("6  6000 (60%)  1m 40s")
-    assert "up to 32.0 MiB" in host_cache
+    assert "3 conversations, 900 tokens, 4.0 MiB of 32.0 MiB" in host_cache
     assert host_cache.endswith("4.2s")
     assert "2 conversations, 800 tokens, 3.0 MiB" in disk
     assert computed.split() == ["computed", "3", "1000", "(10%)", "-"]

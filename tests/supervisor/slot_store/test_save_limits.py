@@ -56,3 +56,12 @@ def test_a_disk_is_slow_by_its_average() -> None:
     slow = [limits.note_stored(FILE, 2) for _ in range(9)]
     assert slow[-1] == "" or "MiB a second" in slow[-1]
     assert any("the disk stores" in one for one in slow)
+
+
+def test_what_was_written_in_the_last_hour_is_known_whatever_came_back_since() -> None:
+    limits = SaveLimits(clock := Clock())
+    for clock.now_s in (0, 10, 1800):
+        limits.note_written(FILE, HOUR)
+    assert limits.written_bytes == 3 * FILE
+    clock.now_s = 3660
+    assert limits.written_bytes == FILE
