@@ -39,6 +39,7 @@ class _Found:
         tuned: The tuned profile in use.
         not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
         restored: What the engine did with the first one that was restored; None before that.
+        encrypts: Whether conversations are encrypted where they are saved.
         most_slots: How many slots it may get while requests queue; None if their number is fixed.
     """
 
@@ -53,6 +54,7 @@ class _Found:
     tuned: Tuned | None
     not_persisted_reason: str | None
     restored: RestoreOutcome | None
+    encrypts: bool
     most_slots: int | None
 
 
@@ -81,6 +83,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         tuned=planner.tuned_profiles.used(planner.entry(name)),
         not_persisted_reason=planner.launches.slot_persistence.reason(made),
         restored=planner.launches.slot_persistence.outcome(made),
+        encrypts=planner.launches.slot_persistence.encrypts,
         most_slots=most_slots(planner, name),
     )
     notes = [*_draft_note(made)]
@@ -122,6 +125,7 @@ def _data(found: _Found) -> dict[str, object]:
             "kept": found.not_persisted_reason is None,
             "reason": found.not_persisted_reason,
             "restored": found.restored and asdict(found.restored),
+            "encrypted": found.encrypts,
             "swa_full_bytes": _full_window_bytes(made),
         },
         "memory": {
@@ -177,7 +181,9 @@ def _render(found: _Found) -> str:
         *(["", "omitted:", *omitted] if omitted else []),
         "",
         *_memory(found),
-        conversations(found.plan, found.not_persisted_reason, found.restored),
+        conversations(
+            found.plan, found.not_persisted_reason, found.restored, encrypts=found.encrypts
+        ),
         "",
         shlex.join(found.argv),
     ]
@@ -190,10 +196,15 @@ def _following(found: _Found) -> Iterator[str]:
 
 
 def conversations(
-    made: Plan, not_persisted_reason: str | None, restored: RestoreOutcome | None = None
+    made: Plan,
+    not_persisted_reason: str | None,
+    restored: RestoreOutcome | None = None,
+    *,
+    encrypts: bool = False,
 ) -> str:
     if not_persisted_reason is None:
-        return "; ".join(["conversations are saved across restarts", *_saved(made, restored)])
+        saved = "conversations are saved across restarts" + (", encrypted" if encrypts else "")
+        return "; ".join([saved, *_saved(made, restored)])
     text = f"conversations are not saved across restarts: {not_persisted_reason}"
     if "swa-full" in not_persisted_reason:
         text += f", for {size(_full_window_bytes(made))} more per instance"

@@ -29,7 +29,8 @@ def save(words: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
     names = resolve_running(words, client.status()) if words else []
     found = last_message(client.save_slots(names))["slots"]
-    return CommandResult(found, render(found) if found else "no idle slot was worth saving")
+    text = render(found) if found else "no idle slot was worth saving"
+    return CommandResult(found, text, tuple(_not_persisted()))
 
 
 def _not_persisted() -> list[str]:

@@ -39,6 +39,10 @@ class SlotPersistence:
     problem: str = ""  # why files that are to be encrypted cannot be
     memory_spool: Path | None = None  # of engines whose files are encrypted
 
+    @property
+    def encrypts(self) -> bool:
+        return self.store.content.keys is not None
+
     def reason(self, plan: Plan) -> str | None:
         """Return why no slot of a plan is saved, as a clause; None if they are."""
         if reason := self._unsupported_reason(plan) or self.problem:

@@ -85,7 +85,10 @@ class SlotFiles:
 
     def check_keys(self) -> None:
         """Take in again the files that new settings have keys of, or no longer have."""
-        is_readable = self._persistence().store.content.is_readable
+        persistence = self._persistence()
+        if persistence.problem:
+            self._emit("slots.key_unusable", reason=persistence.problem)
+        is_readable = persistence.store.content.is_readable
         if names := self.catalogue.read_otherwise(is_readable):
             self.catalogue.remove(names)
             self.start(self.reconcile(), "slot files of other keys")

@@ -31,6 +31,7 @@ def test_saved_conversations_are_shown_and_whether_the_engine_used_one() -> None
     assert untried == f"{SAVED}; whether this engine uses them is tried with the first one restored"
     tried = shown(planned(), RestoreOutcome("chat", 790, 775))
     assert tried == f"{SAVED}; this engine found 775 of 790 tokens of the first one restored"
+    assert conversations(planned(), None, encrypts=True).startswith(f"{SAVED}, encrypted; ")
 
 
 def test_what_recurrent_layers_can_use_is_shown() -> None:

@@ -3,6 +3,7 @@
 import errno
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,10 @@ async def test_a_file_of_another_key_waits_for_its_key(tmp_path: Path, moves: Sl
     await files.reconcile()
     (found,) = files.catalogue.of_conversation(key, conversation)
     assert found.manifest.name == one.name
+    persistence = replace(persistence, problem="its key file is gone")
+    files.check_keys()
+    assert events[1:] == [("slots.key_unusable", {"reason": "its key file is gone"})]
+    assert not files.may_save(1)
 
 
 def test_a_file_belongs_to_its_manifest(tmp_path: Path) -> None:
@@ -172,7 +177,8 @@ def persistence(tmp_path: Path, **settings: Any) -> SlotPersistence:
 def test_without_memory_or_key_nothing_is_saved(
     tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert persistence(tmp_path, slots_key_file=key_file).problem == ""
+    right = persistence(tmp_path, slots_key_file=key_file)
+    assert (right.problem, right.encrypts) == ("", True)
     wrong = persistence(tmp_path, slots_key_file=tmp_path / "none")
     assert "none cannot be read: No such file" in wrong.problem
     assert wrong.memory_spool  # for when it comes back
