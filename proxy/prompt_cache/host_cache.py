@@ -36,7 +36,7 @@ from operator import attrgetter
 from typing import Final
 
 from proxy.prompt_cache.evicted_conversations import EvictedConversations
-from proxy.prompt_cache.prompt_match import NONE, Held, Match, continues, match
+from proxy.prompt_cache.prompt_match import NONE, Held, Match, PromptMatcher, continues
 from proxy.upstream.timings import average
 
 # Source: server_prompt_cache::load, "don't trash large prompts".
@@ -155,8 +155,9 @@ class HostCache:
             blocks: Of its prompt.
         """
         self.slots_copied((slot,))
-        own = match(slot, conversation, blocks) if slot.tokens else Match(-1.0, 0)
-        copy, fit = self._best(own, conversation, blocks)
+        matcher = PromptMatcher(conversation, blocks)
+        own = matcher.match(slot) if slot.tokens else Match(-1.0, 0)
+        copy, fit = self._best(own, matcher)
         if copy is None:
             return
         move = _Move(copy, (own.tokens + fit.tokens) / 2, fit.kept >= _KEPT_MIN)
@@ -186,14 +187,12 @@ class HostCache:
         if is_held and not self.is_trusted:  # or none would be looked for again
             self._hit_share = average(self._hit_share, 1.0)
 
-    def _best(
-        self, own: Match, conversation: object | None, blocks: Sequence[int]
-    ) -> tuple[_Copy | None, Match]:
+    def _best(self, own: Match, matcher: PromptMatcher) -> tuple[_Copy | None, Match]:
         """Return the copy that fits better than the slot, else the one that nearly does."""
         best, near = own, NONE
         best_copy = near_copy = None
         for copy in self._copies:
-            fit = match(copy, conversation, blocks)
+            fit = matcher.match(copy)
             if fit.kept < _KEPT_MIN:
                 if fit.kept > near.kept and fit.tokens > own.tokens:
                     near, near_copy = fit, copy

@@ -17,6 +17,7 @@ from proxy.slot_files.decision import SaveCase, is_worth_saving, pays_to_save
 from proxy.slot_files.measures import SlotFileMeasures
 from proxy.slot_files.storage import SlotFileStorage, Transfer
 from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
 
 
 class SlotSaver:
@@ -100,6 +101,13 @@ class SlotSaver:
             conversation.no_file = reason
             self.skipped[instance.upstream.model, reason] += 1
 
+    def _absence_p(self, upstream: Upstream, content: SlotContent) -> float:
+        """Return the chance that the host cache does not hold what leaves its slot; 0: unknown."""
+        run = self._prefix_index.run(upstream.name)
+        if run is None or run.host_cache is None:
+            return 0.0
+        return run.host_cache.absence_probability(content.tokens)
+
     def case(
         self, instance: Instance, content: SlotContent, *, is_taken_next: bool = False
     ) -> SaveCase | None:
@@ -121,7 +129,7 @@ class SlotSaver:
             save_s=measures.save_s(size_bytes),
             restore_s=measures.restore_s(size_bytes),
             return_p=measures.return_p(conversation.number, now_s),
-            loss_p=measures.loss_p,
+            loss_p=max(measures.loss_p, self._absence_p(upstream, content) * is_taken_next),
             streams=instance.work.decoding,
             gap_s=1 / rates.decode_tps,
             decoded=(now_s - saved_at_s) * rates.decode_tps,

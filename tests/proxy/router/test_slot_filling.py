@@ -85,33 +85,32 @@ class Storage(NoListener):
 
 
 @pytest.fixture
-async def storage() -> AsyncIterator[Storage]:
+async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
     with TemporaryDirectory(prefix="corral-") as directory:
         engine = Engine(Path(directory) / "engine.sock")
         await engine.start()
         found = Storage()
         found.router = Router(listener=found, storage=found)
-        upstream = engine.upstream(slots=1)
-        found.router.admit(
-            replace(
-                upstream,
-                can_name_slots=True,
-                cache_key="key",
-                token_bytes=10_000,
-                host_cache_bytes=HOST_CACHE_BYTES,
-                reports_exit=True,
-            )
+        upstream = replace(
+            engine.upstream(slots=1),
+            can_name_slots=True,
+            cache_key="key",
+            token_bytes=10_000,
+            host_cache_bytes=HOST_CACHE_BYTES,
+            reports_exit=True,
         )
+        found.router.admit(replace(upstream, **getattr(request, "param", {})))
         yield found
         await engine.stop()
 
 
-async def answered(storage: Storage, request: ProxyRequest) -> Lease:
-    """Have a request answered of which the engine computes 300 tokens."""
+async def answered(
+    storage: Storage, request: ProxyRequest, found: int = 0, computed: int = 300
+) -> Lease:
+    """Have a request answered by an engine that computes 500 tokens a second."""
     async with storage.router.lease(request) as lease:
-        storage.router.finish(
-            lease, Completion(Timings(0, 300, 600.0, 4, 40.0), {"content": "verse"})
-        )
+        timings = Timings(found, computed, 2.0 * computed, 4, 40.0)
+        storage.router.finish(lease, Completion(timings, {"content": "verse"}))
     return lease
 
 
@@ -152,6 +151,24 @@ async def test_what_no_file_holds_is_left_to_the_host_cache(storage: Storage) ->
     assert lease.id_slot is None
     assert lease.expected_cached > 150
     assert storage.calls == []
+
+
+@pytest.mark.parametrize(
+    ("storage", "saves"),
+    [
+        ({"token_bytes": 300_000, "host_cache_bytes": 1e6}, 1),
+        ({"token_bytes": 300_000, "host_cache_bytes": 1e9}, 0),
+    ],
+    indirect=["storage"],
+)
+async def test_what_leaves_its_slot_is_saved_where_the_host_cache_cannot_keep_it(
+    storage: Storage, saves: int
+) -> None:
+    await answered(storage, FIRST)
+    for _ in range(20):  # in its slot
+        await answered(storage, NEXT, found=HELD, computed=1)
+    await answered(storage, OTHER)
+    assert len(storage.calls) == saves
 
 
 async def test_a_lost_file_is_computed(storage: Storage) -> None:
