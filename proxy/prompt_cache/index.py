@@ -123,9 +123,9 @@ class PrefixIndex:
         """Return the latest process of an instance."""
         return self._runs.get(name)
 
-    def runs_with_files(self, cache_key: str) -> list[Run]:
-        """Return the processes that can restore the slot files of a cache key."""
-        return [one for one in self._runs.with_files.values() if one.cache_key == cache_key]
+    def runs_with_files(self) -> Collection[Run]:
+        """Return the processes that can restore slot files."""
+        return self._runs.with_files.values()
 
     def note_end(self, name: str, *, has_failed: bool) -> None:
         """Note that the process of an instance ended; it failed if nobody had stopped it."""
@@ -329,9 +329,15 @@ class PrefixIndex:
 
 def _fingerprint(run: Run, content: SlotContent) -> ConversationFingerprint:
     conversation = content.conversation
-    if isinstance(conversation, Conversation) and conversation.run is run:
+    if isinstance(conversation, Conversation) and not _is_beyond(run, conversation):
         return ConversationFingerprint(tuple(conversation.turn_hashes), content.blocks)
-    return ConversationFingerprint((), content.blocks)  # it went on elsewhere
+    return ConversationFingerprint((), content.blocks)
+
+
+def _is_beyond(run: Run, conversation: Conversation) -> bool:
+    """Return whether another process holds a later turn of a conversation; not one to come."""
+    other = conversation.run
+    return other is not run and not other.has_ended and other.holds(conversation)
 
 
 def _most(levels: Sequence[tuple[int, int]], instances: int) -> int:

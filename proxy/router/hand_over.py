@@ -50,9 +50,10 @@ class HandOver:
 
     def _left_behind(self, lease: Lease) -> SlotContent | None:
         """Return what a slot of an instance that drains holds of a conversation."""
-        if not lease.is_continued or lease.upstream.resumable_prompts:
+        if not lease.is_continued:
             return None
-        runs = self._prefix_index.runs_with_files(lease.upstream.cache_key)
+        key = lease.upstream.cache_key
+        runs = (one for one in self._prefix_index.runs_with_files() if one.cache_key == key)
         contents = (
             one.slot_map.content_of(lease.conversation) for one in filter(self._drains, runs)
         )

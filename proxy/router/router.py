@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from proxy.access_log import Emit, discard
@@ -228,13 +228,26 @@ class Router:
 
     def stores_prefixes(self, model: str) -> bool:
         """Return whether instances of a model can go on from a file of a shared prefix."""
-        return any(map(_stores_prefixes, self._instances.in_service(model)))
+        return any(True for _ in self._storing_prefixes(model))
 
     def that_store_prefixes(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
         """Return those instances, the ones first that were given a prompt with these blocks."""
         holders = self._prefix_index.holders(blocks)
-        found = filter(_stores_prefixes, self._instances.in_service(model))
-        return [one.upstream for one in sorted(found, key=lambda one: not one.bit & holders)]
+        found = sorted(self._storing_prefixes(model), key=lambda one: not one.bit & holders)
+        return [one.upstream for one in found]
+
+    def _storing_prefixes(self, model: str) -> Iterator[Instance]:
+        runs = self._prefix_index.runs_with_files()
+        found = filter(None, (self._instances.get(one.name) for one in runs))
+        # A recurrent state serves only a prompt that continues all of it.
+        return (
+            one
+            for one in found
+            if one.in_service
+            and one.upstream.model == model
+            and one.upstream.cache_key
+            and not one.upstream.resumable_prompts
+        )
 
     def turns_of_request(self, request_id: str) -> Collection[int]:
         """Return what identifies a conversation by its latest request; empty where unknown."""
@@ -362,8 +375,3 @@ class Router:
             error=f"{lease.upstream.name} {reason}",
         )
         self._listener.overdue(lease.upstream, reason)
-
-
-def _stores_prefixes(instance: Instance) -> bool:
-    # A recurrent state serves only a prompt that continues all of it.
-    return bool(instance.upstream.cache_key) and not instance.upstream.resumable_prompts

@@ -61,7 +61,7 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
     assert saved["cached"] > 0.9 * saved["tokens"]
     until(lambda: saved["tokens"] in [one["tokens"] for one in corral.data("slots", "list")])
     until(lambda: begin(corral, next(questions)) and len(tiers(corral)) == 2)
-    assert sorted(tiers(corral).values()) == ["disk", "none"]
+    assert "disk" in tiers(corral).values()
     corral.configure(SETTINGS.format(model=tiny_model, replicas=3))
     assert corral.data("reload")["added"] == ["chat.2"]
     (filled,) = emitted(corral, "slots.restored")

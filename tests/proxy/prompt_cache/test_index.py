@@ -181,8 +181,13 @@ def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
     prefix_index = belief("a", "b")
     chain = answered(prefix_index, "a", SYSTEM)
     turn = prompt(SYSTEM, "verse", "one")
-    assign(prefix_index, upstream("b"), turn, None)
+    conversation = assign(prefix_index, upstream("b"), turn, None)
     page = [SlotState(0, 5, 299, is_busy=False)]
+    waiting = prefix_index.fingerprints("a", page, 0.0)[0]
+    assert waiting.turn_hashes[: len(chain.turn_hashes)] == chain.turn_hashes
+    slot = prefix_index.slot_map("b").reserve("turn", conversation, 0.0)
+    assert slot
+    slot.fill(conversation, 400, turn.blocks)
     assert prefix_index.fingerprints("a", page, 0.0) == {
         0: ConversationFingerprint((), chain.blocks)
     }
