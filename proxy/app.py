@@ -9,6 +9,7 @@ GET   /corral/v1/requests                 the client's requests in flight, or en
 GET   /corral/v1/requests/{id}            figures of one
 GET   /corral/v1/requests/{id}/explanation   why one took so long
 POST  /corral/v1/requests/{id}/cancel     end one with an error
+DELETE /corral/v1/requests/{id}/conversation   delete the caches of its conversation
 GET   /corral/  /corral/page/{id}  …      the dashboard (`proxy.dashboard`)
       /corral/v1/session                  signing in to it
 GET   /corral/v1/live                     its state as it changes
@@ -77,6 +78,7 @@ from proxy.model_control.control import ModelControl
 from proxy.model_control.endpoints import ModelControlEndpoints
 from proxy.models import EngineReader, ModelLoader, PromptWarmer
 from proxy.ollama.host import OllamaHost
+from proxy.requests.conversations import Conversations
 from proxy.requests.endpoint import RequestsEndpoint
 from proxy.requests.history import RequestHistory
 from proxy.requests.requests import Requests
@@ -138,6 +140,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     history: RequestHistory | None = None,
     load_forecaster: LoadForecaster | None = None,
     usage: UsageReader | None = None,
+    conversations: Conversations | None = None,
 ) -> App:
     """Build the application.
 
@@ -146,7 +149,8 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     unloads models, without `ollama` none of Ollama's API, without a `dashboard` none of its page,
     and without a `history` nothing of the past. `own_key` is valid besides those of the API keys
     file. `process` is what other proxies know this one by. Without a `load_forecaster`, estimates
-    say nothing of loads. Without `usage`, there is no endpoint of it.
+    say nothing of loads. Without `usage`, there is no endpoint of it;
+    without `conversations`, none can be forgotten.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
@@ -175,7 +179,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     connections = Connections[Hashable](limit_of(settings.max_connections, descriptors_max()))
     routes = Routes()
     local.add_routes(routes)
-    RequestsEndpoint(requests, history).add_routes(routes)
+    RequestsEndpoint(requests, history, conversations).add_routes(routes)
     EstimateEndpoint(loader, estimator, server_state, bodies).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     UsageEndpoint(usage).add_routes(routes)

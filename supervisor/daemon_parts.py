@@ -287,6 +287,7 @@ class DaemonParts:
             RequestHistoryAdapter(self.history),
             LoadForecasterAdapter(self.fleet, self.admission),
             UsageReaderAdapter(self.directories.usage),
+            self.conversations,
         )
 
     def _address(self) -> Address:

@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from proxy.errors import NotFound
 from proxy.models import PrefillResult
@@ -110,10 +109,7 @@ class DaemonService:
         """Return the number of the conversation of a request that this daemon answered."""
         with suppress(HistoryUnavailable):
             for one in await self._parts.history.requests(HistoryQuery(1, request_id=request_id)):
-                began_at = datetime.now(UTC) - timedelta(seconds=self._times().up_s)
-                if datetime.fromisoformat(str(one["ended_at"])) >= began_at:
-                    number = one["conversation"]
-                    return number if isinstance(number, int) else None
+                return self._parts.conversations.number_of(one)
         return None
 
     def warm(

@@ -11,6 +11,7 @@ from proxy.auth.api_keys import visible_client
 from proxy.errors import BadRequest, NotFound
 from proxy.explanation.explanation import explain
 from proxy.json_response import json_response
+from proxy.requests.conversations import Conversations
 from proxy.requests.history import HistoryQuery, RequestHistory
 from proxy.requests.past_query import past_query
 from proxy.requests.requests import Requests
@@ -21,17 +22,24 @@ _IN_FLIGHT, _FINISHED = "in_flight", "finished"
 
 
 class RequestsEndpoint:
-    """`history` has those that ended; None: none is kept."""
+    """`history` has those that ended; None: none is kept. `conversations` are those of all."""
 
-    def __init__(self, requests: Requests, history: RequestHistory | None = None) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        history: RequestHistory | None = None,
+        conversations: Conversations | None = None,
+    ) -> None:
         self._requests = requests
         self._history = history
+        self._conversations = conversations
 
     def add_routes(self, routes: Routes) -> None:
         """Add them; the last stands for any path below, so others come before it."""
         routes.add(_PATH, get=self.list)
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
         routes.add(f"{_PATH}/{{id}}/explanation", get=self.explanation)
+        routes.add(f"{_PATH}/{{id}}/conversation", delete=self.forget_conversation)
         routes.add(f"{_PATH}/{{id}}", get=self.one)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
@@ -70,6 +78,17 @@ class RequestsEndpoint:
         query = HistoryQuery(limit=1, request_id=request_id, client=client)
         for ended in await self._history.requests(query) if self._history else ():
             return json_response(explain({**ended, "request": request_id}).as_json())
+        raise NotFound(f"no request that has ended has the id {request_id}")
+
+    async def forget_conversation(self, request: web.BaseRequest) -> web.Response:
+        """Delete the caches of the conversation of a request; raises as `one` does."""
+        request_id, client = request[PATH_ID], visible_client(request)
+        query = HistoryQuery(limit=1, request_id=request_id, client=client)
+        for ended in await self._history.requests(query) if self._history else ():
+            conversations = self._conversations
+            if found := await conversations.forget_of(ended) if conversations else None:
+                return json_response({"id": request_id, "forgotten": True, **asdict(found)})
+            raise NotFound(f"the conversation of {request_id} is not known any more")
         raise NotFound(f"no request that has ended has the id {request_id}")
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:

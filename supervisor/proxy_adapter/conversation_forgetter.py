@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from proxy.requests.conversations import ForgottenConversation
+from proxy.requests.history import StoredRequest
 from proxy.router.router import Router
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineClient, EngineUnreachable
@@ -38,6 +41,22 @@ class ConversationForgetter:
         self._files = fleet.slot_files
         self._router = router
         self._storage = storage
+        self._began_at = datetime.now(UTC)
+
+    def number_of(self, request: StoredRequest) -> int | None:
+        """Return the number of the conversation of a request that this daemon answered."""
+        number = request["conversation"]
+        is_ours = datetime.fromisoformat(str(request["ended_at"])) >= self._began_at
+        return number if is_ours and isinstance(number, int) else None
+
+    async def forget_of(self, request: StoredRequest) -> ForgottenConversation | None:
+        """As of `proxy.requests.conversations.Conversations`."""
+        number = self.number_of(request)
+        turns = () if number is None else self._router.turns_of_conversation(number)
+        if not turns:
+            return None
+        found = await self._forget((), turns)
+        return ForgottenConversation(len(found.files), found.slots, found.is_in_use)
 
     async def forget_files(self, model: str | None) -> Forgotten:
         """Delete the files of a model, or of all."""

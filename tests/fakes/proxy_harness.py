@@ -26,6 +26,7 @@ from proxy.models import GpuUse, ModelInfo, ModelNames, OnLoad, PrefillResult, n
 from proxy.nodes.stats import NodeStats
 from proxy.ollama.host import ModelDetails, Progress, Residence
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
+from proxy.requests.conversations import ForgottenConversation
 from proxy.requests.history import HistoryQuery, StoredRequest
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
@@ -253,6 +254,19 @@ class FakeHistory:
         ][: query.limit]
 
 
+class FakeConversations:
+    """Knows the conversations of the requests that a test says (`Conversations`)."""
+
+    def __init__(self) -> None:
+        self.known: set[object] = set()
+
+    async def forget_of(self, request: StoredRequest, /) -> ForgottenConversation | None:
+        if request["id"] not in self.known:
+            return None
+        self.known.discard(request["id"])
+        return ForgottenConversation(2, 1, in_use=False)
+
+
 class KeepAlives(NoListener):
     """Remembers how long requests want their models to stay."""
 
@@ -283,6 +297,7 @@ class ProxyHarness:
         self.control = FakeControl()
         self.ollama = FakeOllamaHost()
         self.history = FakeHistory()
+        self.conversations = FakeConversations()
         self.dashboard = FakeDashboardHost()
         self.sockets: Sequence[socket.socket] = ()
         self._directory = directory
@@ -321,6 +336,7 @@ class ProxyHarness:
             ollama=self.ollama,
             history=self.history,
             dashboard=self.dashboard,
+            conversations=self.conversations,
         )
         self.sessions = app.sessions
         self.floor = app.server_state

@@ -166,6 +166,9 @@ async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
                 url = f"{URL}/{page}?client=other"
                 async with proxy.http.get(url, headers=headers) as response:
                     assert response.status == status
+            proxy.conversations.known = {"old"}
+            async with proxy.http.delete(f"{URL}/old/conversation", headers=headers) as response:
+                assert response.status == status
     assert task.result() == 499
 
 
@@ -191,6 +194,19 @@ async def test_what_ended_is_explained(proxy: ProxyHarness) -> None:
     assert told["findings"][0]["cost_ms"] == pytest.approx(500, abs=1)
     async with proxy.http.get(f"{URL}/b/explanation") as response:
         assert response.status == 404
+
+
+async def test_the_caches_of_a_conversation_are_deleted(proxy: ProxyHarness) -> None:
+    proxy.history.stored = [{"id": "a", "client": "127.0.0.1"}]
+    proxy.conversations.known = {"a"}
+    async with proxy.http.delete(f"{URL}/a/conversation") as response:
+        deleted = {"id": "a", "forgotten": True, "files": 2, "slots": 1, "in_use": False}
+        assert await response.json() == deleted
+    for gone in ("a", "b"):
+        async with proxy.http.delete(f"{URL}/{gone}/conversation") as response:
+            assert response.status == 404
+    async with proxy.http.get(f"{URL}/a/conversation") as response:
+        assert response.status == 405
 
 
 @pytest.mark.parametrize(
