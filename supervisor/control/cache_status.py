@@ -55,7 +55,7 @@ def caches_status(
         "limit_bytes": budget.size_bytes,
         "written_bytes": round(limits.written_bytes),
         "write_limit_bytes": budget.write_hour_bytes,
-        "paused": limits.is_paused,
+        "paused": limits.pause.is_on,
     }
     return {"models": found, "disk": disk}
 

@@ -1,7 +1,6 @@
 """Limits of what is written while engines serve: bytes per hour, and pauses after a failure.
 
-Flash memory wears with each byte written. After a failure nothing is written for a while, twice as
-long each time until a file is stored again; so a full or slow disk is one warning for each pause.
+Flash memory wears with each byte written.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
+from supervisor.slot_store.pause import Pause
+
 _HOUR_S: Final = 3600.0
 _HOUR_MIN: Final = 60
-_FIRST_PAUSE_S: Final = 60.0
-_LAST_PAUSE_S: Final = 3600.0
 # A disk that is slower than this stores 2 000 tokens of an 8B model in more than 20 s.
 _RATE_MIN_BYTES: Final = 8 * 1024**2
 # The time for smaller files says nothing of the rate.
@@ -24,20 +23,19 @@ _LATEST: Final = 0.3
 
 
 class SaveLimits:
-    """What may be written now."""
+    """What may be written now.
+
+    Attributes:
+        pause: After a failure.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._spent_bytes = 0.0  # of an hour's, as of `_spent_at_s`
         self._spent_at_s = clock()
         self._written: defaultdict[int, float] = defaultdict(float)  # by minute
-        self._paused_until_s = float("-inf")
-        self._pause_s = 0.0
+        self.pause = Pause(clock)
         self._rate_bytes: float | None = None  # per second
-
-    @property
-    def is_paused(self) -> bool:
-        return self._clock() < self._paused_until_s
 
     @property
     def written_bytes(self) -> float:
@@ -51,7 +49,7 @@ class SaveLimits:
 
     def may_write(self, size_bytes: float, hour_bytes: float) -> bool:
         """Return whether so much may be written, of `hour_bytes` in an hour."""
-        return not self.is_paused and self._spent(hour_bytes) + size_bytes <= hour_bytes
+        return not self.pause.is_on and self._spent(hour_bytes) + size_bytes <= hour_bytes
 
     def note_written(self, size_bytes: float, hour_bytes: float) -> None:
         """Note what an engine wrote, also what it had to although the hour's bytes are spent."""
@@ -64,6 +62,7 @@ class SaveLimits:
     def note_stored(self, size_bytes: float, duration_s: float) -> str:
         """Note how long a disk took; return why it is too slow, as a clause, or nothing."""
         if size_bytes < _MEASURED_MIN_BYTES:
+            self.pause.end()
             return ""
         rate_bytes = size_bytes / max(duration_s, 1e-6)
         before_bytes = rate_bytes if self._rate_bytes is None else self._rate_bytes
@@ -71,16 +70,8 @@ class SaveLimits:
         if self._rate_bytes < _RATE_MIN_BYTES:
             rate_mib, self._rate_bytes = self._rate_bytes / 1024**2, None
             return f"the disk stores {rate_mib:.1f} MiB a second"
-        self._pause_s = 0.0
+        self.pause.end()
         return ""
-
-    def pause(self) -> float | None:
-        """Begin a pause; return its seconds, None during one."""
-        if self.is_paused:
-            return None
-        self._pause_s = min(_LAST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-        self._paused_until_s = self._clock() + self._pause_s
-        return self._pause_s
 
     def _spent(self, hour_bytes: float) -> float:
         passed_s = self._clock() - self._spent_at_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Final
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.slot_files.storage import Transfer
@@ -18,10 +17,7 @@ from supervisor.slot_store.catalogue import TOKENS_AWAY_MAX
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.restore import restore_file
 from supervisor.slot_store.save import write
-from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.task import SlotTask
-
-_FAILED: Final = (EngineUnreachable, OSError, AccessDenied, InvalidSlotFile)
 
 
 async def save_one(
@@ -34,8 +30,11 @@ async def save_one(
     """Have the engine write a slot of `tokens`, or up to 2 fewer; store it in the background."""
     try:
         spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
-    except _FAILED as error:
+    except EngineUnreachable as error:
         task.emit_failed(str(error))
+        return None
+    except (OSError, AccessDenied) as error:
+        task.pause_saving(str(error))
         return None
     if spooled is None:
         return None
@@ -52,13 +51,19 @@ async def restore_one(
 ) -> Transfer | None:
     """Fill a slot from a file; a file that cannot be used is removed from the catalogue."""
     found = task.files.catalogue.get(name)
-    if found is None or not _fits(task, found.manifest):
+    is_paused = task.files.restore_pause.is_on
+    if found is None or is_paused or not _fits(task, found.manifest):
         return None
     try:
         read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
-    except _FAILED as error:
+    except EngineUnreachable as error:
         task.emit_restore_failed(error)
         return None
+    except (OSError, AccessDenied) as error:
+        if task.files.restore_pause.begin():
+            task.emit_restore_failed(error)
+        return None
+    task.files.restore_pause.end()
     if read is None:
         return None
     now = datetime.now(tz=UTC)

@@ -19,6 +19,7 @@ from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.conversation_files import Turns, of_conversation, turns_of
 from supervisor.slot_store.eviction import to_evict
 from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.pause import Pause
 from supervisor.slot_store.pending_files import PendingFiles, SpooledFile
 from supervisor.slot_store.quarantine import QuarantinedFile
 from supervisor.slot_store.save_limits import SaveLimits
@@ -49,6 +50,7 @@ class SlotFiles:
         self._group: asyncio.TaskGroup | None = None
         self._read_from: SlotPersistence | None = None
         self.pending = PendingFiles()
+        self.restore_pause = Pause()
 
     @property
     def timeout_s(self) -> float:
@@ -61,7 +63,8 @@ class SlotFiles:
         try:
             async with asyncio.TaskGroup() as self._group:
                 while True:
-                    await self._tidy()
+                    await self.reconcile()
+                    await self._evict_old()
                     await asyncio.sleep(_TIDY_S)
         finally:
             self._group = None
@@ -73,8 +76,11 @@ class SlotFiles:
 
     async def reconcile(self) -> None:
         """Forget files that something else deleted, and take in those that it added."""
-        async with self._lock:
-            await self._reconcile()
+        try:
+            async with self._lock:
+                await self._reconcile()
+        except (OSError, AccessDenied) as error:
+            self._pause_saving(str(error))
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result] | None:
         """Run work that outlives its caller; None while nothing is served."""
@@ -111,11 +117,13 @@ class SlotFiles:
             rooms_bytes = self._persistence().store.rooms_bytes()
         except OSError:  # not made yet, or gone: the next save makes it
             return True
-        full = next((name for name, room in rooms_bytes.items() if size_bytes > room), "")
-        if full and (pause_s := self.limits.pause()):
-            reason = f"{full} has too little room"
-            self._emit("slots.saving_paused", reason=reason, retry_in_s=pause_s)
+        if full := next((name for name, room in rooms_bytes.items() if size_bytes > room), ""):
+            self._pause_saving(f"{full} has too little room")
         return not full
+
+    def _pause_saving(self, reason: str) -> None:
+        if pause_s := self.limits.pause.begin():
+            self._emit("slots.saving_paused", reason=reason, retry_in_s=pause_s)
 
     def store(
         self, spooled: SpooledFile, failed: Callable[[str], None]
@@ -190,10 +198,12 @@ class SlotFiles:
         if gone := self.catalogue.remove(names):
             await asyncio.to_thread(self._persistence().store.drop, gone)
 
-    async def _tidy(self) -> None:
-        async with self._lock:
-            await self._reconcile()
-            await self._evict()
+    async def _evict_old(self) -> None:
+        try:
+            async with self._lock:
+                await self._evict()
+        except OSError as error:
+            self._pause_saving(str(error))
 
     async def _reconcile(self) -> None:
         persistence, known = self._persistence(), self.catalogue.names

@@ -46,6 +46,9 @@ _MANIFEST: Final = ".json"
 _RESERVE_BYTES: Final = 256 * 1024**2
 _MEMORY_RESERVE_BYTES: Final = 16 * 1024**2
 _SPOOL: Final = "spool"
+_NOT_OF_THE_FILE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE}
+)
 _ENDINGS: Final = frozenset({_DATA, _MANIFEST})
 
 
@@ -148,7 +151,7 @@ class SlotStore:
         Raises:
             SlotFileMissing: It was deleted, and its manifest.
             InvalidSlotFile: It differs from its manifest.
-            OSError: The spool is full.
+            OSError: The disk refused, full or read-only.
         """
         path = self._path(manifest)
         link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
@@ -160,7 +163,7 @@ class SlotStore:
             kind = InvalidSlotFile if is_listed else SlotFileMissing
             raise kind("it is gone") from error
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in _NOT_OF_THE_FILE:
                 raise
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link

@@ -99,7 +99,7 @@ class SlotTask:
 
     def pause_saving(self, reason: str) -> None:
         """Save nothing for a while, except when an instance stops; report it once."""
-        if pause_s := self.files.limits.pause():
+        if pause_s := self.files.limits.pause.begin():
             self.emit_failed(f"{reason}; more is saved in {pause_s:.0f} s")
 
     def emit_quarantined(self, file: QuarantinedFile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -149,6 +150,23 @@ async def test_a_nearly_full_disk_is_one_warning(
     assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
     (event,) = storage.harness.emitted("slots.saving_paused")
     assert event == {"reason": "the disk has too little room", "retry_in_s": 60}
+
+
+async def test_a_disk_that_refuses_to_be_read_keeps_its_files(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    await storage.harness.converse()
+    slot = await storage.save()
+    (name,) = storage.files
+    monkeypatch.setattr(os, "link", refuse)
+    for _ in range(2):
+        assert not await storage.adapter.restore("chat.0", slot.id_slot, name)
+    assert list(storage.files) == [name]
+    (event,) = storage.harness.emitted("slots.restore_failed")
+    assert "Read-only file system" in event["reason"]
 
 
 async def test_a_client_that_leaves_during_a_restore_leaves_nothing_behind(

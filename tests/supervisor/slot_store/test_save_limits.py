@@ -37,15 +37,15 @@ def test_a_budget_of_nothing_saves_nothing() -> None:
 
 def test_pauses_become_longer_until_a_file_is_stored() -> None:
     limits = SaveLimits(clock := Clock())
-    assert limits.pause() == 60
-    assert limits.pause() is None
+    assert limits.pause.begin() == 60
+    assert limits.pause.begin() is None
     assert not limits.may_write(1, HOUR)
     clock.now_s = 60
     assert limits.may_write(1, HOUR)
-    assert limits.pause() == 120
+    assert limits.pause.begin() == 120
     clock.now_s = 180
     assert not limits.note_stored(FILE, 0.1)
-    assert limits.pause() == 60
+    assert limits.pause.begin() == 60
 
 
 def test_a_disk_is_slow_by_its_average() -> None:
