@@ -18,7 +18,8 @@ from proxy.upstream.timings import average
 _PRIOR: Final = 0.5
 _PRIOR_SAMPLES: Final = 2.0
 _RETURN_S: Final = 30.0
-_RETURN_MIN_S: Final = 0.1
+# Programs return at once, and the people before them later.
+_RETURN_MIN_S: Final = 5.0
 # An old return counts for less: the latest sixty or so count.
 _KEPT: Final = 0.984
 # Nobody has waited long enough to know that a conversation never returns.

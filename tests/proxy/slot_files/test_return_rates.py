@@ -62,6 +62,13 @@ def test_a_conversation_that_is_long_away_is_less_likely_to_return() -> None:
     assert rates.return_p(1, 1e9) == 0.02
 
 
+def test_a_conversation_that_went_on_at_once_may_return_after_a_minute_too() -> None:
+    rates = ReturnRates()
+    for turn in range(30):
+        rates.note_turn(1, 0.1 * turn, 0.1 * turn + 0.05, 100)
+    assert rates.return_p(1, 63.0) > 0.2
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 900), st.floats(0, 1e5), st.floats(0, 1e5)), max_size=50),
     st.integers(0, 900),
