@@ -39,7 +39,6 @@ WITH: Final = replace(
 WITHOUT: Final = replace(WITH, name="without", supervisor=NO_FILES)
 STREAM_TOKENS: Final = 1500
 WORDS_OF_600_TOKENS: Final = 580
-QUESTION_WORDS: Final = 10
 TOKENS: Final = 8
 ARRIVALS: Final = 6
 EVERY_S: Final = 8.0
@@ -104,32 +103,25 @@ async def _observe(url: str, seed: int) -> Seen:
 
 
 async def _fill(http: aiohttp.ClientSession, rng: random.Random) -> None:
-    """Give all slots a conversation that returned once."""
+    """Give all slots a conversation. None returns: those that do from a slot need no file."""
     for _ in range(SLOTS - STREAMS):
-        messages = [_message("user", _words(rng, WORDS_OF_600_TOKENS))]
-        _, text = await chat(http, _chat(messages))
-        question = _message("user", _words(rng, QUESTION_WORDS))
-        await chat(http, _chat([*messages, _message("assistant", text), question]))
+        await chat(http, _chat(_words(rng, WORDS_OF_600_TOKENS)))
 
 
 async def _arrive(http: aiohttp.ClientSession, rng: random.Random, seen: Seen) -> None:
     began_at_s = time.monotonic()
-    answer, _ = await chat(http, _chat([_message("user", _words(rng, WORDS_OF_600_TOKENS))]))
+    answer, _ = await chat(http, _chat(_words(rng, WORDS_OF_600_TOKENS)))
     seen.prompts.append(Gap(began_at_s, began_at_s + answer.first_token_s))
 
 
-def _chat(messages: Sequence[Mapping[str, str]]) -> Mapping[str, object]:
+def _chat(question: str) -> Mapping[str, object]:
     return {
         "model": "chat",
-        "messages": messages,
+        "messages": [{"role": "user", "content": question}],
         "stream": True,
         "max_tokens": TOKENS,
         "temperature": 0,
     }
-
-
-def _message(role: str, content: str) -> Mapping[str, str]:
-    return {"role": role, "content": content}
 
 
 def _words(rng: random.Random, count: int) -> str:
