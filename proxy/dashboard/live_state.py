@@ -13,6 +13,7 @@ from proxy.dashboard.merge_patch import merge_patch
 from proxy.dashboard.rates import Rates, Totals, with_running
 from proxy.dashboard.sources import Sources
 from proxy.dashboard.state import Observed, State, caches_of, state_of
+from proxy.slot_files.tiers import Tier
 
 TICK_S: Final = 0.25
 _CACHES: Final[Mapping[str, str]] = {
@@ -97,7 +98,10 @@ class LiveState:
             sources.requests.stats(),
             host.nodes(),
             self._rates.latest(),
-            caches_of({name: self._by_model(counter) for name, counter in _CACHES.items()}),
+            caches_of(
+                {name: self._by_model(counter) for name, counter in _CACHES.items()}
+                | {"disk_tokens": self._from_disk()}
+            ),
         )
 
     def _ended(self) -> Totals:
@@ -112,6 +116,10 @@ class LiveState:
             first_tokens,
             first_tokens_s,
         )
+
+    def _from_disk(self) -> Iterator[tuple[str, float]]:
+        for model, tiers in self._sources.router.cache_use.models.items():
+            yield model, tiers[Tier.DISK].tokens
 
     def _by_model(self, counter: str) -> Iterator[tuple[str, float]]:
         sums: dict[str, float] = defaultdict(float)

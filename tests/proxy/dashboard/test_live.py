@@ -13,7 +13,14 @@ import orjson
 from fakes.dashboard_page import LIVE as URL
 from fakes.dashboard_page import live, origin, signed_in
 from fakes.proxy_harness import CHAT, ProxyHarness
+from fakes.requests import ask
 from fakes.upstream import Call
+
+from proxy.prompt_cache.fingerprint import ConversationFingerprint
+from proxy.prompt_cache.slot_file import SlotFile
+from proxy.prompt_cache.slot_file_index import SavedPrompt
+from proxy.router.lease import Completion
+from proxy.upstream.timings import Timings
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
@@ -158,3 +165,15 @@ async def test_commands_are_for_admins_and_models_of_this_machine(proxy: ProxyHa
     assert proxy.dashboard.commands == [("restart", "chat")]
     async with proxy.http.get("/corral/v1/clients") as response:
         assert (await response.json())["models"] == ["chat"]
+
+
+async def test_what_came_from_disk_is_among_the_caches(proxy: ProxyHarness) -> None:
+    await proxy.fake()
+    await signed_in(proxy)
+    async with proxy.router.lease(ask("hello")) as lease:
+        file = SlotFile("a", "key", 300, 1000, ConversationFingerprint())
+        lease.restored = SavedPrompt(file, 300, 300, is_own=True)
+        proxy.router.finish(lease, Completion(Timings(300, 20, 10.0, 4, 40.0)))
+    async with live(proxy) as stream:
+        first = await stream.until("snapshot")
+        assert first["state"]["caches"]["chat"]["disk_tokens"] == 300
