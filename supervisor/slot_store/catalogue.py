@@ -119,13 +119,19 @@ class Catalogue:
             )
 
     def holds(self, cache_key: str, tokens: int, fingerprint: ConversationFingerprint) -> bool:
-        """Return whether a file holds as much of a conversation, or all of a prompt of none."""
+        """Return whether a file holds as much of a conversation, or all of a prompt of none.
+
+        What nothing is known of, with the tokens of a prefix, is the slot that this was saved from.
+        """
         if fingerprint.turn_hashes:
             return any(
                 one.file.fingerprint == fingerprint and one.file.tokens >= tokens - TOKENS_AWAY_MAX
                 for one in self.of_conversation(cache_key, fingerprint)
             )
-        return bool(fingerprint.blocks) and any(
+        if not fingerprint.blocks:
+            of_none = self.anonymous(cache_key)
+            return any(one.file.fingerprint.blocks and one.file.tokens == tokens for one in of_none)
+        return any(
             one.file.cache_key == cache_key
             and not one.file.is_recurrent
             and not missing(fingerprint, one.file.fingerprint)

@@ -38,6 +38,15 @@ def test_a_prefix_has_a_file_unless_much_more_or_much_less_is_in_it() -> None:
     assert find_prefix(catalogue, "other", tuple(range(1, 60)), 256) is None
 
 
+def test_the_slot_of_a_prefix_is_not_saved_once_more() -> None:
+    catalogue, unknown = Catalogue(RecordingTraffic()), ConversationFingerprint()
+    key = catalogue.add(manifest("a", fingerprint=text(1, 2), tokens=300)).file.cache_key
+    catalogue.add(manifest("b", fingerprint="", tokens=400))
+    assert catalogue.holds(key, 300, unknown)
+    assert not catalogue.holds(key, 301, unknown)
+    assert not catalogue.holds(key, 400, unknown)
+
+
 async def test_of_seventeen_prefixes_the_one_used_least_recently_goes(tmp_path: Path) -> None:
     store, traffic = SlotStore(tmp_path / "slots"), RecordingTraffic()
     persistence = SlotPersistence(store, is_on=True, budget=BUDGET, timeout_s=9)
