@@ -20,7 +20,7 @@ from proxy.upstream.slots import SlotState
 from supervisor.engine_client import slots
 from supervisor.engine_client.client import EngineUnreachable, ErrorResponse
 from supervisor.proxy_adapter.slot_file_storage import SlotFileStorageAdapter
-from supervisor.slot_store import store
+from supervisor.slot_store import save_limits, store
 
 FIRST = ConversationFingerprint((1, 2), tuple(range(40)))
 NEXT = ConversationFingerprint((1, 2, 3), tuple(range(50)))
@@ -150,6 +150,19 @@ async def test_a_nearly_full_disk_is_one_warning(
     assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
     (event,) = storage.harness.emitted("slots.saving_paused")
     assert event == {"reason": "the disk has too little room", "retry_in_s": 60}
+
+
+async def test_a_slow_disk_keeps_the_file_and_gets_no_more(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_limits, "_MEASURED_MIN_BYTES", 0)
+    monkeypatch.setattr(save_limits, "_RATE_MIN_BYTES", 1 << 60)
+    await storage.harness.converse()
+    await storage.save()
+    assert len(storage.files) == 1
+    assert not storage.adapter.may_save("chat.0", 1)
+    (event,) = storage.harness.emitted("slots.save_failed")
+    assert "the disk stores" in event["reason"]
 
 
 async def test_a_disk_that_refuses_to_be_read_keeps_its_files(
