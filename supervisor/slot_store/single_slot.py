@@ -57,7 +57,8 @@ async def restore_one(
     try:
         read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
     except EngineUnreachable as error:
-        task.emit_restore_failed(error)
+        if task.files.catalogue.get(name):  # else its quarantine is reported
+            task.emit_restore_failed(error)
         return None
     except (OSError, AccessDenied) as error:
         if task.files.restore_pause.begin():

@@ -12,6 +12,7 @@ from faults.http import HTTP
 from faults.process import PROCESS
 from faults.resources import RESOURCES
 from faults.security import SECURITY
+from faults.slot_files import SLOT_FILES
 from faults.upstream import UPSTREAM
 
 EVERY: Final[tuple[Fault, ...]] = tuple(
@@ -23,6 +24,7 @@ EVERY: Final[tuple[Fault, ...]] = tuple(
             *HTTP.entries,
             *UPSTREAM.entries,
             *SECURITY.entries,
+            *SLOT_FILES.entries,
         ],
         key=lambda fault: fault.number,
     )

@@ -268,6 +268,7 @@ def _(target: DaemonUnderTest) -> Seen:
 def _(target: DaemonUnderTest) -> Seen:
     talks = Conversations(target, _TIMEOUT)
     yield FROM_FILE, talks.returned()
+    talks.until_saved()
     with talks.turn_beside() as answer, talks.engine_suspended():
         until(lambda: any(talks.spool.glob("*.slot")))
         time.sleep(2)  # longer than slot_save_timeout_s
