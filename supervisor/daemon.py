@@ -79,6 +79,7 @@ class Daemon:
                 self._notifier.started()
                 with self._starter_watched():
                     await self._shutdown.wait()
+            self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
 
     def _clean_up(self) -> None:
         """Remove what a daemon that was killed left behind."""

@@ -206,6 +206,11 @@ class SlotStore:
                 directory.rmdir()
         self.quarantine.bound()
 
+    def empty_memory(self) -> None:
+        """Delete the spool if it is in memory; only after the last engine ended."""
+        if self._is_spool_in_memory:
+            shutil.rmtree(self._spool, ignore_errors=True)
+
     def _directories(self, model: str | None) -> Iterator[Path]:
         if is_ours(self._kept):
             yield from (

@@ -160,6 +160,13 @@ def test_what_engines_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
     (left / "half.new").write_bytes(b"text")
     store.clean_up()
     assert not left.exists()
+    (store.spool("chat.0") / "half.new").write_bytes(b"text")
+    store.empty_memory()
+    assert not (tmp_path / "memory").exists()
+    plain = SlotStore(tmp_path / "slots")
+    plain.spool("chat.0")
+    plain.empty_memory()
+    assert plain.spool_path("chat.0").exists()
 
 
 @pytest.fixture
