@@ -71,8 +71,10 @@ def cache_sentence(found: CacheFinding) -> str:
 
 def _were_found(found: CacheFinding) -> str:
     of_prompt = f"{found.found} of {found.tokens} prompt tokens were"
-    if found.tier != Tier.DISK or found.restore_ms is None:
+    if found.tier != Tier.DISK:
         return f"{of_prompt} in the cache"
+    if found.restore_ms is None:
+        return f"{of_prompt} on disk, restored when the engine started"
     return f"{of_prompt} on disk, restored in {found.restore_ms / 1000:.2f} s"
 
 

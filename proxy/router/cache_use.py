@@ -1,9 +1,10 @@
 """Where prompts were found, by model and tier, since the start.
 
 The engine reports how many tokens of a prompt it found, not where. Where a file was restored for
-the request, they are its; where the request got the slot of its conversation, that slot's; else the
-host cache's, where the engine has one. A prompt that shares its beginning with whatever its slot
-held before counts for the host cache too: the engine tells no difference.
+the request, or into its slot as the process began, they are its; where the request got the slot of
+its conversation, that slot's; else the host cache's, where the engine has one. A prompt that shares
+its beginning with whatever its slot held before counts for the host cache too: the engine tells no
+difference.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class CacheUse:
 
 
 def _tier(lease: Lease) -> Tier:
-    if lease.restored:
+    if lease.restored or lease.restored_tokens:
         return Tier.DISK
     is_elsewhere = lease.has_own_slot is False and lease.upstream.host_cache_bytes > 0
     return Tier.HOST_CACHE if is_elsewhere else Tier.SLOT

@@ -11,5 +11,5 @@ class Tier(StrEnum):
     HOST_CACHE = "host_cache"
     """In no such slot: in what the engine keeps in main memory (`cache-ram`)."""
     DISK = "disk"
-    """In a slot file, restored for the request."""
+    """In a slot file, restored for the request or as the process began."""
     NONE = "none"

@@ -72,5 +72,7 @@ def test_what_came_from_disk_is_told_and_its_restore_is_no_computing() -> None:
     assert plain.sentence.startswith("500 of 600 prompt tokens were in the cache")
     (found,) = explain({"cache": {**cache, "tier": "disk", "restore_ms": 80.0}}).findings
     assert "500 of 600 prompt tokens were on disk, restored in 0.08 s" in found.sentence
+    (found,) = explain({"cache": {**cache, "tier": "disk"}}).findings
+    assert "restored when the engine started" in found.sentence
     lost = {**CACHE, "cause": "slot_evicted", "tier": "disk", "restore_ms": 100.0}
     assert explain({"cache": lost, **PHASES}).findings[0].cost_ms == 320.0

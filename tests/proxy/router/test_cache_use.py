@@ -55,6 +55,14 @@ async def test_tokens_count_for_the_tier_that_held_them() -> None:
     assert use[Tier.DISK].saved_s == pytest.approx(7.0 - 0.5)
 
 
+async def test_what_a_process_began_with_was_on_disk() -> None:
+    router = Router()
+    router.admit(ENGINE)
+    async with router.lease(ask("hello")) as lease:
+        lease.has_own_slot, lease.restored_tokens = True, 700
+        assert found(router, lease, 700) is Tier.DISK
+
+
 async def test_an_engine_without_a_host_cache_found_all_in_its_slots() -> None:
     router = Router()
     router.admit(upstream("chat.0"))
