@@ -80,10 +80,11 @@ class PrefixFiles:
 
     async def _work(self) -> None:
         while self._wanted:
+            await asyncio.sleep(_TICK_S)  # a client that goes on at once does so before
             for key, wanted in tuple(self._wanted.items()):
-                if await self._is_done(key, wanted):
-                    del self._wanted[key]
-            await asyncio.sleep(_TICK_S)
+                del self._wanted[key]  # first: what fails is not tried again
+                if not await self._is_done(key, wanted):
+                    self._wanted[key] = wanted
 
     async def _is_done(self, key: _Key, wanted: _Wanted) -> bool:
         """Make a file where an engine is idle; return whether there is no more to do."""
