@@ -124,6 +124,13 @@ class HostCache:
         found = self._latest.get(conversation)
         return found.tokens if found else 0
 
+    def search(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> Held:
+        """Return the slot or the copy from which a task goes on that gets this slot unnamed."""
+        matcher = PromptMatcher(conversation, blocks)
+        own = matcher.match(slot) if slot.tokens else Match(-1.0, 0)
+        copy, fit = self._best(own, matcher)
+        return copy if copy and fit.kept >= _KEPT_MIN else slot
+
     def absence_probability(self, tokens: int) -> float:
         """Return how likely so many tokens are gone from here when their conversation returns.
 

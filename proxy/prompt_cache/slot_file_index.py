@@ -19,6 +19,7 @@ from proxy.prompt_cache.slot_file import SlotFile
 
 # Before the first restore: 500 tokens a second, and a gigabyte read. Source: SmolLM2-135M on a CPU.
 _BYTE_TOKENS: Final = 500 / 1e9
+_FEW_TOKENS: Final = 32
 # Of the files that hold equally much of a prompt, so many of conversations, and as many of
 # prefixes, are compared by their size.
 _COMPARED_MAX: Final = 16
@@ -32,14 +33,26 @@ class SavedPrompt:
 
     Attributes:
         tokens: Of the prompt, that the file is believed to hold; at least 1.
-        worth_tokens: The same, less what could be computed while the file is read.
+        blocks: Of the prompt, that it holds.
+        cost_tokens: That could be computed while the file is read.
         is_own: Whether the file is of the prompt's conversation.
     """
 
     file: SlotFile
     tokens: int
-    worth_tokens: int
+    blocks: int
+    cost_tokens: int
     is_own: bool
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is read as quickly as a few tokens are computed."""
+        return self.cost_tokens <= _FEW_TOKENS
+
+    @property
+    def worth_tokens(self) -> int:
+        """What it holds, estimated as prompts are, less what could be computed meanwhile."""
+        return self.blocks * BLOCK_TOKENS - self.cost_tokens
 
 
 class SlotFileIndex:
@@ -108,11 +121,10 @@ class SlotFileIndex:
             return own
         best: SavedPrompt | None = None
         for blocks, holders in reversed(self._prompts.levels(prompt.blocks)):
-            most = min(blocks * BLOCK_TOKENS, prompt.tokens)
-            if best and most <= best.worth_tokens:
+            if best and blocks * BLOCK_TOKENS <= best.worth_tokens:
                 break
             if found := self._smallest(cache_key, holders):
-                saved = self._saved(found, most, is_own=False)
+                saved = self._saved(found, prompt, blocks, is_own=False)
                 best = saved if best is None or saved.worth_tokens > best.worth_tokens else best
         return best
 
@@ -136,13 +148,14 @@ class SlotFileIndex:
             name = self._by_turn.get((cache_key, turn_hash))
             file = self._files[name] if name else None
             if file is not None and _continues(prompt.blocks, file):
-                return self._saved(file, prompt.tokens, is_own=True)
+                blocks = len(file.fingerprint.blocks) or file.tokens // BLOCK_TOKENS
+                return self._saved(file, prompt, min(blocks, len(prompt.blocks)), is_own=True)
         return None
 
-    def _saved(self, file: SlotFile, most: int, *, is_own: bool) -> SavedPrompt:
-        cost = self._byte_tokens.get(file.cache_key, _BYTE_TOKENS)
-        tokens = min(file.tokens, most)
-        return SavedPrompt(file, tokens, tokens - round(cost * file.size_bytes), is_own)
+    def _saved(self, file: SlotFile, prompt: Prompt, blocks: int, *, is_own: bool) -> SavedPrompt:
+        tokens = min(file.tokens, prompt.tokens if is_own else blocks * BLOCK_TOKENS)
+        cost = self._byte_tokens.get(file.cache_key, _BYTE_TOKENS) * file.size_bytes
+        return SavedPrompt(file, tokens, blocks, round(cost), is_own)
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
         of_none = _bits(holders & self._of_none, _COMPARED_MAX)

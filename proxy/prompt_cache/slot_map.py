@@ -22,15 +22,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.prompt_cache.host_cache import HostCache
+from proxy.prompt_cache.outline import shared_blocks
 from proxy.prompt_cache.prompt import Prompt
+from proxy.prompt_cache.prompt_match import Held
 from proxy.upstream.slots import SlotState
 
 # What others do to the slots of an idle engine they do after a while.
 _FRESH_S: Final = 5.0
+# Fewer are computed as quickly as they are found.
+_WORTH_BLOCKS: Final = 4
 # The last token of an answer is not in the cache, nor is the one that ends it.
 _TOKENS_AWAY_MAX: Final = 2
 
@@ -137,6 +141,13 @@ class TrackedSlot:
         return self.is_confirmed and self.task is not None and goes_on
 
 
+class Search(NamedTuple):
+    """What an engine looks for in its host cache."""
+
+    conversation: object | None = None
+    blocks: Sequence[int] = ()
+
+
 class SlotMap:
     """The slots of one process; `host_cache` is told what is copied there, and searched."""
 
@@ -218,7 +229,7 @@ class SlotMap:
         for one in self._slots:
             # A restored slot is confirmed only by the request that uses it. What others put into
             # one that was never used belongs to no conversation.
-            if (is_stale and one.started) or one.task is not None:
+            if (is_stale and one.started and one.holder is None) or one.task is not None:
                 one.is_confirmed = False
         idle = [tracked for tracked in self._slots if tracked.holder is None]
         tracked = next(
@@ -281,6 +292,31 @@ class SlotMap:
             return False
         return not (before.is_saved or self._host_cache.holds(before.conversation))
 
+    def found_blocks(
+        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
+    ) -> int:
+        """Return how much of a prompt the engine would find for a request that names no slot."""
+        return shared_blocks(self._search(tracked, conversation, blocks).blocks, blocks)
+
+    def held_blocks(self, tracked: TrackedSlot, blocks: Sequence[int]) -> int:
+        """Return how much of a prompt a slot holds."""
+        return shared_blocks(_held(tracked).blocks, blocks)
+
+    def is_elsewhere(
+        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
+    ) -> bool:
+        """Return whether the engine would find much more of a prompt than this slot holds."""
+        own = self.held_blocks(tracked, blocks)
+        return self.found_blocks(tracked, conversation, blocks) - own >= _WORTH_BLOCKS
+
+    def _search(
+        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
+    ) -> Held:
+        held = _held(tracked)
+        if self._host_cache and self._host_cache.is_trusted:
+            return self._host_cache.search(held, conversation, blocks)
+        return held
+
     def note_return(self, conversation: object | None) -> None:
         """Note that a conversation comes that is in no idle slot."""
         if self._host_cache and conversation and not self.is_in_use(conversation):
@@ -291,21 +327,17 @@ class SlotMap:
         if self._host_cache:
             self._host_cache.found(conversation, cached_tokens)
 
-    def note_search(
-        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
-    ) -> None:
-        """Note that a request is about to be sent that names no slot.
+    def mark_sent(self, tracked: TrackedSlot, search: Search | None = None) -> None:
+        """Note that a request is sent now; with `search` where it names no slot.
 
-        The engine looks for its prompt in the host cache too.
+        The engine may give it another slot then, and looks for its prompt in the host cache too.
         """
-        if self._host_cache:
-            self._host_cache.taken(_held(tracked), conversation, blocks)
-
-    def mark_sent(self, tracked: TrackedSlot, *, is_sure: bool = True) -> None:
-        """Note that the request is sent now; not `is_sure`: the engine may take another slot."""
+        if search and self._host_cache:
+            self._host_cache.taken(_held(tracked), search.conversation, search.blocks)
         self._note_copied(tracked)
         tracked.started, tracked.task = next(self._turn), None
-        tracked.is_numbered = tracked.is_confirmed = tracked.is_confirmed and is_sure
+        tracked.is_confirmed = tracked.is_confirmed and (search is None or tracked.is_aimed)
+        tracked.is_numbered = tracked.is_confirmed
         tracked.before, tracked.is_saved = None, False
 
     def _note_copied(self, tracked: TrackedSlot | None) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aiorwlock import RWLock
+
 from proxy.adapter import MARK
 from proxy.estimate.finished import FinishedRequests
 from proxy.router.in_flight import InFlight
@@ -72,6 +74,8 @@ class Instance:
         bytes_received: Of responses to requests that are over.
         finished: Its latest requests, as estimates learn from them.
         chunk_turn: Held for a chunk of a prompt, and for the pause after it.
+        slot_order: Held to read by requests that name a slot of known number while it is made
+            ready, and to write by those that depend on the order in which the engine takes slots.
     """
 
     upstream: Upstream
@@ -86,6 +90,7 @@ class Instance:
     leases: list[Lease] = field(default_factory=list)
     finished: FinishedRequests = field(default_factory=FinishedRequests)
     chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    slot_order: RWLock = field(default_factory=lambda: RWLock(fast=True))
 
     @property
     def activity(self) -> Activity:

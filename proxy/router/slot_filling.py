@@ -6,11 +6,12 @@ Both run on the engine between two batches. The request would wait for the end o
 from __future__ import annotations
 
 from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.prompt import BLOCK_TOKENS
 from proxy.prompt_cache.slot_file_index import SavedPrompt
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.router.lease import Lease
-from proxy.router.policy import WORTH_TOKENS
 from proxy.router.slot_saving import SlotSaver
+from proxy.slot_files.decision import pays_to_restore
 from proxy.slot_files.storage import SlotFileStorage
 
 
@@ -33,23 +34,34 @@ class SlotFiller:
 
     def is_wanted(self, lease: Lease, slot: TrackedSlot) -> bool:
         """Return whether a slot that a lease is to use needs to be saved or filled."""
-        return self._to_restore(lease) is not None or self._pays(lease, slot)
+        return self._to_restore(lease, slot) is not None or self._pays(lease, slot)
+
+    def has_file(self, lease: Lease, slot: TrackedSlot) -> bool:
+        """Return whether a slot that a lease is to use would be filled from a file."""
+        return self._to_restore(lease, slot) is not None
 
     async def fill(self, lease: Lease, slot: TrackedSlot) -> None:
         """Save what a slot of known number held, and fill it from the file that has most of it."""
         if slot.before and self._pays(lease, slot):
             await self.saver.save(lease.instance, slot, slot.before)
-        if saved := self._to_restore(lease):
+        if saved := self._to_restore(lease, slot):
             await self._restore(lease, slot, saved)
 
-    def _to_restore(self, lease: Lease) -> SavedPrompt | None:
-        """Return the file that has more of a prompt than slots and host cache, if that pays."""
-        request, files = lease.request, self._prefix_index.files
-        if request.prompt is None or request.json.get("cache_prompt") is False:
+    def _to_restore(self, lease: Lease, slot: TrackedSlot) -> SavedPrompt | None:
+        """Return the file that has more of a prompt than slot and host cache, if that pays."""
+        prompt, name = lease.request.prompt, lease.upstream.name
+        if prompt is None or lease.request.json.get("cache_prompt") is False:
             return None
-        saved = files.find(lease.upstream.cache_key, request.prompt) if len(files) else None
-        is_worth = saved and saved.worth_tokens - lease.expected_cached >= WORTH_TOKENS
-        return saved if is_worth else None
+        if saved := self._prefix_index.files.find(lease.upstream.cache_key, prompt):
+            slot_map = self._prefix_index.slot_map(name)
+            found = slot_map.found_blocks(slot, lease.conversation, prompt.blocks)
+            here = slot_map.held_blocks(slot, prompt.blocks)
+            # What the host cache holds is a belief; so a file that has as much and is read quickly
+            # comes first.
+            cached = here if saved.blocks >= found and saved.is_quick else found
+            if pays_to_restore((saved.blocks - cached) * BLOCK_TOKENS, saved.cost_tokens):
+                return saved
+        return None
 
     def _pays(self, lease: Lease, slot: TrackedSlot) -> bool:
         return slot.before is not None and self.saver.pays(lease.instance, slot.before)

@@ -5,14 +5,15 @@ Why, and how slots are tracked: `proxy.prompt_cache.slot_map`.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from enum import Enum, auto
 from typing import Final
 
 from proxy.endpoints import EndpointKind, is_single
 from proxy.errors import UpstreamTimeout
 from proxy.prompt_cache.index import PrefixIndex
-from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
+from proxy.prompt_cache.slot_map import Search, SlotMap, TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.hand_over import HandOver
 from proxy.router.lease import Lease
@@ -82,22 +83,32 @@ class SlotSelector:
         conversation = lease.conversation if reach is not SlotTargeting.NONE else None
         # Noted at once: a client may leave while the slot is made ready.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
-        if slot and conversation is not None:
-            lease.slot = slot = await self._target(lease, slot_map, slot, reach)
-        if slot:
-            if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot):
-                lease.id_slot = slot.id_slot
-            if _looks_in_cache(lease.request) and slot.verifies_restore(lease.request.prompt):
-                lease.restored_tokens = slot.tokens
-            lease.has_own_slot = slot.conversation is not None and lease.restored is None
-            lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(conversation)
-            await self._keep_paused(lease, slot_map)
-            _note_search(lease, slot_map, slot)
-            slot_map.mark_sent(slot, is_sure=slot.is_aimed or lease.id_slot is not None)
-        for one in lease.beside:
-            if tracked := slot_map.reserve(one, None, lease.clock()):
-                one.slot = tracked
-                slot_map.mark_sent(tracked, is_sure=False)
+        async with self._order(lease, slot, reach):
+            if slot and conversation is not None:
+                lease.slot = slot = await self._target(lease, slot_map, slot, reach)
+            if slot:
+                _note_slot(lease, slot_map, slot, reach)
+                if _looks_in_cache(lease.request) and slot.verifies_restore(lease.request.prompt):
+                    lease.restored_tokens = slot.tokens
+                await self._keep_paused(lease, slot_map)
+                slot_map.mark_sent(slot, _search(lease))
+            for one in lease.beside:
+                if tracked := slot_map.reserve(one, None, lease.clock()):
+                    one.slot = tracked
+                    slot_map.mark_sent(tracked, Search())
+
+    @asynccontextmanager
+    async def _order(
+        self, lease: Lease, slot: TrackedSlot | None, reach: SlotTargeting
+    ) -> AsyncIterator[None]:
+        """Hold what keeps the engine from taking another slot while one is made ready."""
+        if not lease.upstream.cache_key or (slot and _is_ready(slot, reach)):
+            yield
+            return
+        order, is_named = lease.instance.slot_order, reach is SlotTargeting.BY_ID
+        is_filled = is_named and slot and slot.is_confirmed and self._filler.has_file(lease, slot)
+        async with order.reader if is_filled else order.writer:
+            yield
 
     def note_turn(self, lease: Lease, timings: Timings) -> None:
         """Learn from a complete response in a slot that files are made of."""
@@ -179,24 +190,45 @@ class SlotSelector:
                 slot_map.mark_sent(one.slot)
 
 
+def _is_ready(slot: TrackedSlot, reach: SlotTargeting) -> bool:
+    """Return whether a request only has to name its slot, which holds its conversation."""
+    return reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None
+
+
 def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
     """Return whether a request names its slot, in which the engine then looks for its prompt alone.
 
-    Without a name, the engine could take a slot that is being filled for another request. With one,
-    it neither copies what the slot holds to the host cache, nor looks for the prompt there.
+    Without a name, the engine could take a slot that is being filled for another request, and where
+    it keeps the prompt would be a guess. With one, it neither copies what the slot holds to the
+    host cache, nor looks for the prompt there.
     """
-    if not slot.is_confirmed:
+    if slot.conversation is not None:
+        return slot.is_confirmed
+    if not lease.upstream.cache_key:
         return False
-    if slot.conversation is not None or slot_map.is_other_pending(slot):
+    if slot_map.is_other_pending(slot):
         return True
-    if slot_map.is_copied(lease.conversation) or slot_map.is_lost_if_named(slot):
+    if slot_map.is_lost_if_named(slot):
         return False
-    return bool(lease.upstream.cache_key) and lease.expected_cached < _WORTH_TOKENS
+    prompt, conversation = lease.request.prompt, lease.conversation
+    return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)
 
 
-def _note_search(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> None:
-    if lease.id_slot is None and lease.request.prompt:
-        slot_map.note_search(slot, lease.conversation, lease.request.prompt.blocks)
+def _note_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting) -> None:
+    """Note how a request gets its slot, and whether that holds its conversation."""
+    if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot):
+        lease.id_slot = slot.id_slot
+        slot.is_confirmed = True
+    lease.has_own_slot = slot.conversation is not None and lease.restored is None
+    lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(lease.conversation)
+
+
+def _search(lease: Lease) -> Search | None:
+    """Return what the engine looks for in its host cache, for a request that names no slot."""
+    prompt = lease.request.prompt
+    if lease.id_slot is not None:
+        return None
+    return Search(lease.conversation, prompt.blocks if prompt else ())
 
 
 def _looks_in_cache(request: ProxyRequest) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 # Estimates are wrong by a factor of two, and the time of a disk counts too.
 _MARGIN: Final = 2.0
 # Fewer tokens than this are computed as quickly as found.
-_WORTH_TOKENS: Final = 64
+_WORTH_TOKENS: Final = 32
 # Decoded by a stream from one pause to the next.
 _TOKENS_BETWEEN: Final = 150
 # Of the gap between two tokens: a pause that is no longer is not noticed.
@@ -84,17 +84,12 @@ def pays_to_save(case: SaveCase, pause_max_s: float) -> bool:
     return is_worth_saving(case, pause_max_s) and due_in_s(case) <= 0
 
 
-def pays_to_restore(
-    saved_tokens: int, cached_tokens: int, prefill_tps: float, restore_s: float
-) -> bool:
-    """Return whether to fill a slot from a file instead of computing a prompt from the caches.
+def pays_to_restore(more_tokens: int, cost_tokens: int) -> bool:
+    """Return whether to fill a slot from a file instead of going on from what the caches hold.
 
     Args:
-        saved_tokens: Of the prompt, that the file holds.
-        cached_tokens: Of the prompt, that the slot or the host cache is believed to hold.
-        prefill_tps: Tokens that the engine computes in a second, above 0.
-        restore_s: For which the engine computes nothing else. Its streams wait no longer for that
-            than for the prompt.
+        more_tokens: Of the prompt, that the file holds and the caches are not believed to hold.
+        cost_tokens: That the engine computes in the time of reading the file. Its streams wait no
+            longer for that than for the prompt.
     """
-    more = saved_tokens - cached_tokens
-    return more >= _WORTH_TOKENS and more / prefill_tps > _MARGIN * restore_s
+    return more_tokens >= _WORTH_TOKENS and more_tokens > _MARGIN * cost_tokens

@@ -10,6 +10,7 @@ from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.prompt_cache.index import CacheHint, PrefixIndex
 from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.slot_file import SlotFile
+from proxy.prompt_cache.slot_map import Search
 
 ONE, OTHER = (replace(upstream(name), can_name_slots=True, cache_key="key") for name in "ab")
 
@@ -62,14 +63,12 @@ def test_an_instance_owns_what_its_host_cache_holds() -> None:
     slot_map = index.slot_map("a")
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
-    slot_map.note_search(slot, None, OTHER_FIRST.blocks)
-    slot_map.mark_sent(slot)
+    slot_map.mark_sent(slot, Search(None, OTHER_FIRST.blocks))
     slot_map.release(slot.holder, 0.0)
     assert index.look_up(NEXT, None).owner == "a"
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
-    slot_map.note_search(slot, index.look_up(NEXT, None).conversation, NEXT.blocks)
-    slot_map.mark_sent(slot)
+    slot_map.mark_sent(slot, Search(index.look_up(NEXT, None).conversation, NEXT.blocks))
     assert index.look_up(NEXT, None).owner is None
 
 

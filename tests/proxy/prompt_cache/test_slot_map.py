@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxy.endpoints import EndpointKind
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.prompt import Prompt, read_prompt
-from proxy.prompt_cache.slot_map import SlotMap, TrackedSlot
+from proxy.prompt_cache.slot_map import Search, SlotMap, TrackedSlot
 from proxy.upstream.slots import SlotState
 
 NOW_S = 100.0
@@ -19,7 +19,7 @@ def conversation_in(
     holder = object()
     tracked = slot_map.reserve(holder, conversation, now_s)
     assert tracked
-    slot_map.mark_sent(tracked, is_sure=tracked.conversation is not None)
+    slot_map.mark_sent(tracked, None if tracked.conversation else Search())
     slot_map.release(holder, now_s)
     slot_map.set_conversation(tracked, conversation, tokens)
     return tracked
@@ -150,7 +150,7 @@ def test_slots_in_use_belong_to_those_who_use_them() -> None:
     conversation_in(slot_map, "a", 10)
     running = slot_map.reserve("runs", "b", NOW_S)
     assert running
-    slot_map.mark_sent(running, is_sure=False)
+    slot_map.mark_sent(running, Search())
     tracked = slot_map.reserve(object(), "a", NOW_S)
     assert tracked
     slot_map.sync([seen(0, 3, 9), seen(1, 8, 4, is_busy=True)], tracked, NOW_S)
@@ -351,4 +351,4 @@ def test_the_number_of_a_slot_that_was_never_used_is_known() -> None:
     slot_map.mark_sent(first)
     second = slot_map.reserve(object(), "b", LATER_S)
     assert second
-    assert (first.is_confirmed, second.is_confirmed) == (False, True)
+    assert (first.is_confirmed, second.is_confirmed) == (True, True)
