@@ -60,7 +60,7 @@ def _forget_on_disk(store: SlotStore, asked: ForgetRequest) -> ForgottenSlots:
         name = file_named(turns, asked["conversation"])
         names = {name, *of_conversation(turns, turns[name])[0]}
         gone = [one for one in saved if one.name in names]
-        store.drop(gone)
+        store.forget_files(gone)
     return {"slots": [saved_slot(one) for one in gone], "emptied": 0, "in_use": False}
 
 

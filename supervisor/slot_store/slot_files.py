@@ -153,7 +153,7 @@ class SlotFiles:
             found = {*names, *of_conversation(turns_of(saved), turns)[0]}
             gone = [one for one in saved if one.name in found]
             self.catalogue.remove(one.name for one in gone)
-            await asyncio.to_thread(store.drop, gone)
+            await asyncio.to_thread(store.forget_files, gone)
             return gone
 
     async def forget_model(self, model: str | None) -> list[Manifest]:

@@ -183,6 +183,11 @@ class SlotStore:
         self._quarantine(one.model, one.name)
         return QuarantinedFile(one.model, one.name, reason)
 
+    def forget_files(self, manifests: Iterable[Manifest]) -> None:
+        """Delete files, and the quarantine: nobody knows of which conversations that is."""
+        self.drop(manifests)
+        self.quarantine.empty()
+
     def forget(self, model: str | None = None) -> list[Manifest]:
         """Delete and return what is saved of a model or of all; empty the quarantine."""
         found = self.saved(model)

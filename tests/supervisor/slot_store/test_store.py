@@ -106,6 +106,10 @@ def test_forget_empties_the_quarantine(store: SlotStore) -> None:
     put(store, 2000)
     assert [one.name for one in store.forget()] == ["2000"]
     assert names(store) == set()
+    store.quarantine_file(put(store, 1000), "for a test")
+    put(store, 2000)
+    store.forget_files([put(store, 3000)])
+    assert names(store) == {"2000.slot", "2000.json"}
 
 
 def test_a_model_name_is_never_used_as_a_path(store: SlotStore, tmp_path: Path) -> None:
