@@ -59,7 +59,9 @@ class SlotFiller:
             # What the host cache holds is a belief; so a file that has as much and is read quickly
             # comes first.
             cached = here if saved.blocks >= found and saved.is_quick else found
-            if pays_to_restore((saved.blocks - cached) * BLOCK_TOKENS, saved.cost_tokens):
+            more = (saved.blocks - cached) * BLOCK_TOKENS
+            use = self.saver.measures(lease.upstream.model).use
+            if pays_to_restore(round(use * more), saved.cost_tokens):
                 return saved
         return None
 

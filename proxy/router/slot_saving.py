@@ -86,13 +86,16 @@ class SlotSaver:
         self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_tokens)
 
     def note_turn(self, lease: Lease, timings: Timings) -> None:
-        """Learn how often conversations return, and whether their caches are there then."""
+        """Learn how often conversations return, and what of their caches and files is used then."""
         if lease.upstream.cache_key and lease.conversation_number is not None:
             prompt = timings.cached_tokens + timings.prompt_tokens
             found = 0 if lease.restored else timings.cached_tokens
-            self.measures(lease.upstream.model).note_turn(
+            measures = self.measures(lease.upstream.model)
+            measures.note_turn(
                 lease.conversation_number, lease.began_at_s, self._clock(), prompt, found
             )
+            if lease.restored:
+                measures.note_use(min(lease.restored_tokens, prompt), timings.cached_tokens)
 
     def _skip(self, instance: Instance, content: SlotContent, reason: NoFile) -> None:
         """Note why a conversation is not saved; counted once until that changes."""
@@ -128,7 +131,7 @@ class SlotSaver:
             prefill_tps=rates.prefill_tps,
             save_s=measures.save_s(size_bytes),
             restore_s=measures.restore_s(size_bytes),
-            return_p=measures.return_p(conversation.number, now_s),
+            return_p=measures.return_p(conversation.number, now_s) * measures.use,
             loss_p=max(measures.loss_p, self._absence_p(upstream, content) * is_taken_next),
             streams=instance.work.decoding,
             gap_s=1 / rates.decode_tps,

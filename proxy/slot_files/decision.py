@@ -34,7 +34,7 @@ class SaveCase:
         prefill_tps: Tokens that the engine computes in a second, above 0.
         save_s: For which the engine computes nothing else.
         restore_s: The same when it is filled again.
-        return_p: Chance that the conversation returns.
+        return_p: Chance that the conversation returns and goes on from its file.
         loss_p: Chance that no slot and no host cache holds it then.
         streams: That decode on the engine.
         gap_s: Between two tokens of such a stream.

@@ -12,6 +12,8 @@ from proxy.upstream.timings import average
 # Before the first return; and never less, for a process may end.
 _LOSS: Final = 0.5
 _LEAST_LOSS: Final = 0.05
+# Long prompts go on being tried.
+_LEAST_USE: Final = 0.02
 
 
 class SlotFileMeasures:
@@ -22,12 +24,21 @@ class SlotFileMeasures:
         self._restores = TransferRates()
         self._returns = ReturnRates()
         self._loss = _LOSS
+        self._use = 1.0
 
     def note_save(self, transfer: Transfer) -> None:
         self._saves.note(transfer)
 
     def note_restore(self, transfer: Transfer) -> None:
         self._restores.note(transfer)
+
+    def note_use(self, restored: int, found: int) -> None:
+        """Note how many tokens of a prompt a slot was filled with, and how many its engine found.
+
+        A recurrent model whose template leaves out the reasoning of earlier answers finds none.
+        """
+        if restored > 0:
+            self._use = average(self._use, min(1.0, found / restored))
 
     def note_turn(
         self, conversation: int, began_at_s: float, ended_at_s: float, tokens: int, found: int
@@ -54,6 +65,11 @@ class SlotFileMeasures:
     def return_p(self, conversation: int, now_s: float) -> float:
         """Return the chance that a conversation returns after the turn that it ended last."""
         return self._returns.return_p(conversation, now_s)
+
+    @property
+    def use(self) -> float:
+        """The share of restored tokens that engines find."""
+        return max(_LEAST_USE, self._use)
 
     @property
     def loss_p(self) -> float:

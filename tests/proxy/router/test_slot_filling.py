@@ -171,6 +171,17 @@ async def test_what_leaves_its_slot_is_saved_where_the_host_cache_cannot_keep_it
     assert len(storage.calls) == saves
 
 
+async def test_an_engine_that_finds_nothing_of_its_files_is_given_no_more(storage: Storage) -> None:
+    turns = [FIRST, OTHER] * 8
+    for turn in turns:
+        await answered(storage, turn)
+    begun = len(storage.calls)
+    for turn in turns:
+        await answered(storage, turn)
+    assert [what for what, *_ in storage.calls if what == "restore"]
+    assert len(storage.calls) == begun
+
+
 async def test_a_lost_file_is_computed(storage: Storage) -> None:
     await answered(storage, FIRST)
     await answered(storage, OTHER)

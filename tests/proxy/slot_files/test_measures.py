@@ -27,3 +27,14 @@ def test_a_return_shows_whether_its_cache_was_lost() -> None:
         turn(measures, at_s, found=350)
     assert 0.6 < measures.loss_p < 0.7
     assert measures.return_p(1, 40) > 0.8
+
+
+def test_what_engines_find_nothing_of_is_worth_little() -> None:
+    measures = SlotFileMeasures()
+    measures.note_use(1000, 1400)
+    assert measures.use == 1
+    for _ in range(20):
+        measures.note_use(1000, 0)
+    assert measures.use == 0.02
+    measures.note_use(1000, 1000)
+    assert measures.use > 0.3
