@@ -52,6 +52,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "slots.restored": ("info", "instance model run slots tokens size_bytes duration_ms"),
     "slots.save_failed": ("warning", "instance model run reason"),
     "slots.restore_failed": ("warning", "instance model run reason"),
+    "slots.disk_full": ("warning", "reason"),
     "slots.saving_paused": ("warning", "reason retry_in_s"),
     "slots.files_missing": ("info", "files"),
     "slots.quarantined": ("warning", "model file reason"),

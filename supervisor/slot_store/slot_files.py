@@ -51,6 +51,7 @@ class SlotFiles:
         self._read_from: SlotPersistence | None = None
         self.pending = PendingFiles()
         self.restore_pause = Pause()
+        self._room_pause = Pause()
 
     @property
     def timeout_s(self) -> float:
@@ -117,8 +118,9 @@ class SlotFiles:
             rooms_bytes = self._persistence().store.rooms_bytes()
         except OSError:  # not made yet, or gone: the next save makes it
             return True
-        if full := next((name for name, room in rooms_bytes.items() if size_bytes > room), ""):
-            self._pause_saving(f"{full} has too little room")
+        full = next((name for name, room in rooms_bytes.items() if size_bytes > room), "")
+        if full and self._room_pause.begin():  # of warnings: a smaller file may fit
+            self._emit("slots.disk_full", reason=f"{full} has too little room")
         return not full
 
     def _pause_saving(self, reason: str) -> None:

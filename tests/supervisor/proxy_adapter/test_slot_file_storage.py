@@ -148,8 +148,10 @@ async def test_a_nearly_full_disk_is_one_warning(
     monkeypatch.setattr(store, "_RESERVE_BYTES", 1 << 60)
     storage.harness.store.spool("chat.0")
     assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
-    (event,) = storage.harness.emitted("slots.saving_paused")
-    assert event == {"reason": "the disk has too little room", "retry_in_s": 60}
+    (event,) = storage.harness.emitted("slots.disk_full")
+    assert event == {"reason": "the disk has too little room"}
+    monkeypatch.setattr(store, "_RESERVE_BYTES", 0)
+    assert storage.adapter.may_save("chat.0", 1)
 
 
 async def test_a_slow_disk_keeps_the_file_and_gets_no_more(
