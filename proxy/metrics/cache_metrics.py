@@ -64,7 +64,7 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
 def _skipped(router: Router) -> Metric:
     family = CounterMetricFamily(
         "corral_slot_file_saves_skipped",
-        "Conversations that were not saved, by the reason.",
+        "Saves of conversations that were skipped, by the reason.",
         labels=("model", "reason"),
     )
     for (model, reason), count in router.saves_skipped.items():

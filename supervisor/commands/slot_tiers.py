@@ -101,7 +101,7 @@ def _files(one: CacheStatus, now: datetime) -> Iterator[str]:
     parts = [*_operation(saves, "saved"), *_operation(restores, "restored")]
     if failures := saves["failures"] + restores["failures"]:
         parts.append(f"{failures} failed")
-    parts += [f"{count} not saved ({_SKIPPED[why]})" for why, count in one["skipped"].items()]
+    parts += [f"{count} saves skipped ({_SKIPPED[why]})" for why, count in one["skipped"].items()]
     if one["oldest_at"]:
         age_s = (now - datetime.fromisoformat(one["oldest_at"])).total_seconds()
         parts.append(f"the oldest is {duration(max(0.0, age_s))} old")

@@ -49,7 +49,7 @@ def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
     assert "2 conversations, 800 tokens, 3.0 MiB" in disk
     assert computed.split() == ["computed", "3", "1000", "(10%)", "-"]
     assert files == (
-        "chat on disk: 4 saved (4.0 MiB, 20 ms each), 1 failed, 3 not saved (it did not pay), "
+        "chat on disk: 4 saved (4.0 MiB, 20 ms each), 1 failed, 3 saves skipped (it did not pay), "
         "the oldest is 2h 00m old"
     )
     assert limits == "disk: 3.0 MiB of 8.0 GiB; written in the last hour: 5.0 MiB of 32.0 GiB"
