@@ -1,8 +1,9 @@
 """Saves what idle slots hold to files, before other requests take them.
 
 An engine that has been idle for a moment saves all that pays, the most valuable first, one slot
-after the other until a request comes. While it is busy and has few free slots, the one is saved
-that it takes next. Nothing is saved twice; what fails is tried again after the next request.
+after the other until a request comes. A busy one saves the slot that it takes next: where no stream
+would wait for that, or few slots are free. Nothing is saved twice; what fails is tried again after
+the next request.
 """
 
 from __future__ import annotations
