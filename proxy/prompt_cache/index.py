@@ -147,6 +147,12 @@ class PrefixIndex:
             hint = self._with_files(hint, prompt, session)
         return self._with_remote(hint, prompt) if self.remote else hint
 
+    def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
+        """Return how much of a prompt an instance has in an idle slot, its host cache or a file."""
+        run, saved = self._runs.get(upstream.name), self.files.find(upstream.cache_key, prompt)
+        held = run.slot_map.held_blocks_max(prompt.blocks) if run else 0
+        return max(held, saved.blocks if saved else 0)
+
     def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
         """Return tokens of a prompt, each with the instances that were given as many before."""
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))

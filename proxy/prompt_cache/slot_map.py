@@ -243,10 +243,6 @@ class SlotMap:
             tracked.holder, tracked.is_aimed = holder, True
         return tracked
 
-    def is_other_pending(self, tracked: TrackedSlot) -> bool:
-        """Return whether another slot is being made ready for a request."""
-        return any(one.before is not None for one in self._slots if one is not tracked)
-
     def rebind(
         self, tracked: TrackedSlot, conversation: object, now_s: float
     ) -> TrackedSlot | None:
@@ -301,6 +297,13 @@ class SlotMap:
     def held_blocks(self, tracked: TrackedSlot, blocks: Sequence[int]) -> int:
         """Return how much of a prompt a slot holds."""
         return shared_blocks(_held(tracked).blocks, blocks)
+
+    def held_blocks_max(self, blocks: Sequence[int]) -> int:
+        """Return how much of a prompt an idle slot or the host cache holds."""
+        held: list[Held] = [_held(one) for one in self._slots if _is_unsent(one)]
+        if self._host_cache and self._host_cache.is_trusted:
+            held.append(self._host_cache.search(EMPTY, None, blocks))
+        return max((shared_blocks(one.blocks, blocks) for one in held), default=0)
 
     def is_elsewhere(
         self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]

@@ -27,6 +27,7 @@ class ModelInstances:
         answering: Those that are not silent; all of them where all are.
         pure: Those that prefer pure decode.
         own: Those that answer and are not spare.
+        with_files: Of `own`, those that restore slot files.
         slots: Of all of them.
         trial_share: The share of conversations for those on trial; 0 where there is none.
         own_slots: Of `own`.
@@ -41,6 +42,7 @@ class ModelInstances:
         self.own = [one for one in self.answering if not one.is_spare]
         self.trial_share = max((one.upstream.trial_share for one in in_service), default=0.0)
         self.slots = sum(one.upstream.slots for one in in_service)
+        self.with_files = [one for one in self.own if one.upstream.cache_key]
         self.own_slots = sum(one.upstream.slots for one in self.own)
         self._clock = clock
         self._route_by_speed = route_by_speed

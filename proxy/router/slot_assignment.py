@@ -16,6 +16,7 @@ from proxy.router.lease import Lease
 from proxy.router.lease_times import LeaseTimes
 from proxy.router.many_candidates import ManyCandidates
 from proxy.router.model_instances import ModelInstances
+from proxy.router.prefix_turns import PrefixTurns
 from proxy.router.prompt_turns import PromptTurns
 from proxy.router.queued_request import QueuedRequest
 from proxy.router.request_queue import RequestQueue
@@ -50,6 +51,7 @@ class SlotAssignment:
     ) -> None:
         self.times = LeaseTimes()
         self.turns = PromptTurns(queue.model, instances, prefix_index)
+        self._prefix_turns = PrefixTurns(prefix_index, self.times)
         self.last_slot = LastSlot()
         self.recheck_in_s = math.inf
         self._queue = queue
@@ -134,11 +136,16 @@ class SlotAssignment:
         hint: CacheHint,
         now_s: float,
     ) -> Mapping[str, float]:
-        """Return the instances that a request leaves, or where another prompt comes first."""
+        """Return the instances that a request leaves, or where another prompt comes first.
+
+        Or where what it begins with is being computed.
+        """
+        alike = of_model.with_files
         pure = of_model.pure and [one for one in of_model.pure if one in of_model.answering]
-        if not pure or self._queue.is_full(queued.priority):
+        if not (alike or pure) or self._queue.is_full(queued.priority):
             return left
-        return {**left, **self.turns.waits(pure, queued, hint, now_s)}
+        alike_waits = self._prefix_turns.waits(alike, queued, now_s)
+        return {**left, **alike_waits, **self.turns.waits(pure, queued, hint, now_s)}
 
     def _recheck_after(self, moves_in_s: float | None, held: Mapping[str, float]) -> None:
         moves_in_s = math.inf if moves_in_s is None else moves_in_s

@@ -83,11 +83,11 @@ class SlotSelector:
         conversation = lease.conversation if reach is not SlotTargeting.NONE else None
         # Noted at once: a client may leave while the slot is made ready.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
-        async with self._order(lease, slot, reach):
+        async with self._order(lease, slot, reach) as is_alone:
             if slot and conversation is not None:
                 lease.slot = slot = await self._target(lease, slot_map, slot, reach)
             if slot:
-                _note_slot(lease, slot_map, slot, reach)
+                _note_slot(lease, slot_map, slot, reach, is_alone=is_alone)
                 if _looks_in_cache(lease.request) and slot.verifies_restore(lease.request.prompt):
                     lease.restored_tokens = slot.tokens
                 await self._keep_paused(lease, slot_map)
@@ -100,15 +100,18 @@ class SlotSelector:
     @asynccontextmanager
     async def _order(
         self, lease: Lease, slot: TrackedSlot | None, reach: SlotTargeting
-    ) -> AsyncIterator[None]:
-        """Hold what keeps the engine from taking another slot while one is made ready."""
+    ) -> AsyncIterator[bool]:
+        """Hold what keeps the engine from taking another slot while one is made ready.
+
+        The block gets whether no other slot is made ready meanwhile.
+        """
         if not lease.upstream.cache_key or (slot and _is_ready(slot, reach)):
-            yield
+            yield True
             return
         order, is_named = lease.instance.slot_order, reach is SlotTargeting.BY_ID
         is_filled = is_named and slot and slot.is_confirmed and self._filler.has_file(lease, slot)
         async with order.reader if is_filled else order.writer:
-            yield
+            yield not is_filled
 
     def note_turn(self, lease: Lease, timings: Timings) -> None:
         """Learn from a complete response in a slot that files are made of."""
@@ -195,7 +198,7 @@ def _is_ready(slot: TrackedSlot, reach: SlotTargeting) -> bool:
     return reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None
 
 
-def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
+def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, *, is_alone: bool) -> bool:
     """Return whether a request names its slot, in which the engine then looks for its prompt alone.
 
     Without a name, the engine could take a slot that is being filled for another request, and where
@@ -206,7 +209,7 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
         return slot.is_confirmed
     if not lease.upstream.cache_key:
         return False
-    if slot_map.is_other_pending(slot):
+    if not is_alone:
         return True
     if slot_map.is_lost_if_named(slot):
         return False
@@ -214,9 +217,11 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> bool:
     return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)
 
 
-def _note_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting) -> None:
+def _note_slot(
+    lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting, *, is_alone: bool
+) -> None:
     """Note how a request gets its slot, and whether that holds its conversation."""
-    if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot):
+    if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot, is_alone=is_alone):
         lease.id_slot = slot.id_slot
         slot.is_confirmed = True
     lease.has_own_slot = slot.conversation is not None and lease.restored is None
