@@ -12,10 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
 
+from proxy.prompt_cache.cache_hint import (
+    NO_HINT,
+    CacheHint,
+    Levels,
+    at_most,
+    best_of,
+)
 from proxy.prompt_cache.conversations import Conversation, Conversations
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.forgotten import ForgottenConversations
@@ -34,42 +41,6 @@ from proxy.upstream.upstream import Upstream
 
 # Each conversation has some turn hashes and dozens of blocks.
 _BLOCKS_PER_HASH: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class CacheHint:
-    """What is believed of the caches for one prompt at one moment.
-
-    Attributes:
-        owner: The instance that has the conversation, or None.
-        cached: Tokens of the prompt, each number with the set of instances that hold so many, the
-            most first; an instance is in one set at most. A file counts for all that can restore
-            it, less what could be computed meanwhile.
-        held: The same without files.
-        saved: Of files alone.
-        conversation: None for a new one.
-    """
-
-    owner: str | None = None
-    cached: Sequence[tuple[int, int]] = ()
-    held: Sequence[tuple[int, int]] = ()
-    saved: Sequence[tuple[int, int]] = ()
-    conversation: Conversation | None = None
-
-    def cached_tokens(self, instances: int) -> int:
-        """Return the most tokens of the prompt that one of a set of instances holds."""
-        return _most(self.cached, instances)
-
-    def held_tokens(self, instances: int) -> int:
-        """Return the same without files."""
-        return _most(self.held, instances)
-
-    def saved_tokens(self, instances: int) -> int:
-        """Return what a file is worth to one of a set of instances."""
-        return _most(self.saved, instances)
-
-
-NO_HINT: Final = CacheHint()
 
 
 class PrefixIndex:
@@ -140,7 +111,7 @@ class PrefixIndex:
         hashes = (*reversed(prompt.turn_hashes), session)
         conversation = self._conversations.find(one for one in hashes if one is not None)
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
-        cached = _cached_tokens(levels, self._runs.by_ratio, prompt.tokens)
+        cached = _expected_tokens(levels, self._runs.by_ratio, prompt.tokens)
         owner = conversation.owner if conversation else None
         hint = CacheHint(owner, cached, cached, conversation=conversation)
         if self._runs.with_files:
@@ -287,12 +258,12 @@ class PrefixIndex:
     def _with_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
         """Take out what is in no slot and no host cache any more, and add what files have."""
         lost = self._lost(hint.conversation)
-        held = _at_most(hint.held, lost, prompt.shared_tokens) if lost else hint.held
+        held = at_most(hint.held, lost, prompt.shared_tokens) if lost else hint.held
         owner = hint.owner
         if owner and lost & self._runs[owner].bit:
             owner = None
         saved = self._saved(prompt, session) if len(self.files) else []
-        cached = _best(held, saved) if saved else held
+        cached = best_of(held, saved) if saved else held
         return replace(hint, owner=owner, cached=cached, held=held, saved=saved)
 
     def _lost(self, conversation: Conversation | None) -> int:
@@ -346,38 +317,8 @@ def _is_beyond(run: Run, conversation: Conversation) -> bool:
     return other is not run and not other.has_ended and other.holds(conversation)
 
 
-def _most(levels: Sequence[tuple[int, int]], instances: int) -> int:
-    return next((tokens for tokens, holders in levels if holders & instances), 0)
-
-
-def _at_most(
-    levels: Sequence[tuple[int, int]], some: int, tokens_max: int
-) -> list[tuple[int, int]]:
-    """Return tokens with those that hold them, where some hold `tokens_max` at most."""
-    found = []
-    for tokens, holders in levels:
-        found.append((tokens, holders & ~some if tokens > tokens_max else holders))
-        if tokens > tokens_max:
-            found.append((tokens_max, holders & some))
-    return sorted(
-        ((tokens, holders) for tokens, holders in found if tokens and holders), reverse=True
-    )
-
-
-def _best(
-    one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return the more that each instance has by one of two lists."""
-    found, seen = [], 0
-    for tokens, holders in sorted((*one, *other), reverse=True):
-        if some := holders & ~seen:
-            found.append((tokens, some))
-        seen |= holders
-    return found
-
-
-def _cached_tokens(
-    levels: Sequence[tuple[int, int]], by_ratio: Mapping[int, int], tokens_max: int
+def _expected_tokens(
+    levels: Levels, by_ratio: Mapping[int, int], tokens_max: int
 ) -> list[tuple[int, int]]:
     """Return expected tokens of a prompt with those that hold them; less than one is none."""
     deeper, found = 0, []

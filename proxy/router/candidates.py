@@ -9,7 +9,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.prompt_cache.index import CacheHint
+from proxy.prompt_cache.cache_hint import CacheHint
 from proxy.prompt_cache.prompt import session_hash
 from proxy.request import ProxyRequest
 from proxy.router.instances import Instance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from proxy.prompt_cache.index import CacheHint
+from proxy.prompt_cache.cache_hint import CacheHint
 from proxy.request import ProxyRequest
 from proxy.router.candidates import Candidates
 from proxy.router.instance_sets import InstanceSets

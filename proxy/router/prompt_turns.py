@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.prompt_cache.cache_hint import CacheHint
+from proxy.prompt_cache.index import PrefixIndex
 from proxy.router.instance_registry import Instances
 from proxy.router.instances import Instance
 from proxy.router.prefill_admission import prefill_wait_s, shortest_first

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from proxy.prompt_cache.index import CacheHint
+from proxy.prompt_cache.cache_hint import CacheHint
 from proxy.router.instance_sets import InstanceSets, least
 from proxy.router.instances import Instance
 from proxy.router.policy import WORTH_TOKENS, conversations_max

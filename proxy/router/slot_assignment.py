@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.prompt_cache.cache_hint import CacheHint
+from proxy.prompt_cache.index import PrefixIndex
 from proxy.router.candidates import Candidates
 from proxy.router.instance_registry import Instances
 from proxy.router.instances import Instance

@@ -9,8 +9,9 @@ from typing import Final
 from proxy.estimate.measures import ModelMeasures
 from proxy.estimate.prompt_tokens import PromptLength
 from proxy.estimate.work import EngineWork, ModelWork, RunningRequest, WaitingRequest
+from proxy.prompt_cache.cache_hint import CacheHint
 from proxy.prompt_cache.conversations import Conversation
-from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prompt import Prompt
 from proxy.request import ProxyRequest
 from proxy.router.finished import learn, limit_of

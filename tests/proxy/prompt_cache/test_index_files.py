@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from fakes.requests import ask, upstream
 
+from proxy.prompt_cache.cache_hint import CacheHint
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.prompt_cache.slot_map import Search

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from fakes.requests import ask, upstream
 
-from proxy.prompt_cache.index import CacheHint
+from proxy.prompt_cache.cache_hint import CacheHint
 from proxy.router.candidates import Candidates
 from proxy.router.instances import Instance
 from proxy.router.lease import Completion, Lease

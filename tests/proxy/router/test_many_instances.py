@@ -13,7 +13,8 @@ from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.prompt_cache.index import CacheHint, PrefixIndex
+from proxy.prompt_cache.cache_hint import CacheHint
+from proxy.prompt_cache.index import PrefixIndex
 from proxy.request import ProxyRequest
 from proxy.router import instance_sets
 from proxy.router.candidates import Candidates
