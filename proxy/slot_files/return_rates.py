@@ -22,7 +22,7 @@ _RETURN_S: Final = 30.0
 _RETURN_MIN_S: Final = 5.0
 # An old return counts for less: the latest sixty or so count.
 _KEPT: Final = 0.984
-# Nobody has waited long enough to know that a conversation never returns.
+# A conversation may still return after any time.
 _LEAST: Final = 0.02
 # Conversations of fewer turns than this are told apart.
 _TURNS_MAX: Final = 4
