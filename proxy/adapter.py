@@ -47,6 +47,22 @@ def with_adapter(members: Mapping[str, Any], adapters: Adapters, name: str) -> d
     return {**members, MEMBER: _filled(given, adapters) if given else _listed(scales)}
 
 
+def check_fixed(members: Mapping[str, Any], model: str) -> None:
+    """Refuse scales for a model whose instances apply an adapter to every request.
+
+    Its engine finds prompts in main memory and in slot files by their tokens alone, whichever
+    scales they were computed with; so another request would be answered from them.
+
+    Raises:
+        BadRequest: The request gives scales.
+    """
+    if members.get(MEMBER):
+        raise BadRequest(
+            f"{model} has one adapter for all requests: leave out {MEMBER}, or name "
+            f"its adapters in [models.{model}.loras], where requests choose them"
+        )
+
+
 def names_of(adapters: Adapters) -> str:
     return ", ".join(one.name for one in adapters)
 

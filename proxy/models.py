@@ -41,6 +41,7 @@ class ModelInfo:
         is_loadable: Whether it is not loaded, and loaded for another machine that asks.
         load_progress: While it loads, 0 to 1; else None, and where that is not known.
         adapters: LoRA adapters that its instances here have loaded, in the order of their ids.
+        has_fixed_adapters: Whether its instances apply adapters to every request, by `--lora`.
         only: The adapters with which alone a client may use it; None: without any too.
     """
 
@@ -63,6 +64,7 @@ class ModelInfo:
     is_loadable: bool = False
     load_progress: float | None = None
     adapters: tuple[Adapter, ...] = ()
+    has_fixed_adapters: bool = False
     only: frozenset[str] | None = None
 
     def limited(self, models: frozenset[str]) -> ModelInfo | None:

@@ -18,7 +18,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.adapter import MEMBER as LORA
-from proxy.adapter import with_adapter
+from proxy.adapter import check_fixed, with_adapter
 from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Share
 from proxy.body.form import Form, is_form, read_form
@@ -272,6 +272,8 @@ def json_content(
     stays_s = keep_alive_s(applied) if kind.takes_slot else None
     forwarded = _without_ours(applied)
     check(kind, forwarded, settings.limits)
+    if pick.model_info.has_fixed_adapters and kind.takes_slot:
+        check_fixed(forwarded, pick.model_info.id)
     adapter = None
     if pick.model_info.adapters and kind.takes_slot:
         if not forwarded.get(LORA):

@@ -70,6 +70,7 @@ class ModelLoaderAdapter:
     def _model_info(self, model: Model) -> ModelInfo:
         plan, aliases = model.plan, model.entry.aliases
         state, reason = availability(model)
+        model_settings = self._fleet.planner.model_settings(model.entry.name)
         return ModelInfo(
             id=model.entry.name,
             aliases=tuple(alias for alias in aliases if alias != CATCH_ALL),
@@ -78,12 +79,13 @@ class ModelLoaderAdapter:
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=model.slots,
             reason=_redacted(model, reason),
-            variants=self._fleet.planner.model_settings(model.entry.name).variants,
-            fallback=self._fleet.planner.model_settings(model.entry.name).fallback,
+            variants=model_settings.variants,
+            fallback=model_settings.fallback,
             is_catch_all=CATCH_ALL in aliases,
             meta=self._metas.of(model, self._fleet.planner),
             input_modalities=self._modalities(model),
             adapters=adapters_of(model.entry.loras),
+            has_fixed_adapters=model_settings.fixed_adapter_option is not None,
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 

@@ -224,10 +224,14 @@ class ModelSettings(ResidencyPolicy):
         "what this table sets; or fail",
     )
 
+    @property
+    def fixed_adapter_option(self) -> str | None:
+        """The option that applies adapters to every request, or None."""
+        return conflict({**self.flags, **(self.trial.flags if self.trial else {})}, self.args)
+
     @model_validator(mode="after")
     def _has_one_source_of_adapters(self) -> Self:
-        flags = {**self.flags, **(self.trial.flags if self.trial else {})}
-        if self.loras and (option := conflict(flags, self.args)):
+        if self.loras and (option := self.fixed_adapter_option):
             raise ValueError(f"loras and the option {option} both load adapters; keep loras")
         return self
 

@@ -109,3 +109,8 @@ def test_a_request_may_give_scales_and_models_of_its_own_are_listed(adapted: Cor
         chat(adapted, "chat+novel")
     with refused.value as answer:
         assert answer.code == 404
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        chat(adapted, "fixed", lora=[{"id": 0, "scale": 0}])
+    with refused.value as answer:
+        assert answer.code == 400
+        assert "leave out lora" in answer.read().decode()

@@ -117,3 +117,15 @@ def test_a_key_for_one_adapter_sees_nothing_else_of_the_model() -> None:
     with pytest.raises(BadRequest):
         legal.resolve(None)
     assert names.visible(frozenset({"chat"})).resolve("chat+poet").adapter == "poet"
+
+
+def test_a_fixed_adapter_applies_to_each_request_with_the_scale_of_its_settings() -> None:
+    names = ModelNames([replace(model_info("chat"), has_fixed_adapters=True)])
+
+    def read_fixed(**members: Any) -> Content:
+        body = json.dumps({"messages": MESSAGES, **members}).encode()
+        return json_content(body, EndpointKind.CHAT, None, names, ProxySettings())
+
+    assert "lora" not in read_fixed().members
+    with pytest.raises(BadRequest, match=r"leave out lora, or .* \[models.chat.loras\]"):
+        read_fixed(lora=scales(0))
