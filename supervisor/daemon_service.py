@@ -20,19 +20,9 @@ from supervisor.control.balance_status import balance_status, moved_layers
 from supervisor.control.cache_status import caches_status
 from supervisor.control.canary_status import canary_status, ended_canary_status
 from supervisor.control.capture_status import capture_status
-from supervisor.control.messages import (
-    BalanceStatus,
-    CachesStatus,
-    CanariesStatus,
-    DaemonStatus,
-    ForgetRequest,
-    ForgottenSlots,
-    InstanceStatus,
-    JoinedHost,
-    ModelStatus,
-    MovedLayers,
-    TrialStatus,
-)
+from supervisor.control.layer_messages import BalanceStatus, MovedLayers
+from supervisor.control.messages import DaemonStatus, InstanceStatus, JoinedHost, ModelStatus
+from supervisor.control.slot_messages import CachesStatus, ForgetRequest, ForgottenSlots
 from supervisor.control.status import (
     batch_statuses,
     instance_status,
@@ -41,6 +31,7 @@ from supervisor.control.status import (
     saved_slot,
     weight_statuses,
 )
+from supervisor.control.trial_messages import CanariesStatus, TrialStatus
 from supervisor.control.trial_status import trial_status
 from supervisor.control.worker_status import worker_statuses
 from supervisor.daemon_parts import DaemonParts

@@ -55,7 +55,7 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
     for name, (text, of_operation) in _BY_OPERATION.items():
         family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "operation"))
         for model, counts in router.slot_file_counts.items():
-            for operation, done in counts.operations.items():
+            for operation, done in counts.items():
                 family.add_metric((model, operation), of_operation(done))
         yield family
     yield _skipped(router)

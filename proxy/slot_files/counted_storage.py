@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
@@ -32,15 +32,11 @@ class OperationCounts:
         self.duration_s += transfer.duration_s
 
 
-def _no_operations() -> dict[Operation, OperationCounts]:
+ModelCounts = Mapping[Operation, OperationCounts]
+
+
+def no_counts() -> ModelCounts:
     return {"save": OperationCounts(), "restore": OperationCounts()}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCounts:
-    """Of one model."""
-
-    operations: Mapping[Operation, OperationCounts] = field(default_factory=_no_operations)
 
 
 class CountedStorage:
@@ -78,5 +74,4 @@ class CountedStorage:
 
     def _note(self, operation: Operation, instance: str, transfer: Transfer | None) -> None:
         if model := self._model_of(instance):
-            counts = self._counts.setdefault(model, ModelCounts())
-            counts.operations[operation].note(transfer)
+            self._counts.setdefault(model, no_counts())[operation].note(transfer)

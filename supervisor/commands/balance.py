@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from supervisor.control.client import Client
-from supervisor.control.messages import BalanceStatus, MovedLayers, ShardStatus
+from supervisor.control.layer_messages import BalanceStatus, MovedLayers, ShardStatus
 from supervisor.control.running import last_message, resolve_running
 from supervisor.errors import SettingsInvalid
 from supervisor.host.paths import directories

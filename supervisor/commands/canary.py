@@ -10,8 +10,8 @@ from typing import Final
 from supervisor.commands.trial import figure_lines
 from supervisor.control.canary_request import engine_setting
 from supervisor.control.client import Client
-from supervisor.control.messages import CanariesStatus, CanaryStatus, EndedCanaryStatus
 from supervisor.control.running import last_message, resolve_running
+from supervisor.control.trial_messages import CanariesStatus, CanaryStatus, EndedCanaryStatus
 from supervisor.engines import discover as engines
 from supervisor.engines import search
 from supervisor.engines.installed import EngineSetting, find_build

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from supervisor.control.client import Client
-from supervisor.control.messages import ForgetRequest, ForgottenSlots
+from supervisor.control.slot_messages import ForgetRequest, ForgottenSlots
 from supervisor.control.status import saved_slot
 from supervisor.errors import NoSuchConversation, NotRunning, SettingsInvalid
 from supervisor.host.paths import directories

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from supervisor.control.client import Client
-from supervisor.control.messages import (
+from supervisor.control.slot_messages import (
     CachesStatus,
     CacheStatus,
     SlotDiskStatus,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from supervisor.commands.status import not_persisted_reasons
 from supervisor.control.client import Client
-from supervisor.control.messages import SavedSlot
 from supervisor.control.running import last_message, resolve_running
+from supervisor.control.slot_messages import SavedSlot
 from supervisor.control.status import saved_slot
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.host.paths import directories

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.control.client import Client
-from supervisor.control.messages import (
-    DaemonStatus,
-    FlagDifference,
-    ReloadReport,
-    TrialStatus,
-)
+from supervisor.control.messages import DaemonStatus, ReloadReport
 from supervisor.control.running import last_message, resolve_running
+from supervisor.control.trial_messages import FlagDifference, TrialStatus
 from supervisor.errors import CorralError, DaemonBusy, Interrupted, SettingsInvalid, StartFailed
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table

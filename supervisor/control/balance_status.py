@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from supervisor.adaptive.layer_mover import Moved
-from supervisor.control.messages import BalanceStatus, MovedLayers, ShardStatus
+from supervisor.control.layer_messages import BalanceStatus, MovedLayers, ShardStatus
 from supervisor.shards.balance import Balanced, InsufficientData, Rebalance, RebalanceDecision
 from supervisor.shards.metrics import ShardMetrics
 from supervisor.shards.run import ShardRun

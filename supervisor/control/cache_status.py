@@ -10,9 +10,9 @@ from typing import Final
 from proxy.router.cache_contents import CacheContents
 from proxy.router.cache_use import TierUse
 from proxy.router.router import Router
-from proxy.slot_files.counted_storage import ModelCounts
+from proxy.slot_files.counted_storage import ModelCounts, no_counts
 from proxy.slot_files.tiers import Tier
-from supervisor.control.messages import (
+from supervisor.control.slot_messages import (
     CachesStatus,
     CacheStatus,
     SlotDiskStatus,
@@ -157,7 +157,7 @@ def _oldest(saved: Sequence[Manifest]) -> str | None:
 
 
 def _operation(counts: ModelCounts | None, *, is_save: bool) -> SlotFileStatus:
-    done = (counts or ModelCounts()).operations["save" if is_save else "restore"]
+    done = (counts or no_counts())["save" if is_save else "restore"]
     return {
         "count": done.done,
         "failures": done.failures,

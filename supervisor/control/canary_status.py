@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import cast
 
 from supervisor.canary.canary import Canary, EndedCanary
-from supervisor.control.messages import CanaryStatus, EndedCanaryStatus, TrialStatus
+from supervisor.control.trial_messages import CanaryStatus, EndedCanaryStatus, TrialStatus
 from supervisor.fleet.model import Model
 from supervisor.trial.trials import replicas_by_side
 

@@ -17,17 +17,11 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 from proxy.requests.history import HistoryQuery, StoredRequest
-from supervisor.control.messages import (
-    BalanceStatus,
-    CachesStatus,
-    CanariesStatus,
-    DaemonStatus,
-    ForgetRequest,
-    ForgottenSlots,
-    StreamMessage,
-    TrialStatus,
-)
+from supervisor.control.layer_messages import BalanceStatus
+from supervisor.control.messages import DaemonStatus, StreamMessage
 from supervisor.control.request_status import RequestStatus
+from supervisor.control.slot_messages import CachesStatus, ForgetRequest, ForgottenSlots
+from supervisor.control.trial_messages import CanariesStatus, TrialStatus
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.host.paths import check_owner
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from supervisor.control.messages import ForgetRequest
+from supervisor.control.slot_messages import ForgetRequest
 from supervisor.errors import SettingsInvalid
 
 _MEMBERS: Final = ("model", "conversation", "request")

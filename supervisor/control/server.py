@@ -55,21 +55,12 @@ from supervisor.capture.limits import CaptureLimits
 from supervisor.control.canary_request import canary_request
 from supervisor.control.forget_request import forget_request
 from supervisor.control.history_query import history_query
-from supervisor.control.messages import (
-    BalanceStatus,
-    CachesStatus,
-    CanariesStatus,
-    DaemonStatus,
-    ForgetRequest,
-    ForgottenSlots,
-    JoinedHost,
-    MovedLayers,
-    StreamMessage,
-    TrialStatus,
-    daemon_exited,
-)
+from supervisor.control.layer_messages import BalanceStatus, MovedLayers
+from supervisor.control.messages import DaemonStatus, JoinedHost, StreamMessage, daemon_exited
 from supervisor.control.request_status import request_status
+from supervisor.control.slot_messages import CachesStatus, ForgetRequest, ForgottenSlots
 from supervisor.control.status import reload_report, saved_slot, warmed_instance
+from supervisor.control.trial_messages import CanariesStatus, TrialStatus
 from supervisor.desktop.hosts import DesktopHosts
 from supervisor.errors import (
     CorralError,

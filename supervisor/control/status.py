@@ -24,11 +24,11 @@ from supervisor.control.messages import (
     ModelStatus,
     NodeStatus,
     ReloadReport,
-    SavedSlot,
     WaitStatus,
     WarmedInstance,
     WeightStatus,
 )
+from supervisor.control.slot_messages import SavedSlot
 from supervisor.control.trial_status import trial_note
 from supervisor.engines.spec_types import spec_types
 from supervisor.flags.plan import Plan

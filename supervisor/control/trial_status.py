@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import fmean
 
-from supervisor.control.messages import (
-    ErrorFields,
+from supervisor.control.messages import ErrorFields
+from supervisor.control.trial_messages import (
     FlagDifference,
     TrialComparison,
     TrialNote,

@@ -25,6 +25,6 @@ async def test_each_operation_counts_for_the_model_of_its_instance() -> None:
     assert await storage.restore("chat.0", 0, "a") is None
     assert not storage.may_save("chat.0", 1)
     assert set(storage.counts) == {"chat"}
-    operations = storage.counts["chat"].operations
-    assert operations["save"] == OperationCounts(2, 0, 4000, 48_000_000, 0.5)
-    assert operations["restore"] == OperationCounts(failures=1)
+    counts = storage.counts["chat"]
+    assert counts["save"] == OperationCounts(2, 0, 4000, 48_000_000, 0.5)
+    assert counts["restore"] == OperationCounts(failures=1)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from supervisor.commands import canary
-from supervisor.control.messages import CanariesStatus, StreamMessage
+from supervisor.control.messages import StreamMessage
+from supervisor.control.trial_messages import CanariesStatus
 from supervisor.errors import AccessDenied, CorralError, StartFailed
 
 TEXT = '# mine\n[models.chat]\npath = "/m/chat.gguf"\n'

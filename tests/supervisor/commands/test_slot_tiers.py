@@ -12,7 +12,7 @@ from proxy.slot_files.counted_storage import ModelCounts, OperationCounts
 from proxy.slot_files.tiers import Tier
 from supervisor.commands.slot_tiers import tiers_text
 from supervisor.control.cache_status import cache_status, saved_status
-from supervisor.control.messages import CachesStatus
+from supervisor.control.slot_messages import CachesStatus
 
 SAVED = [manifest("a", tokens=500, size_bytes=2 << 20), manifest("b", 30, size_bytes=1 << 20)]
 USE = {
@@ -25,9 +25,10 @@ USE = {
 
 def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
     held = CacheContents(8, 5, 4000, 32 << 20, 3, 900, 4 << 20)
-    counts = ModelCounts(
-        {"save": OperationCounts(4, 1, 2000, 4 << 20, 0.08), "restore": OperationCounts()}
-    )
+    counts: ModelCounts = {
+        "save": OperationCounts(4, 1, 2000, 4 << 20, 0.08),
+        "restore": OperationCounts(),
+    }
     found = cache_status("chat", SAVED, contents=held, use=USE, counts=counts)
     found["skipped"] = {"cost": 3}
     whole: CachesStatus = {

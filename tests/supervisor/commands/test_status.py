@@ -13,10 +13,10 @@ from supervisor.control.messages import (
     InstanceStatus,
     ModelStatus,
     NodeStatus,
-    TrialNote,
     WaitStatus,
     WeightStatus,
 )
+from supervisor.control.trial_messages import TrialNote
 
 STATUS: DaemonStatus = {
     "pid": 1,

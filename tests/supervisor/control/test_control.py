@@ -21,19 +21,11 @@ from supervisor.capture.limits import CaptureLimits
 from supervisor.control import server
 from supervisor.control.cache_status import saved_status
 from supervisor.control.client import Client
-from supervisor.control.messages import (
-    BalanceStatus,
-    CachesStatus,
-    CanariesStatus,
-    DaemonStatus,
-    ForgetRequest,
-    ForgottenSlots,
-    JoinedHost,
-    MovedLayers,
-    StreamMessage,
-    TrialStatus,
-)
+from supervisor.control.layer_messages import BalanceStatus, MovedLayers
+from supervisor.control.messages import DaemonStatus, JoinedHost, StreamMessage
+from supervisor.control.slot_messages import CachesStatus, ForgetRequest, ForgottenSlots
 from supervisor.control.status import saved_slot
+from supervisor.control.trial_messages import CanariesStatus, TrialStatus
 from supervisor.desktop.hosts import STARTER, DesktopHosts
 from supervisor.errors import (
     CorralError,
