@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.engines.discover import Device
+from supervisor.host.spawn_options import library_path
 
 # ggml lists a software device only where it is named; without F16 it compiles fewer shaders.
 # Source: ggml-vulkan.cpp, ggml_vk_instance_init.
@@ -57,14 +58,21 @@ class SmallDevice:
         self._free.write_text(str(mib), "utf-8")
 
 
-def write_engine(directory: Path, engine: Path, total_mib: int) -> SmallDevice:
-    """Write an engine that lists the device with so much memory; else it is the real one."""
+def write_engine(
+    directory: Path, engine: Path, total_mib: int, library_dirs: Sequence[Path] = ()
+) -> SmallDevice:
+    """Write an engine that lists the device with so much memory; else it is the real one.
+
+    `library_dirs` are the engine's: nobody knows what this program would need.
+    """
     path, free, listings = (directory / name for name in ("llama-server", "free", "listings"))
+    variables = library_path(os.environ, engine, library_dirs)
+    exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
     path.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *--list-devices*) echo >>{listings}; echo "Available devices:"\n'
         f'echo "  Vulkan0: llvmpipe ({total_mib} MiB, $(cat {free}) MiB free)"; exit ;; esac\n'
-        f'exec {engine} "$@"\n',
+        f'{exports}exec {engine} "$@"\n',
         "utf-8",
     )
     path.chmod(0o700)

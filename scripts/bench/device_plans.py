@@ -79,8 +79,10 @@ def _daemon(model: Path, *, out_of_memory: bool = False) -> Iterator[CorralCli]:
         corral.env["CORRAL_CACHE_DIR"] = str(Path(home) / "cache")
         if out_of_memory:
             corral.env |= software_device.limit_buffers(_OUT_OF_MEMORY_BYTES)
-        engine = load(None, cache_dir=Path(home) / "cache").path
-        device = software_device.write_engine(Path(home), engine, TOTAL_MIB)
+        engine = load(None, cache_dir=Path(home) / "cache")
+        device = software_device.write_engine(
+            Path(home), engine.path, TOTAL_MIB, engine.library_dirs
+        )
         write_profile(corral, _VERBOSE)
         corral.configure(_settings(device.engine, model))
         try:

@@ -40,7 +40,9 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def device(corral: CorralCli, device_engine: Engine, tmp_path: Path) -> SmallDevice:
     """The device as one of 40 MiB."""
     corral.env |= software_device.SHOW | {"CORRAL_CACHE_DIR": str(tmp_path / "cache")}
-    return software_device.write_engine(tmp_path, device_engine.path, TOTAL_MIB)
+    return software_device.write_engine(
+        tmp_path, device_engine.path, TOTAL_MIB, device_engine.library_dirs
+    )
 
 
 @pytest.fixture
