@@ -63,7 +63,8 @@ def write_engine(
 ) -> SmallDevice:
     """Write an engine that lists the device with so much memory; else it is the real one.
 
-    `library_dirs` are the engine's: nobody knows what this program would need.
+    `library_dirs` go first on its library path. `Engine.library_dirs` are found by the hash of the
+    binary, so a script has none.
     """
     path, free, listings = (directory / name for name in ("llama-server", "free", "listings"))
     variables = library_path(os.environ, engine, library_dirs)

@@ -109,8 +109,13 @@ def test_a_request_may_give_scales_and_models_of_its_own_are_listed(adapted: Cor
         chat(adapted, "chat+novel")
     with refused.value as answer:
         assert answer.code == 404
+
+
+def test_a_request_gives_no_scales_to_an_adapter_of_all_requests(adapted: CorralCli) -> None:
+    text = chat(adapted, "fixed")[0]
     with pytest.raises(urllib.error.HTTPError) as refused:
         chat(adapted, "fixed", lora=[{"id": 0, "scale": 0}])
     with refused.value as answer:
         assert answer.code == 400
         assert "leave out lora" in answer.read().decode()
+    assert chat(adapted, "fixed")[0] == text

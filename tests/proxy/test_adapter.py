@@ -119,7 +119,7 @@ def test_a_key_for_one_adapter_sees_nothing_else_of_the_model() -> None:
     assert names.visible(frozenset({"chat"})).resolve("chat+poet").adapter == "poet"
 
 
-def test_a_fixed_adapter_applies_to_each_request_with_the_scale_of_its_settings() -> None:
+def test_a_request_gives_no_scales_to_an_adapter_of_all_requests() -> None:
     names = ModelNames([replace(model_info("chat"), has_fixed_adapters=True)])
 
     def read_fixed(**members: Any) -> Content:
