@@ -20,14 +20,18 @@ from supervisor.host.paths import directories
 # start. Source: POSIX shell, "Asynchronous Lists".
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A machine that does other work takes long for any example; what hangs meets the limit of its test.
-_PATIENT = hypothesis.settings(
-    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+# Every run has the same examples: what once failed stands as an @example beside its property. A
+# machine that does other work takes long for any example; what hangs meets the limit of its test.
+_SAME = hypothesis.settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.register_profile("patient", _PATIENT)
-# More examples for the properties: pytest --hypothesis-profile thorough
-hypothesis.settings.register_profile("thorough", _PATIENT, max_examples=1000)
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.register_profile("same", _SAME)
+# New examples: scripts/fuzz --only properties
+hypothesis.settings.register_profile("search", _SAME, derandomize=False, max_examples=1000)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

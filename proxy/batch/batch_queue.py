@@ -28,17 +28,11 @@ def gathers(request: ProxyRequest) -> bool:
 
 
 class Turn:
-    """One request's turn.
-
-    Attributes:
-        formed: Set when the request may begin.
-        batch: The requests that it begins with, itself included; known when `formed` is set.
-    """
+    """One request's turn; `formed` is set once it may begin."""
 
     def __init__(self, joined_at_s: float) -> None:
         self.joined_at_s = joined_at_s
         self.formed = asyncio.Event()
-        self.batch = Formed(1, is_batch=False)
         self.has_begun = False
 
 
@@ -133,7 +127,6 @@ class _ModelBatches:
             self.counts = self.counts.formed(decision)
             for turn in tuple(islice(self._gathering, decision.size)):
                 del self._gathering[turn]
-                turn.batch = decision
                 turn.formed.set()
         if isinstance(decision, Gathering):
             loop = asyncio.get_running_loop()

@@ -15,10 +15,12 @@ from supervisor.engines.help import FlagValue, newest_flags, plain, recorded_fla
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.renames import ONCE_BARE
 from supervisor.flags.render import canonical
+from supervisor.host.files import expanded
 
 Option = tuple[str, str | None]
 
 _COLLECTED: Final = frozenset({"lora", "lora-scaled", "override-kv", "override-tensor"})
+_DIGITS_MAX: Final = 20  # TOML has 64 bits
 _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 _FALSE: Final = frozenset({"0", "false", "off", "disabled"})
 _HUB: Final = frozenset({"hf-repo", "hf-file"})
@@ -122,13 +124,14 @@ def _typed(name: str, value: str | None) -> FlagValue:
     if flag and flag.hint is None and value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
     if _is_number(value) and not (flag and flag.kind in {"path", "string", "list"}):
-        return int(value) if value.lstrip("+-").isdecimal() else float(value)
+        is_integer = value.lstrip("+-").isdecimal() and len(value) < _DIGITS_MAX
+        return int(value) if is_integer else float(value)
     return value
 
 
 def resolved(path: str, base: Path) -> str:
     """Return a path of a source, relative to the directory that it is read from."""
-    return str(base / Path(path).expanduser())
+    return str(base / expanded(Path(path)))
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ Source: llama-swap, internal/config and config.example.yaml.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +27,9 @@ from supervisor.errors import SettingsInvalid
 
 _NAME: Final = "llama-swap file"
 _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
+_VALUES_MAX: Final = 100_000  # aliases repeat what they stand for
+_DEPTH_MAX: Final = 32
+_INTEGER_MAX: Final = 2**63 - 1  # of TOML
 # llama-corral does these by itself, or they concern only llama-swap's own ports and log.
 _NEEDLESS: Final = frozenset(
     {"checkEndpoint", "cmdStop", "proxy", "startPort", "unloadTimeout", "macros", "useModelName"}
@@ -46,7 +51,7 @@ def convert(text: str, base: Path, environ: Mapping[str, str]) -> Converted:
     whole = read_yaml(from_environment(text, environ))
     models, notes = [], list(_notes(whole))
     for name, entry in _table(whole.get("models")).items():
-        made = _model(str(name), _table(entry), whole, base)
+        made = _model(name, _table(entry), whole, base)
         if isinstance(made, ConvertedModel):
             models.append(made)
         else:
@@ -55,15 +60,41 @@ def convert(text: str, base: Path, environ: Mapping[str, str]) -> Converted:
 
 
 def read_yaml(text: str) -> Mapping[str, Any]:
-    """Parse YAML without objects. Raises SettingsInvalid."""
+    """Parse YAML into tables with text as keys, lists, texts, numbers, booleans and None.
+
+    Raises:
+        SettingsInvalid: The text is no YAML of llama-swap.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False  # YAML allows them
     try:
-        found = YAML(typ="safe", pure=True).load(StringIO(text))
+        for event in yaml.parse(StringIO(text)):
+            if tag := getattr(event, "tag", None):  # constructors raise anything for a wrong value
+                short = tag.replace("tag:yaml.org,2002:", "!!")
+                raise SettingsInvalid(f"settings of llama-swap have no tags; leave out {short}")
+        found = _plain(yaml.load(StringIO(text)), count(1), 0)
     except (YAMLError, ValueError, RecursionError) as error:
         first, *_ = str(error).splitlines() or ["it is nested too deep"]
         raise SettingsInvalid(f"this is not YAML: {first}") from error
     if not isinstance(found, Mapping):
         raise SettingsInvalid("these are not settings of llama-swap: there is no models:")
     return found
+
+
+def _plain(value: object, number: Iterator[int], depth: int) -> Any:
+    """Return what YAML has read as JSON would have it. Raises SettingsInvalid: it is too large."""
+    if depth > _DEPTH_MAX or next(number) > _VALUES_MAX:
+        raise SettingsInvalid(
+            f"more than {_DEPTH_MAX} levels or {_VALUES_MAX} values are no settings of llama-swap"
+        )
+    match value:
+        case Mapping():
+            return {_text(key): _plain(one, number, depth + 1) for key, one in value.items()}
+        case list():
+            return [_plain(one, number, depth + 1) for one in value]
+        case int() if abs(value) > _INTEGER_MAX:
+            raise SettingsInvalid("an integer has more than 64 bits")
+    return value if isinstance(value, bool | int | float | None) else _text(value)
 
 
 def _model(
@@ -80,16 +111,17 @@ def _model(
     if options.path is None:
         return f"{name}: {'; '.join(options.notes) or 'its cmd names no model (--model)'}"
     options.notes += _model_notes(entry)
-    aliases = [str(one) for one in entry.get("aliases") or ()]
+    aliases = _texts(entry.get("aliases"))
     return converted_model(name, options, base, aliases=aliases, **_residency(name, entry, whole))
 
 
 def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    ttl = entry.get("ttl", -1)
-    ttl_s = whole.get("globalTTL", 0) if ttl == -1 else ttl
-    preloaded = _table(_table(whole.get("hooks")).get("on_startup")).get("preload") or ()
+    ttl_s = _seconds(entry, "ttl", -1)
+    if ttl_s == -1:
+        ttl_s = _seconds(whole, "globalTTL", 0)
+    preloaded = _texts(_table(_table(whole.get("hooks")).get("on_startup")).get("preload"))
     is_pinned = any(
-        group.get("persistent") and name in (group.get("members") or ()) for group in _groups(whole)
+        group.get("persistent") and name in _texts(group.get("members")) for group in _groups(whole)
     )
     return {
         "preload": name in preloaded,
@@ -101,12 +133,13 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
 
 def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request members of `setParamsByID` as variants, whose names are NAME:VARIANT."""
-    strip = [one.strip() for one in str(filters.get("stripParams") or "").split(",") if one.strip()]
-    members = dict(_table(filters.get("setParams")))
+    listed = ",".join(_texts(filters.get("stripParams"))).split(",")
+    strip = [stripped for word in listed if (stripped := word.strip())]
+    members = _table(filters.get("setParams"))
     found: dict[str, dict[str, Any]] = {
-        str(key).removeprefix(f"{name}:"): {"set": {**members, **_table(value)}}
+        key.removeprefix(f"{name}:"): {"set": _without_null({**members, **_table(value)})}
         for key, value in _table(filters.get("setParamsByID")).items()
-        if str(key).startswith(f"{name}:")
+        if key.startswith(f"{name}:")
     }
     for variant in found.values():
         if kept := [one for one in strip if one not in variant["set"]]:
@@ -121,15 +154,17 @@ def _model_notes(entry: Mapping[str, Any]) -> Iterator[str]:
             "filters change every request of the model; here a variant does, which clients name: "
             "variants.NAME with set and strip"
         )
-    if environment := entry.get("env"):
-        yield f"env is not set for one model: {', '.join(map(str, environment))}"
+    if _table(filters.get("setParamsByID")) != _without_null(_table(filters.get("setParamsByID"))):
+        yield "null in setParamsByID: TOML has none"
+    if environment := _texts(entry.get("env")):
+        yield f"env is not set for one model: {', '.join(environment)}"
     yield from without_equivalent(sorted(set(entry) - _NEEDLESS - _MODEL_KEYS))
 
 
 def _tables(whole: Mapping[str, Any]) -> dict[str, Any]:
-    load_timeout_s = whole.get("healthCheckTimeout")
+    load_timeout_s = _seconds(whole, "healthCheckTimeout", 0)
     nodes = {
-        str(name): _node(expanded(_table(peer), _macros(whole)))
+        name: _node(expanded(_table(peer), _macros(whole)))
         for name, peer in _table(whole.get("peers")).items()
     }
     return {
@@ -140,8 +175,8 @@ def _tables(whole: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _node(peer: Mapping[str, Any]) -> dict[str, Any]:
-    models = [str(one) for one in peer.get("models") or ()]
-    return {"url": str(peer.get("proxy", "")), **({"models": models} if models else {})}
+    models = _texts(peer.get("models"))
+    return {"url": "".join(_texts(peer.get("proxy"))), **({"models": models} if models else {})}
 
 
 def _notes(whole: Mapping[str, Any]) -> Iterator[str]:
@@ -165,9 +200,46 @@ def _groups(whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield _table(group)
 
 
-def _macros(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {str(name): value for name, value in _table(table.get("macros")).items()}
+def _macros(table: Mapping[str, Any]) -> Mapping[str, str]:
+    return {name: _text(value) for name, value in _table(table.get("macros")).items()}
 
 
 def _table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _texts(value: object) -> list[str]:
+    """Return the texts of a list, or the only one."""
+    values = value if isinstance(value, list) else [value]
+    return [_text(one) for one in values if isinstance(one, str | int | float)]
+
+
+def _text(value: object) -> str:
+    """Return a scalar as YAML writes it; halves of surrogate pairs are no text."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+    return str(value).encode(errors="replace").decode()
+
+
+def _seconds(table: Mapping[str, Any], key: str, default: int) -> float:
+    """Return a number of seconds. Raises SettingsInvalid: it is none."""
+    value = table.get(key)
+    if value is None:
+        return default
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # as a macro says it
+        return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    raise SettingsInvalid(f"{key} is {_text(value)[:40]!r}, not a number of seconds")
+
+
+def _without_null(value: Any) -> Any:
+    """Return a value as TOML has it."""
+    if isinstance(value, Mapping):
+        return {key: _without_null(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [_without_null(one) for one in value if one is not None]
+    return value

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from supervisor.conversion.command_line import converted_model
 from supervisor.conversion.converted import Converted
-from supervisor.conversion.flags import ModelOptions
+from supervisor.conversion.flags import ModelOptions, resolved
 from supervisor.errors import SettingsInvalid
 from supervisor.hub import file_names
 
@@ -21,6 +21,7 @@ _NAME: Final = "Modelfile"
 _INSTRUCTION: Final = re.compile(
     r'^[ \t]*([A-Za-z]+)[ \t]+(?:"""(.*?)"""|([^\n]*))', re.DOTALL | re.MULTILINE
 )
+_TOKENS: Final = re.compile(r"\s*\d{1,9}\s*")
 _FLAGS: Final = MappingProxyType(
     {
         "num_gpu": "gpu-layers",
@@ -53,7 +54,7 @@ def convert(text: str, base: Path, name: str | None = None) -> Converted:
         key, _, setting = value.partition(" ")
         if word == "PARAMETER" and key == "stop":
             stops.append(setting.strip().strip('"'))
-        elif word == "PARAMETER" and key == "num_ctx" and setting.strip().isdecimal():
+        elif word == "PARAMETER" and key == "num_ctx" and _TOKENS.fullmatch(setting):
             more["batching"] = {"max_context_length": int(setting)}  # of one conversation, there
         elif word == "PARAMETER":
             _take_parameter(options, key, setting.strip())
@@ -71,7 +72,7 @@ def _take(options: ModelOptions, word: str, value: str, base: Path) -> None:
     if word == "FROM":
         options.path = value
     elif word == "ADAPTER":
-        options.take("--lora", str(base / Path(value).expanduser()))
+        options.take("--lora", resolved(value, base))
     elif word != "LICENSE":
         options.notes.append(f"{word}: {_REASONS.get(word, 'no equivalent')}")
 

@@ -198,9 +198,8 @@ def recorded_names() -> frozenset[str]:
     texts = (path.read_text("utf-8") for path in recorded_builds().values())
     heads = (line for text in texts for line in text.splitlines() if line.startswith("-"))
     found = (_NAMES.match(head) for head in heads)
-    return frozenset(
-        name.lstrip("-") for names in found if names for name in re.split(r",\s+", names.group())
-    )
+    names = (name for match in found if match for name in re.split(r",\s+", match.group()))
+    return frozenset(bare for name in names if (bare := name.lstrip("-")))  # not "----- …"
 
 
 @functools.cache

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from supervisor.conversion.converted import Converted
 from supervisor.conversion.source import convert, kind_of
@@ -248,19 +246,3 @@ def test_what_is_wrong_is_said(text: str, kind: Any, message: str) -> None:
 def test_a_text_of_no_kind() -> None:
     with pytest.raises(SettingsInvalid, match="this is not a llama-server command"):
         kind_of("hello")
-
-
-@given(st.text(max_size=200), st.sampled_from(["command", "llama-swap", "router", "modelfile"]))
-def test_any_text_is_converted_or_refused(text: str, kind: Any) -> None:
-    try:
-        made = convert(text, kind, BASE, {})
-    except SettingsInvalid:
-        return
-    tomllib.loads(render(made))
-
-
-@given(st.lists(st.text(max_size=20), max_size=8))
-def test_any_words_after_the_program(words: list[str]) -> None:
-    quoted = " ".join("'" + word.replace("'", "") + "'" for word in words)
-    made = convert(f"llama-server -m a.gguf {quoted}", "command", BASE, {})
-    assert tomllib.loads(render(made))["models"]
