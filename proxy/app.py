@@ -46,7 +46,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.access_log import Emit
-from proxy.auth.access import Access
+from proxy.auth.access import BATCH_TOKENIZE, Access
+from proxy.auth.admission import Admission
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
@@ -67,7 +68,6 @@ from proxy.estimate_endpoint import EstimateEndpoint
 from proxy.estimator import Estimator
 from proxy.forward.forward import Forward
 from proxy.forwarded_endpoints import ForwardedEndpoints
-from proxy.generate import batch_tokenize
 from proxy.generate.batch_tokenize import BatchTokenize
 from proxy.generate.gpu import EngineEndpoints
 from proxy.jobs.jobs import Jobs, JobStorage
@@ -159,32 +159,36 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     capture = CapturePoint()
     estimator = _estimator(router, load_forecaster, metrics)
     keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
-    forward = Forward(router, loader, settings, metrics.emit, estimator, capture, keys=keys)
+    admission = Admission(keys)
+    forward = Forward(
+        router, loader, settings, metrics.emit, estimator, capture, admission=admission
+    )
     batch_queue = BatchQueue(settings.batch.config)
     metrics.add(lambda: metrics_of(batch_queue.stats()))
     loads_for_others = settings.load_for_others == "idle"
-    local = LocalEndpoints(
+    bodies = Bodies(settings)
+    own_requests = OwnRequests(forward, bodies, metrics, server_state, admission)
+    requests = Requests(router, server_state)
+    batches = BatchCompletions(own_requests, batch_queue)
+    forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies, batches)
+    connections = Connections[Hashable](limit_of(settings.max_connections, descriptors_max()))
+    routes = Routes()
+    LocalEndpoints(
         router,
         loader,
         metrics,
         batch_queue,
         has_keys=keys.are_needed,
         loads_for_others=loads_for_others,
-    )
-    bodies = Bodies(settings)
-    own_requests = OwnRequests(forward, bodies, metrics, server_state)
-    requests = Requests(router, server_state)
-    batches = BatchCompletions(own_requests, batch_queue)
-    forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies, batches)
-    connections = Connections[Hashable](limit_of(settings.max_connections, descriptors_max()))
-    routes = Routes()
-    local.add_routes(routes)
+    ).add_routes(routes)
     RequestsEndpoint(requests, history, conversations).add_routes(routes)
     EstimateEndpoint(loader, estimator, server_state, bodies).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     UsageEndpoint(usage).add_routes(routes)
     if warmer:
-        WarmEndpoint(loader, warmer, server_state, bodies).add_routes(routes)
+        WarmEndpoint(loader, warmer, server_state, bodies, admission, router.charge).add_routes(
+            routes
+        )
     if engine:
         EngineEndpoints(loader, engine, server_state, bodies).add_routes(routes)
     if control:
@@ -194,7 +198,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     forwarded.add_routes(routes)
     ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses)).add_routes(routes)
     routes.add(
-        batch_tokenize.PATH,
+        BATCH_TOKENIZE,
         post=functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve),
     )
     board = None
@@ -209,7 +213,14 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
 
     def guard(settings: ProxySettings, routes: Routes, access: Access = access) -> Handler:
         return RequestMiddleware(
-            settings, routes, server_state, metrics.emit, connections, access, tracer=tracer
+            settings,
+            routes,
+            server_state,
+            metrics.emit,
+            connections,
+            access,
+            admission,
+            tracer=tracer,
         ).handle
 
     app = App(
@@ -225,7 +236,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         _tls(settings, metrics.emit),
         sessions=board.sessions if board else None,
         handle_engine_ui=handle_engine_ui(settings, router, keys, routes, guard),
-        token_limits=keys.token_limits,
+        token_limits=admission.tokens,
     )
     if ollama and settings.ollama.is_on:
         add_ollama = ollama_routes(forwarded, loader, ollama, bodies)

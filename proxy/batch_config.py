@@ -25,7 +25,7 @@ class BatchConfig:
         min_batch: Fewer run singly.
         optimal_batch: So many do not wait for more.
         max_batch: The most of one batch.
-        queue_size: The most that wait for their turn, of one model.
+        queue_size: The most that wait for their turn, of a client and one model.
         gpu_threshold: For clients; llama-server computes on its GPU whatever the batch.
     """
 
@@ -77,8 +77,8 @@ class BatchSettings(SettingsTable):
     )
     queue_size: _Requests = Field(
         None,
-        description="batch requests of one model that may wait, and prompts of one request; more "
-        "get 429; unset: 1024, 512 or 2048 by the preset",
+        description="batch requests of a client for one model that may wait, and prompts of one "
+        "request; more get 429; unset: 1024, 512 or 2048 by the preset",
     )
     gpu_threshold: _Requests = Field(
         None,

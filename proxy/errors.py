@@ -266,6 +266,10 @@ class TooManyRequests(ProxyError):
     retry_after_s = 1
 
 
+class KeyLimited(TooManyRequests):
+    """An API key has used up what it may."""
+
+
 class QueueFull(TooManyRequests):
     code = "queue_full"
 

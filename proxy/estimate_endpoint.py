@@ -6,6 +6,7 @@ The body is that of a chat, a text completion, or a request of Anthropic's or th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from proxy.errors import BadRequest
 from proxy.estimator import Estimate, Estimator
 from proxy.headers import RESPONSE_HEADERS
 from proxy.json_response import json_response
+from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelLoader
 from proxy.request import Content, ProxyRequest, client_names, client_of, json_content, request_of
 from proxy.router.in_flight import InFlightRequest, ServerState
@@ -43,6 +45,10 @@ class EstimateEndpoint:
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
             proxy_request = await self._read(request, share)
+        record = request[ACCESS_RECORD]
+        record.client, record.path = proxy_request.client, request.path
+        record.model, record.kind = proxy_request.model, proxy_request.kind
+        record.status = HTTPStatus.OK
         found, names = self._estimator.estimate(proxy_request), client_names(self._loader, request)
         return json_response(estimate_json(found, lambda model: names.get(model) is not None))
 

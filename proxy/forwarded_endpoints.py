@@ -10,8 +10,8 @@ from typing import Final
 from aiohttp import web
 
 from proxy.access_log import CLIENT_GONE
+from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import client_models
-from proxy.batch import completions
 from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
 from proxy.body.bodies import Bodies, Share
@@ -67,7 +67,7 @@ class ForwardedEndpoints:
         routes.add(lora_adapters.PATH, get=self.lora_adapters)
         for path in ENDPOINTS["POST"]:
             routes.add(path, post=functools.partial(self.served_by, self.serve))
-        routes.add(completions.PATH, post=functools.partial(self.served_by, self._batches.serve))
+        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.served_by, self._batches.serve))
         for path, response in TRANSLATED.items():
             routes.add(path, post=functools.partial(self.translated, response))
 
@@ -167,7 +167,7 @@ class ForwardedEndpoints:
         if proxy_request.wait_s is not None:
             request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
         if gathers(proxy_request):
-            await self._batches.queue.gather(proxy_request.model)
+            await self._batches.queue.gather(proxy_request.model, proxy_request.client)
         try:
             await self._forward.handle(proxy_request, answer.writer(), turn)
         except ProxyError as error:

@@ -17,7 +17,8 @@ from typing import Final
 from aiohttp import HttpVersion11, web
 
 from proxy.access_log import CLIENT_GONE, AccessRecord, Emit
-from proxy.auth.access import API, CHAT, PREFIX, SIGNED_IN, UNCOUNTED, Access
+from proxy.auth.access import API, CHAT, PREFIX, SIGNED_IN, UNCOUNTED, WITH_PARTS, Access
+from proxy.auth.admission import Admission
 from proxy.auth.api_keys import KEY
 from proxy.auth.keys_file import read_keys
 from proxy.auth.origin import OriginPolicy, is_preflight, preflight_response
@@ -57,7 +58,7 @@ def check(settings: ProxySettings) -> None:
 class RequestMiddleware:
     """Handles all requests of a server. Raises ConfigError if an origin or a host is invalid."""
 
-    def __init__(  # noqa: PLR0913 (each is a part of the server)
+    def __init__(  # noqa: PLR0913, PLR0917 (each is a part of the server)
         self,
         settings: ProxySettings,
         routes: Routes,
@@ -65,6 +66,7 @@ class RequestMiddleware:
         emit: Emit,
         connections: Connections[Hashable],
         access: Access,
+        admission: Admission,
         *,
         tracer: Tracer | None = None,
     ) -> None:
@@ -72,7 +74,7 @@ class RequestMiddleware:
         self._origins = OriginPolicy(settings)
         self._access = access
         self._keys = access.keys
-        self._rate_limiter = access.keys.rate_limiter
+        self._admission = admission
         self._routes = routes
         self._server_state = server_state
         self._emit = emit
@@ -150,12 +152,13 @@ class RequestMiddleware:
                 raise
             return _UNLIMITED
         self._connections.begin(request.protocol)
-        if key and key.name in self._keys.limited:
-            request[RESPONSE_HEADERS].update(self._keys.token_limits.headers(key))
-        if key is None or request.path in UNCOUNTED:
+        if key is None:
             return _UNLIMITED
+        request[RESPONSE_HEADERS].update(self._admission.headers(key))
         is_counted = request.path == CHAT or request[SIGNED_IN] is None
-        return self._rate_limiter.holding(key) if is_counted else _UNLIMITED
+        if request.path in UNCOUNTED or not is_counted:
+            return _UNLIMITED
+        return self._admission.request(key, has_parts=request.path in WITH_PARTS)
 
 
 def new_request_id() -> str:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from http import HTTPStatus
+from typing import Any, Final
 
 from aiohttp import web
 
 from proxy.adapter import with_adapter
+from proxy.auth.admission import Admission
 from proxy.auth.api_keys import KEY
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind
 from proxy.errors import TooManyRequests
 from proxy.json_response import json_response
+from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelLoader, PromptWarmer, ResolvedModel
+from proxy.prompt_cache.prompt import read_prompt
 from proxy.request import client_of
 from proxy.request_limits.check import check
 from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.router.slot_use import SlotUse, Tokens
 from proxy.routes import PATH_ID, Routes
 
 _RETRY_AFTER_S: Final = 5
 
 
 class WarmEndpoint:
-    """Prefills a prompt, given as a chat request.
+    """Prefills a prompt, given as a chat request; `charge` is told what that took.
 
     It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
     prefilled for a model, while no client needs its instances; a client that leaves ends it.
@@ -35,7 +42,11 @@ class WarmEndpoint:
         warmer: PromptWarmer,
         server_state: ServerState,
         bodies: Bodies,
+        admission: Admission,
+        charge: Callable[[SlotUse], None],
     ) -> None:
+        self._admission = admission
+        self._charge = charge
         self._loader = loader
         self._warmer = warmer
         self._server_state = server_state
@@ -51,7 +62,9 @@ class WarmEndpoint:
         Raises:
             UnknownModel: No model here has the name.
             LimitExceeded: The prompt exceeds the limits of an engine.
-            TooManyRequests: A prompt is being prefilled for the model already.
+            TooManyRequests: A prompt is being prefilled for the model already, or the key has used
+                up its tokens.
+            ContextTooLong: The prompt is longer than the key may send.
             ProxyError: As `PromptWarmer.warm` and `read_body` do.
         """
         key = request[KEY]
@@ -76,13 +89,31 @@ class WarmEndpoint:
         if model in self._prefilling:
             message = f"{model} is already prefilling a prompt; retry later"
             raise TooManyRequests(message, _RETRY_AFTER_S)
+        client, record = client_of(request), request[ACCESS_RECORD]
         self._prefilling.add(model)
         try:
-            warmed = await self._warmer.warm(model, members)
+            with self._reserved(client, model, members):
+                warmed = await self._warmer.warm(model, members)
         finally:
             self._prefilling.discard(model)
+        for one in warmed:
+            tokens = Tokens(one.tokens, one.cached_tokens, 1)
+            self._charge(SlotUse(client, model, one.instance, tokens, 0.0))
+        record.client, record.path, record.model = client, request.path, model
+        record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
         data = [
             {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
             for one in warmed
         ]
         return json_response({"data": data})
+
+    def _reserved(
+        self, client: str, model: str, members: Mapping[str, Any]
+    ) -> AbstractContextManager[object]:
+        key, prompt = (
+            self._admission.keys.limited.get(client),
+            read_prompt(EndpointKind.CHAT, model, members),
+        )
+        if key is None:
+            return nullcontext()
+        return self._admission.tokens.reserved(key, prompt.tokens if prompt else 0, members)

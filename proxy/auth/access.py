@@ -23,6 +23,8 @@ ROOT: Final = "/"
 PREFIX: Final = "/corral"
 API: Final = "/corral/v1/"
 CHAT: Final = "/corral/v1/chat/completions"
+BATCH_COMPLETIONS: Final = "/v1/batch/completions"
+BATCH_TOKENIZE: Final = "/batch/tokenize"
 SESSION: Final = "/corral/v1/session"
 END_SESSION: Final = "/corral/v1/session/end"
 PAGE: Final = "/corral/page/"
@@ -31,6 +33,8 @@ _PAGE_PATHS: Final = frozenset({ROOT, PREFIX, "/corral/", SESSION, END_SESSION})
 # Health probes, and what other machines read all the time, do not count for the limits of a key. Of
 # a session's requests, only chats do.
 UNCOUNTED: Final = OPEN_PATHS | {PREFIXES}
+# Each of their prompts is admitted by itself.
+WITH_PARTS: Final = frozenset({BATCH_COMPLETIONS, BATCH_TOKENIZE})
 _READS: Final = frozenset({"GET", "HEAD"})
 
 # None: the request has none.

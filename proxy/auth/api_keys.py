@@ -18,8 +18,6 @@ from aiohttp import web
 
 from proxy.access_log import Emit
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
-from proxy.auth.rate_limit import RateLimiter
-from proxy.auth.token_limits import TokenLimits
 from proxy.errors import ConfigError, Unauthorized
 from proxy.headers import HOP
 from proxy.models import ModelInfo, ModelLoader, without_nodes
@@ -40,8 +38,6 @@ class ApiKeys:
     Without both, no request needs a key.
 
     Attributes:
-        rate_limiter: Of all addresses together.
-        token_limits: Likewise.
         limited: The keys of the file with limits of tokens, by name.
     """
 
@@ -53,8 +49,6 @@ class ApiKeys:
         *,
         own_key: Key | None = None,
     ) -> None:
-        self.rate_limiter = RateLimiter()
-        self.token_limits = TokenLimits()
         self.limited: Mapping[str, Key] = {}
         self._path = path
         self._own_keys = (own_key,) if own_key else ()

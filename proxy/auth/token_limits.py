@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from proxy.auth.keys_file import Key
-from proxy.errors import ContextTooLong, TooManyRequests
+from proxy.errors import ContextTooLong, KeyLimited
 
 _MINUTE_S: Final = 60.0
 _ANSWER_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
@@ -57,7 +57,7 @@ class TokenLimits:
 
         Raises:
             ContextTooLong: It is longer than the key may send.
-            TooManyRequests: The key has used up what it may.
+            KeyLimited: The key has used up what it may.
         """
         check_context(key, prompt_tokens, members)
         spent = self._current(key.name)
@@ -111,7 +111,7 @@ class TokenLimits:
         if limit is None or not held or held + tokens <= limit:
             return
         wait_s = max(1, math.ceil((held + min(tokens, limit) - limit) * _MINUTE_S / limit))
-        raise TooManyRequests(
+        raise KeyLimited(
             f"API key {key.name!r} is limited to {limit} tokens a minute (tokens_per_minute); "
             f"retry in {wait_s} s",
             wait_s,
@@ -122,7 +122,7 @@ class TokenLimits:
         if limit is None or spent.of_day + spent.reserved + tokens <= limit:
             return
         wait_s = _until_midnight_s(self._now())
-        raise TooManyRequests(
+        raise KeyLimited(
             f"API key {key.name!r} is limited to {limit} tokens a day (tokens_per_day), of which "
             f"it has used {spent.of_day}; retry in {wait_s} s",
             wait_s,

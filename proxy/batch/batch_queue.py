@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -30,39 +31,43 @@ def gathers(request: ProxyRequest) -> bool:
 class Turn:
     """One request's turn; `formed` is set once it may begin."""
 
-    def __init__(self, joined_at_s: float) -> None:
+    def __init__(self, client: str, joined_at_s: float) -> None:
+        self.client = client
         self.joined_at_s = joined_at_s
         self.formed = asyncio.Event()
         self.has_begun = False
 
 
 class BatchQueue:
-    """The batch requests of all models; those of one model gather together."""
+    """The batch requests of all models; those of one model gather together.
+
+    Each client may have so many waiting as the queue has room for.
+    """
 
     def __init__(self, config: BatchConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self._clock = clock
         self._models: dict[str, _ModelBatches] = {}
 
-    async def gather(self, model: str) -> None:
+    async def gather(self, model: str, client: str) -> None:
         """Wait until a request's batch is formed.
 
         Raises:
-            QueueFull: Too many wait already.
+            QueueFull: Too many of the client wait already.
         """
-        with self.joined(model, 1) as (turn,):
+        with self.joined(model, client, 1) as (turn,):
             await turn.formed.wait()
             self.begin(model, turn)
 
     @contextmanager
-    def joined(self, model: str, count: int) -> Iterator[Sequence[Turn]]:
+    def joined(self, model: str, client: str, count: int) -> Iterator[Sequence[Turn]]:
         """Join with so many requests; those that have not begun leave at the end of the block.
 
         Raises:
-            QueueFull: Too many wait already.
+            QueueFull: Too many of the client wait already.
         """
         batches = self._batches(model)
-        turns = batches.join(count)
+        turns = batches.join(client, count)
         try:
             yield turns
         finally:
@@ -91,17 +96,19 @@ class _ModelBatches:
         self._config = config
         self._clock = clock
         self._gathering: dict[Turn, None] = {}  # the oldest first
+        self._waiting: Counter[str] = Counter()  # by client
         self._window: asyncio.TimerHandle | None = None
 
-    def join(self, count: int) -> Sequence[Turn]:
-        waiting = self.counts.waiting
+    def join(self, client: str, count: int) -> Sequence[Turn]:
+        waiting = self._waiting.get(client, 0)
         if waiting + count > self._config.queue_size:
             raise QueueFull(
-                f"{waiting} batch requests wait already, and {self._config.queue_size} may "
-                "(queue_size under [proxy.batch]); retry later",
+                f"{waiting} batch requests of this client wait already, and "
+                f"{self._config.queue_size} may (queue_size under [proxy.batch]); retry later",
                 self._retry_after_s,
             )
-        turns = [Turn(self._clock()) for _ in range(count)]
+        turns = [Turn(client, self._clock()) for _ in range(count)]
+        self._waiting[client] += count
         self.counts = self.counts.joined(count)
         self._gathering.update(dict.fromkeys(turns))
         self._form()
@@ -109,14 +116,21 @@ class _ModelBatches:
 
     def begin(self, turn: Turn) -> None:
         turn.has_begun = True
+        self._end_wait(turn)
         self.counts = self.counts.left().begins((self._clock() - turn.joined_at_s) * 1000)
 
     def leave(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             self._gathering.pop(turn, None)
             if not turn.has_begun:
+                self._end_wait(turn)
                 self.counts = self.counts.left()
         self._form()
+
+    def _end_wait(self, turn: Turn) -> None:
+        self._waiting[turn.client] -= 1
+        if not self._waiting[turn.client]:
+            del self._waiting[turn.client]
 
     def _form(self) -> None:
         """Form batches of those that gather, as long as that is due."""

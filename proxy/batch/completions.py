@@ -1,8 +1,8 @@
 """`POST /v1/batch/completions`: many prompts, each a request of priority batch.
 
-They begin in their order, and one of them at a time waits for a slot: a batch has one place in the
-queue of its model, and takes slots that interactive requests leave idle. A client that leaves
-cancels them all.
+They begin in their order, and one of them at a time waits for a slot, or for the limits of its key:
+a batch has one place in the queue of its model, and takes slots that interactive requests leave
+idle. A client that leaves cancels them all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from proxy.request import client_of, named_model
 from proxy.request_limits.check import check
 from proxy.router.lease import Lease
 
-PATH: Final = "/v1/batch/completions"
 _ENGINE_PATH: Final = "/completion"
 # A client waits for its whole batch; each prompt queues between those of other requests.
 _QUEUE_TIMEOUT_S: Final = 3600.0
@@ -59,7 +58,7 @@ class BatchCompletions:
 
         Raises:
             ConnectionError: The client left.
-            QueueFull: Too many prompts wait already.
+            QueueFull: Too many prompts of the client wait already.
             ProxyError: As `read_body`, `read_batch` and `ModelNames.resolve` do.
         """
         batch = await _read(request, share, self.queue.config.queue_size)
@@ -74,7 +73,7 @@ class BatchCompletions:
         if model:
             batch = replace(batch, shared={**batch.shared, "model": model})
         writer = writer_for(",".join(request.headers.getall("Accept", ())), response)
-        with self.queue.joined(sender.model, len(batch.prompts)) as turns:
+        with self.queue.joined(sender.model, sender.client, len(batch.prompts)) as turns:
             await writer.begin()
             run = _Run(self._own, self.queue, batch, sender, writer)
             await run.run(turns)
@@ -139,6 +138,8 @@ class _Run:
             client=sender.client,
             names=sender.names,
             request_id=f"{sender.request_id}-{index}",
+            requests=1 if index else 0,  # the request itself is the first
+            limit_wait_s=_QUEUE_TIMEOUT_S,
             queue_timeout_s=_QUEUE_TIMEOUT_S,
             is_from_proxy=sender.is_from_proxy,
             is_let_in=True,

@@ -16,6 +16,7 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.access_log import CLIENT_GONE, AccessRecord
+from proxy.auth.admission import Admission
 from proxy.batch.held_response import HeldResponse
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity
@@ -24,6 +25,7 @@ from proxy.errors import (
     BadRequest,
     BodyTooLarge,
     InternalError,
+    KeyLimited,
     NotFound,
     ProxyError,
     quoted,
@@ -48,20 +50,28 @@ class OwnAnswer:
 
     Attributes:
         retry_after_s: Whole seconds after which a retry can succeed; None: no hint.
+        is_limited: Whether the key of its client has used up what it may.
     """
 
     status: int
     body: bytes
     retry_after_s: int | None = None
+    is_limited: bool = False
 
 
 class OwnRequests:
     """Sends requests of our own through the router."""
 
     def __init__(
-        self, forward: Forward, bodies: Bodies, metrics: Metrics, server_state: ServerState
+        self,
+        forward: Forward,
+        bodies: Bodies,
+        metrics: Metrics,
+        server_state: ServerState,
+        admission: Admission,
     ) -> None:
         self._forward = forward
+        self._admission = admission
         self._bodies = bodies
         self._metrics = metrics
         self._server_state = server_state
@@ -74,6 +84,8 @@ class OwnRequests:
         client: str,
         names: ModelNames,
         request_id: str,
+        requests: int = 1,
+        limit_wait_s: float = 0.0,
         priority: Priority = "batch",
         queue_timeout_s: float | None = None,
         is_from_proxy: bool = False,
@@ -91,6 +103,8 @@ class OwnRequests:
             client: The name of an API key, or an address.
             names: The models that the client may use.
             request_id: For the log, and for the engine.
+            requests: How many it counts as against the limits of its key, 0 or 1.
+            limit_wait_s: How long it may wait for these limits.
             priority: In the queue.
             queue_timeout_s: How long it may wait for a slot; None as set.
             is_from_proxy: Whether another llama-corral asks for it: no node gets it.
@@ -103,20 +117,22 @@ class OwnRequests:
         failure: ProxyError | None = None
         try:
             in_flight = InFlightRequest(self._server_state.in_flight)
+            part = self._admission.part(client, requests=requests, wait_s=limit_wait_s)
             with in_flight, self._metrics.counting(record), self._bodies.share(client) as share:
-                found = await _request(path, members, names, share)
-                default_s = found.queue_timeout_s
-                request = replace(
-                    found,
-                    request_id=request_id,
-                    client=client,
-                    priority=priority,
-                    queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
-                    is_from_proxy=is_from_proxy,
-                    is_let_in=is_let_in,
-                )
-                record.model, record.kind = request.model, request.kind
-                await self._forward.handle(request, held)
+                async with part:
+                    found = await _request(path, members, names, share)
+                    default_s = found.queue_timeout_s
+                    request = replace(
+                        found,
+                        request_id=request_id,
+                        client=client,
+                        priority=priority,
+                        queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
+                        is_from_proxy=is_from_proxy,
+                        is_let_in=is_let_in,
+                    )
+                    record.model, record.kind = request.model, request.kind
+                    await self._forward.handle(request, held)
         except ProxyError as error:
             failure = error
         except asyncio.CancelledError:
@@ -135,7 +151,7 @@ class OwnRequests:
 def refusal(path: str, error: ProxyError) -> OwnAnswer:
     """Return an error as an answer of an endpoint."""
     body = orjson.dumps(error_body(path, error))
-    return OwnAnswer(error.status, body, error.retry_after_s)
+    return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, KeyLimited))
 
 
 async def _request(

@@ -22,7 +22,7 @@ from typing import Final
 
 from proxy.access_log import Emit
 from proxy.adapter import MARK, MEMBER
-from proxy.auth.api_keys import ApiKeys
+from proxy.auth.admission import Admission
 from proxy.capture import CapturePoint
 from proxy.errors import (
     NodeUnconnected,
@@ -74,10 +74,10 @@ class Forward:
         estimator: Estimator,
         capture: CapturePoint | None = None,
         *,
-        keys: ApiKeys | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._estimator = estimator
-        self._keys = keys
+        self._admission = admission
         self._router = router
         self._capture = capture or CapturePoint()
         self._loader = loader
@@ -98,9 +98,9 @@ class Forward:
             WaitTooLong: It would wait longer than its client does.
             ProxyError: No instance took it, or none answered to the end.
         """
-        if self._keys and (key := self._keys.limited.get(request.client)):
+        if self._admission and (key := self._admission.keys.limited.get(request.client)):
             tokens = request.prompt.tokens if request.prompt else 0
-            with self._keys.token_limits.reserved(key, tokens, request.json):
+            with self._admission.tokens.reserved(key, tokens, request.json):
                 limited = replace(request, max_context=key.max_context)
                 await self._answer(limited, client_response, turn)
         else:

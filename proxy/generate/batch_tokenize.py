@@ -24,7 +24,6 @@ from proxy.headers import HOP, JSON
 from proxy.models import ModelNames
 from proxy.request import client_of, named_model
 
-PATH: Final = "/batch/tokenize"
 _TEXTS_MAX: Final = 1024
 _AT_ONCE: Final = 4
 
@@ -56,6 +55,8 @@ class BatchTokenize:
             self._own.answer,
             TOKENIZE,
             client=client_of(request),
+            requests=0,
+            limit_wait_s=share.settings.queue_timeout_s,
             names=names,
             is_from_proxy=HOP in request.headers,
         )

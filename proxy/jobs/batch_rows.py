@@ -30,9 +30,9 @@ def create(connection: sqlite3.Connection, new: NewBatch, now: int, max_jobs: in
             f"there is no file {quoted(new.input_file_id)} with the purpose batch; "
             "upload it with POST /v1/files"
         )
-    if active_count(connection) >= max_jobs:
+    if active_count(connection, new.owner) >= max_jobs:
         raise TooManyRequests(
-            f"{max_jobs} batches have not ended, the limit (max_jobs under [jobs]); "
+            f"{max_jobs} batches have not ended, the limit of a client (max_jobs under [jobs]); "
             "wait until one ends, or cancel one",
             _RETRY_AFTER_S,
         )
@@ -80,10 +80,11 @@ def active(connection: sqlite3.Connection) -> list[Batch]:
     return [Batch(**row) for row in rows]
 
 
-def active_count(connection: sqlite3.Connection) -> int:
+def active_count(connection: sqlite3.Connection, owner: str) -> int:
     found = connection.execute(
-        "SELECT COUNT(*) FROM batches WHERE status IN "
-        "('validating', 'in_progress', 'finalizing', 'cancelling')"
+        "SELECT COUNT(*) FROM batches WHERE owner = ? AND status IN "
+        "('validating', 'in_progress', 'finalizing', 'cancelling')",
+        (owner,),
     )
     return int(found.fetchone()[0])
 

@@ -7,12 +7,13 @@ from there: a line without a result is computed, whether it was begun before or 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Final
 
 from proxy.errors import ProxyError
 from proxy.jobs import batch_rows, file_rows, result_line, result_rows
 from proxy.jobs.line_runner import KeyGone, Tools, run_line, store
-from proxy.jobs.places import Places
+from proxy.jobs.places import Place, Places
 from proxy.jobs.records import Batch, End, StoredLine
 from proxy.jobs.request_line import RequestLine, is_blank, read_valid_line
 from proxy.jobs.validation import Validation
@@ -30,6 +31,7 @@ class Job:
         self._places = places
         self._tools = tools
         self._settings = settings
+        self._order = asyncio.Lock()  # of its lines, where one waits for a place
         self._timeout: asyncio.Timeout | None = None
         self._is_cancelled = batch.status == "cancelling"
 
@@ -109,10 +111,20 @@ class Job:
     async def _begin(self, line: StoredLine, group: asyncio.TaskGroup) -> None:
         """Compute a line as soon as its model has a place for it."""
         request = read_valid_line(line.data)
-        place = await self._places.take(self._model(request), len(line.data))
-        task = group.create_task(run_line(self._batch, line, request, self._tools))
+        place = Place(self._model(request), self._batch.owner, len(line.data))
+        async with self._order:
+            await self._places.take(place)
+        pause = functools.partial(self._pause, place)
+        task = group.create_task(run_line(self._batch, line, request, self._tools, pause))
         # Also where the task is cancelled before its first step.
         task.add_done_callback(lambda _: self._places.release(place))
+
+    async def _pause(self, place: Place, wait_s: float) -> None:
+        """Wait with a line for the limits of its key; no line behind it begins before."""
+        self._places.release(place)
+        async with self._order:
+            await self._tools.sleep(wait_s)
+            await self._places.take(place)
 
     def _model(self, request: RequestLine) -> str:
         """The model that a line means; empty where its owner may not use it."""

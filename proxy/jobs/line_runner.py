@@ -47,18 +47,30 @@ class Tools:
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
 
+Pause = Callable[[float], Awaitable[object]]
+
+
 class KeyGone(Exception):
     """The owner of a batch may use nothing any more."""
 
 
-async def run_line(batch: Batch, line: StoredLine, request: RequestLine, tools: Tools) -> None:
+async def run_line(
+    batch: Batch, line: StoredLine, request: RequestLine, tools: Tools, pause: Pause
+) -> None:
     """Compute a line and store its result; cancelled, it has none.
+
+    Args:
+        batch: Its batch.
+        line: As it is stored.
+        request: As it was read.
+        tools: To compute it.
+        pause: Waits so many seconds while lines of other keys are computed.
 
     Raises:
         KeyGone: Its owner's key is gone.
     """
     request_id = new_id("req_")
-    answer = await _final_answer(batch, request, request_id, tools)
+    answer = await _final_answer(batch, request, request_id, tools, pause)
     result = result_line.answered(line.number, request.custom_id, request_id, answer)
     await store(batch, [result], tools)
 
@@ -71,7 +83,7 @@ async def store(batch: Batch, results: list[LineResult], tools: Tools) -> None:
 
 
 async def _final_answer(
-    batch: Batch, request: RequestLine, request_id: str, tools: Tools
+    batch: Batch, request: RequestLine, request_id: str, tools: Tools, pause: Pause
 ) -> OwnAnswer:
     failures = waits = 0
     while True:
@@ -90,4 +102,4 @@ async def _final_answer(
             return answer
         failures, waits = failures + retry.is_counted, waits + (not retry.is_counted)
         tools.reporter.waits(batch, result_line.message_of(answer.body))
-        await tools.sleep(retry.wait_s)
+        await (pause if retry.leaves_place else tools.sleep)(retry.wait_s)

@@ -30,7 +30,7 @@ class JobSettings(SettingsTable):
         "of it",
     )
     max_jobs: int = Field(
-        64, ge=1, le=10_000, description="batches of all clients that have not ended; more get 429"
+        64, ge=1, le=10_000, description="batches of one API key that have not ended; more get 429"
     )
     max_in_flight: int = Field(
         64, ge=1, le=10_000, description="lines of all batches that one model computes at once"

@@ -45,6 +45,7 @@ from proxy.router.slot_filling import SlotFiller
 from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
 from proxy.router.slot_saving import SlotSaver
 from proxy.router.slot_selection import SlotSelector
+from proxy.router.slot_use import SlotUse
 from proxy.router.slot_writer import SlotWriter
 from proxy.router.weights import EQUAL
 from proxy.router.work_reader import EstimatedWork
@@ -293,6 +294,10 @@ class Router:
             group.create_task(self._slot_writer.run())
             group.create_task(self._first_byte_monitor.serve())
             await self._slot_releaser.run()
+
+    def charge(self, use: SlotUse) -> None:
+        """Tell what was computed for a client without a lease of its own."""
+        self._listener.slots_freed(use, use)
 
     # Statistics.
 

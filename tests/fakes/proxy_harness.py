@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -19,6 +27,7 @@ import aiohttp
 from fakes.upstream import Fake, Script, say_ok
 
 from proxy.app import build_app
+from proxy.auth.token_limits import TokenLimits
 from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
 from proxy.errors import NotFound, ProxyError
 from proxy.metrics.prometheus import Metrics
@@ -30,6 +39,7 @@ from proxy.requests.conversations import ForgottenConversation
 from proxy.requests.history import HistoryQuery, StoredRequest
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
+from proxy.router.slot_use import SlotUse
 from proxy.server import Server
 from proxy.settings import ProxySettings
 
@@ -268,10 +278,14 @@ class FakeConversations:
 
 
 class KeepAlives(NoListener):
-    """Remembers how long requests want their models to stay."""
+    """Remembers how long requests want their models to stay, and what they took."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, float]] = []
+        self.uses: list[SlotUse] = []
+
+    def slots_freed(self, _lease: Hashable, use: SlotUse, /) -> None:
+        self.uses.append(use)
 
     def keep_alive(self, model: str, seconds: float, /) -> None:
         self.given.append((model, seconds))
@@ -341,6 +355,7 @@ class ProxyHarness:
         self.sessions = app.sessions
         self.floor = app.server_state
         self.capture = app.capture
+        self.token_limits = app.token_limits or TokenLimits()
         return Server(app, settings, self.sockets)
 
     async def fake(

@@ -28,7 +28,7 @@ async def gathered_at(found: BatchQueue, count: int, model: str = "chat") -> lis
     times: list[float] = []
 
     async def one() -> None:
-        await found.gather(model)
+        await found.gather(model, "anna")
         times.append(round(loop_time() * 1000, 3))
 
     async with asyncio.TaskGroup() as group:
@@ -66,11 +66,11 @@ def test_the_figures_of_several_batches() -> None:
 
     async def main() -> None:
         found = queue()
-        with found.joined("chat", 70) as turns:  # 64 at once, 6 after the window
+        with found.joined("chat", "anna", 70) as turns:  # 64 at once, 6 after the window
             for turn in turns:
                 await turn.formed.wait()
                 found.begin("chat", turn)
-        await found.gather("chat")
+        await found.gather("chat", "anna")
         expected = BatchQueueStats(71, 2, 1, 35.0, round((6 * 50 + 50) / 71, 3))
         assert found.stats() == {"chat": expected}
         assert found.waiting() == {"chat": 0}
@@ -94,14 +94,15 @@ def test_no_more_wait_than_may() -> None:
 
     async def main() -> None:
         found = queue(queue_size=3)
-        with found.joined("chat", 3):
+        with found.joined("chat", "anna", 3):
             with pytest.raises(
-                QueueFull, match=r"3 batch requests wait already, and 3 may"
+                QueueFull, match=r"3 batch requests of this client wait already, and 3 may"
             ) as full:
-                await found.gather("chat")
+                await found.gather("chat", "anna")
             assert full.value.headers() == {"Retry-After": "1"}
+            await found.gather("chat", "ben")  # whose queue is empty
         assert found.waiting() == {"chat": 0}
-        await found.gather("chat")
+        await found.gather("chat", "anna")
 
     virtually(main())
 
@@ -109,7 +110,7 @@ def test_no_more_wait_than_may() -> None:
 def test_one_that_leaves_is_not_part_of_a_batch() -> None:
     async def main() -> None:
         found = queue(min_batch=2)
-        leaving = asyncio.get_running_loop().create_task(found.gather("chat"))
+        leaving = asyncio.get_running_loop().create_task(found.gather("chat", "anna"))
         await asyncio.sleep(0.01)
         leaving.cancel()
         assert await gathered_at(found, 1) == [60]

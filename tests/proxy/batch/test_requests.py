@@ -12,6 +12,9 @@ from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
 from openai_events import check_response
 
+from proxy.access_log import discard
+from proxy.auth.admission import Admission
+from proxy.auth.api_keys import ApiKeys
 from proxy.batch.requests import OwnAnswer, OwnRequests
 from proxy.body.bodies import Bodies
 from proxy.estimator import Estimator
@@ -31,7 +34,8 @@ def own(proxy: ProxyHarness) -> OwnRequests:
     forward = Forward(
         proxy.router, proxy.loader, proxy.settings, proxy.metrics.emit, Estimator(proxy.router)
     )
-    return OwnRequests(forward, Bodies(proxy.settings), proxy.metrics, proxy.floor)
+    admission = Admission(ApiKeys(None, discard))
+    return OwnRequests(forward, Bodies(proxy.settings), proxy.metrics, proxy.floor, admission)
 
 
 async def answer(own: OwnRequests, proxy: ProxyHarness, path: str, **members: Any) -> OwnAnswer:

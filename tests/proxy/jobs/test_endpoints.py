@@ -195,14 +195,16 @@ async def test_other_keys_see_no_file_and_no_batch(proxy: JobsProxy, tmp_path: P
     assert len((await proxy.call("GET", "/v1/files", headers=ME))[1]["data"]) == 2
 
 
-async def test_a_keys_rate_limit_does_not_count_lines(proxy: JobsProxy, tmp_path: Path) -> None:
+async def test_lines_count_as_requests_of_their_key(proxy: JobsProxy, tmp_path: Path) -> None:
     path = with_keys(tmp_path)
-    path["api_keys_file"].write_text(KEYS.replace("100", "3"))
+    path["api_keys_file"].write_text(KEYS.replace("100", "5"))
     await proxy.begin(**path)
-    await proxy.fake()
-    batch = await proxy.batch(*[request(f"r{i}") for i in range(12)], headers=ME)
-    await until(lambda: any(name == "batch.ended" for name, _ in proxy.emitted))
-    assert (await proxy.ended(batch, ME))["request_counts"]["completed"] == 12
+    fake = await proxy.fake()
+    await proxy.batch(*[request(f"r{i}") for i in range(12)], headers=ME)
+    await until(lambda: any(name == "request.rejected" for name, _ in proxy.emitted))
+    refused = next(fields for name, fields in proxy.emitted if name == "request.rejected")
+    assert (refused["client"], refused["code"]) == ("me", "rate_limit_exceeded")
+    assert fake.calls.qsize() == 3  # and two requests that made the batch
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

@@ -296,3 +296,27 @@ async def test_a_batch_without_its_key_is_cancelled(tmp_path: Path) -> None:
     after = await jobs.run(batch)
     assert (after.status, after.completed, after.failed) == ("cancelled", 0, 0)
     await jobs.close()
+
+
+async def test_a_batch_whose_key_is_limited_waits_alone(jobs: JobsHarness) -> None:
+    """A line of it holds no place while it waits, and as few wait as were begun together."""
+    jobs.configure(max_in_flight=1)
+    others_ended = asyncio.Event()
+
+    async def say(members: Mapping[str, Any]) -> OwnAnswer:
+        if members["n"] or others_ended.is_set():
+            return OK
+        return OwnAnswer(429, b'{"error": {"message": "spent"}}', 6919, is_limited=True)
+
+    jobs.requests.say = say
+    limited = await jobs.batch(*[request(f"a{i}", n=0) for i in range(50)], owner="anna")
+    other = await jobs.batch(*[request(f"b{i}", n=1) for i in range(5)], owner="ben")
+    async with asyncio.TaskGroup() as group, asyncio.timeout(20):
+        waits = group.create_task(jobs.run(limited))
+        while not jobs.slept_s:
+            await jobs.state(limited)
+        assert (await jobs.run(other)).completed == 5
+        assert (await jobs.state(limited)).completed == 0
+        others_ended.set()
+        assert (await waits).completed == 50
+    assert set(jobs.slept_s) == {60}  # it looks again every minute, and not sooner

@@ -18,6 +18,10 @@ from proxy.jobs.retry import Retry, retry_of
         (failure(503, "model_loading"), Retry(1, is_counted=False)),
         (failure(503, "unavailable"), Retry(1, is_counted=False)),
         (failure(502, "upstream_crashed"), Retry(1, is_counted=True)),
+        (
+            OwnAnswer(429, b"", 6919, is_limited=True),
+            Retry(60, is_counted=False, leaves_place=True),
+        ),
         (OwnAnswer(502, b"<html>"), Retry(1, is_counted=True)),
         (OwnAnswer(503, b'{"error": {"code": "queue_full"}}', 30), Retry(30, is_counted=False)),
     ],
