@@ -22,7 +22,7 @@ from aiohttp import web
 from proxy.auth.access import PREFIX, Access
 from proxy.auth.keys_file import Key
 from proxy.errors import NotFound, Unavailable
-from proxy.headers import RESPONSE_HEADERS, for_client
+from proxy.headers import RESPONSE_HEADERS
 from proxy.router.router import Router
 from proxy.routes import Routes
 from proxy.settings import ProxySettings
@@ -36,6 +36,16 @@ _PREFIXES: Final = ("/_app/", "/apple-", "/favicon", "/manifest", "/maskable-", 
 # No segment begins with a dot, so that no path leaves the files.
 _PATH: Final = re.compile(r"/(?:[\w-][\w.-]*(?:/[\w-][\w.-]*)*)?", re.ASCII)
 _PASSED: Final = ("Accept-Encoding", "If-None-Match")
+# Of the engine's header. Cookies and storage belong to a host, whatever the port: a field that
+# changes them would change those of the dashboard.
+_PASSED_BACK: Final = (
+    "Cache-Control",
+    "Content-Encoding",
+    "Content-Length",
+    "Content-Type",
+    "ETag",
+    "Vary",
+)
 _HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Content-Security-Policy": "frame-ancestors 'none'",
@@ -98,8 +108,9 @@ class EngineUi:
 
 
 async def _relayed(request: web.BaseRequest, found: UpstreamResponse) -> web.StreamResponse:
+    passed = {name: found.headers[name] for name in _PASSED_BACK if name in found.headers}
     own = request[RESPONSE_HEADERS]
-    fields = {**for_client(found.headers), **_HEADERS, **own}
+    fields = {**passed, **_HEADERS, **own}
     response = web.StreamResponse(status=found.status, headers=fields)
     with suppress(ConnectionError):  # the client's: an instance's is an UpstreamFailed by now
         await response.prepare(request)

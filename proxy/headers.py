@@ -1,9 +1,12 @@
 """Which header fields cross the proxy, in each direction.
 
-Hop-by-hop fields end here, and so does every field that `Connection` names. Source: RFC 9110
-section 7.6.1. What concerns only the client's side (keys, cookies, origin, framing, its address and
-the names of its conversations) never reaches an instance; headers about the instance itself (CORS,
-server, date) never reach a client.
+To an instance: hop-by-hop fields end here, and so does every field that `Connection` names. Source:
+RFC 9110 section 7.6.1. What concerns only the client's side (keys, cookies, origin, framing, its
+address and the names of its conversations) never reaches an instance.
+
+To a client: two fields, and the content types that the proxy sends itself. A browser reads the
+response of an instance under the dashboard's origin, so a hostile node must not set a cookie there,
+clear its storage, redirect it or have its body shown as a page.
 """
 
 from __future__ import annotations
@@ -100,7 +103,8 @@ _NOT_UPSTREAM: Final = (
     }
     | _SESSION
 )
-_NOT_DOWNSTREAM: Final = _HOP_BY_HOP | {"date", "server", "vary", "x-request-id"}
+# All that an instance may say to a client, but for the content type.
+_DOWNSTREAM: Final = ("Content-Length", "Retry-After")
 # cpp-httplib refuses a field over 8 KiB and more than 100 of them, with an empty body. What is left
 # out says nothing to an engine. Source: httplib.h, CPPHTTPLIB_HEADER_MAX_LENGTH and _MAX_COUNT.
 _FIELD_MAX_CHARACTERS: Final = 4096
@@ -111,43 +115,53 @@ _NEVER: Final = ("access-control-", "sec-", "x-corral-", "x-forwarded-")
 
 def for_upstream(fields: _Fields) -> CIMultiDict[str]:
     """Return what of a client's header an instance may see, and can take."""
+    dropped = _NOT_UPSTREAM
+    if "Connection" in fields:
+        named = {name.strip() for name in ",".join(fields.getall("Connection")).lower().split(",")}
+        if not named - dropped <= {"close"}:
+            dropped |= named
     passed = [
         (name, value)
-        for name, value in _kept(fields, _NOT_UPSTREAM)
-        if len(name) + len(value) <= _FIELD_MAX_CHARACTERS
+        for name, value in fields.items()
+        if not _is_dropped(name, dropped) and len(name) + len(value) <= _FIELD_MAX_CHARACTERS
     ]
     return CIMultiDict(passed[:_FIELDS_MAX])
 
 
 def for_client(fields: _Fields) -> CIMultiDict[str]:
-    """Return what of an instance's header a client may see, fit for a stream if it is one."""
-    passed = CIMultiDict(_kept(fields, _NOT_DOWNSTREAM))
-    if is_event_stream(passed):
+    """Return what of an instance's header a client may see, fit for a stream if it is one.
+
+    The content type is JSON for whatever is not an event stream.
+    """
+    passed = CIMultiDict((name, fields[name]) for name in _DOWNSTREAM if name in fields)
+    if is_event_stream(fields):
+        passed["Content-Type"] = EVENT_STREAM
+        # Events may be rewritten, and others added: what is beyond it would be the next response.
+        passed.pop("Content-Length", None)
         # Intermediaries that store or buffer a stream turn tokens into one late lump.
         passed["Cache-Control"] = "no-store"
         passed["X-Accel-Buffering"] = "no"
+    else:
+        passed["Content-Type"] = JSON
     return passed
 
 
 def is_event_stream(fields: _Fields) -> bool:
     """Return whether these fields announce server-sent events."""
-    return fields.get("Content-Type", "").lower().startswith(EVENT_STREAM)
+    return _media_type(fields) == EVENT_STREAM
 
 
 def is_json(fields: _Fields) -> bool:
     """Return whether these fields announce JSON, or nothing at all."""
-    return fields.get("Content-Type", JSON).lower().startswith("application/json")
+    return _media_type(fields) in {"", "application/json"}
 
 
-def _kept(fields: _Fields, dropped: frozenset[str]) -> list[tuple[str, str]]:
-    if "Connection" in fields:
-        named = {name.strip() for name in ",".join(fields.getall("Connection")).lower().split(",")}
-        if not named - dropped <= {"close"}:
-            dropped |= named
-    return [(name, value) for name, value in fields.items() if not _is_dropped(name, dropped)]
+def _media_type(fields: _Fields) -> str:
+    """Return the content type without parameters; empty without one."""
+    return fields.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-# Clients and engines send the same few names again and again.
+# Clients send the same few names again and again.
 @lru_cache(maxsize=1024)
 def _is_dropped(name: str, dropped: frozenset[str]) -> bool:
     lower = name.lower()

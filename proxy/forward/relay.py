@@ -24,6 +24,7 @@ from proxy.errors import (
     UpstreamLoading,
     UpstreamShutDown,
     UpstreamUnavailable,
+    quoted,
 )
 from proxy.forward.apis import Assembler, assembler_for
 from proxy.forward.client_response import ResponseWriter
@@ -107,6 +108,8 @@ class ResponseRelay:
         try:
             if response.status >= 400 and self._request.method != "HEAD":
                 await self._relay_error()
+            elif 300 <= response.status < 400:
+                raise UpstreamFailed(f"{self._name} redirected the request; check its url")
             elif plan.is_assembled and is_event_stream(response.headers):
                 return await self._assemble()
             elif not plan.is_stream or (plan.is_assembled and is_json(response.headers)):
@@ -120,6 +123,14 @@ class ResponseRelay:
         return True
 
     async def _relay_body(self) -> None:
+        headers = self._response.headers
+        is_passable = is_json(headers) or is_event_stream(headers)
+        if self._request.method != "HEAD" and not is_passable:
+            content_type = quoted(headers["Content-Type"])
+            raise UpstreamFailed(f"{self._name} answered with {content_type}, not with JSON")
+        if encoding := headers.get("Content-Encoding"):
+            encoding = quoted(encoding)
+            raise UpstreamFailed(f"{self._name} encoded its answer with {encoding}, unasked")
         completed = self._reader()
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
         chunk = b""

@@ -21,6 +21,12 @@ async def tells_its_path(call: Call) -> None:
     await call.send(body)
 
 
+async def sets_cookies(call: Call) -> None:
+    fields = (f"{name}: x" for name in ("Set-Cookie", "Clear-Site-Data", "Refresh", "Location"))
+    await call.head("Content-Type: text/html", "Content-Length: 2", *fields)
+    await call.send(b"hi")
+
+
 async def opened(proxy: ProxyHarness, keys: Path | None = None) -> str:
     address = f"127.0.0.1:{free_port()}"
     await proxy.server.close()
@@ -43,6 +49,15 @@ async def test_files_are_passed_on_and_the_api_is_there_too(proxy: ProxyHarness)
             assert response.status == status
     async with proxy.http.get("/") as response:  # not at the address of the proxy
         assert response.status == 404
+
+
+async def test_cookies_and_redirects_are_not_passed_on(proxy: ProxyHarness) -> None:
+    url = await opened(proxy)
+    await proxy.fake(sets_cookies)
+    async with proxy.http.get(f"{url}/") as response:
+        assert await response.text() == "hi"
+        for name in ("Set-Cookie", "Clear-Site-Data", "Refresh", "Location"):
+            assert name not in response.headers
 
 
 @pytest.mark.parametrize(

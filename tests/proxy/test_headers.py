@@ -3,7 +3,7 @@
 import pytest
 from multidict import CIMultiDict
 
-from proxy.headers import for_client, for_upstream
+from proxy.headers import JSON, for_client, for_upstream
 
 CLIENTS_OWN = [
     "Authorization",
@@ -56,17 +56,31 @@ def test_what_connection_names_ends_here() -> None:
     for name in ("X-One", "X-Two", "X-Three"):
         fields[name] = "1"
     assert for_upstream(fields) == {"X-Three": "1"}
-    assert for_client(fields) == {"X-Three": "1"}
 
 
-@pytest.mark.parametrize(
-    "name", ["Access-Control-Allow-Origin", "Server", "Date", "Vary", "Keep-Alive", "Trailer"]
-)
-def test_what_an_instance_says_of_itself_is_ours_to_say(name: str) -> None:
-    assert not for_client(CIMultiDict({name: "x"}))
+def test_two_fields_of_an_instance_reach_a_client_and_no_other() -> None:
+    passed = {"Content-Length": "3", "Retry-After": "1"}
+    hostile = (
+        "Content-Encoding",
+        *("Set-Cookie", "Clear-Site-Data", "Refresh", "Location", "Link", "Content-Location"),
+        *("Access-Control-Allow-Origin", "Content-Security-Policy", "Service-Worker-Allowed"),
+        *("Server", "Date", "Vary", "Keep-Alive", "Trailer", "X-Corral-Draining", "X-Anything"),
+    )
+    fields = CIMultiDict({**passed, **dict.fromkeys(hostile, "x")})
+    assert for_client(fields) == {**passed, "Content-Type": JSON}
+
+
+@pytest.mark.parametrize("given", ["text/html", "application/json; charset=utf-7", "image/svg+xml"])
+def test_what_is_no_stream_is_json(given: str) -> None:
+    assert for_client(CIMultiDict({"Content-Type": given})) == {"Content-Type": JSON}
 
 
 def test_a_stream_is_not_to_be_stored_on_its_way() -> None:
     passed = for_client(CIMultiDict({"Content-Type": "text/event-stream; charset=utf-8"}))
     assert passed["Cache-Control"] == "no-store"
     assert passed["X-Accel-Buffering"] == "no"
+
+
+def test_a_stream_has_no_length_because_its_events_may_be_rewritten() -> None:
+    fields = CIMultiDict({"Content-Type": "text/event-stream", "Content-Length": "3"})
+    assert "Content-Length" not in for_client(fields)

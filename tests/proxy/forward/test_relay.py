@@ -152,6 +152,72 @@ async def test_a_page_where_a_stream_was_asked_is_a_bad_gateway(proxy: ProxyHarn
             assert "no event stream" in (await response.json())["error"]["message"]
 
 
+HOSTILE = {
+    "Set-Cookie": "corral_session_8080=x; Path=/corral",
+    "Clear-Site-Data": '"*"',
+    "Refresh": "0; url=/corral/",
+    "Location": "https://example.com/",
+    "Content-Security-Policy": "default-src *",
+}
+ALLOWED = {
+    *("content-length", "content-type", "retry-after", "cache-control", "x-accel-buffering"),
+    *("server", "x-request-id", "date", "transfer-encoding"),
+}
+
+
+def is_hostile(status: str, body: bytes, kind: str) -> Script:
+    async def speak(call: Call) -> None:
+        fields = [f"{name}: {value}" for name, value in HOSTILE.items()]
+        head = (f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Retry-After: 3")
+        await call.head(*fields, *head, status=status)
+        await call.send(body)
+
+    return speak
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/chat/completions", {"messages": [], "stream": True}),
+        ("POST", "/v1/chat/completions", {"messages": []}),
+        ("POST", "/v1/chat/completions", {"messages": [], "logprobs": True}),
+        ("POST", "/v1/messages", {"messages": [], "max_tokens": 1}),
+        ("POST", "/v1/responses", {"input": "hi", "stream": True}),
+        ("POST", "/v1/embeddings", {"input": "hi"}),
+        ("POST", "/v1/audio/transcriptions", {"file": "hi"}),
+        ("POST", "/tokenize", {"content": "hi"}),
+        ("POST", "/generate", {"prompt": "hi"}),
+        ("GET", "/props", None),
+        ("HEAD", "/props", None),
+        ("GET", "/lora-adapters", None),
+    ],
+)
+@pytest.mark.parametrize("status", ["200 OK", "302 Found", "404 Not Found"])
+async def test_an_instance_sets_no_cookie_redirects_to_nowhere_and_sends_no_page(
+    proxy: ProxyHarness, method: str, path: str, body: object, status: str
+) -> None:
+    fake = await proxy.fake()
+    for kind in ("text/html", "application/json", "text/event-stream"):
+        content = HI + END + DONE if kind == "text/event-stream" else b'{"html": "<script>"}'
+        fake.script = is_hostile(status, content, kind)
+        async with proxy.http.request(method, path, json=body, allow_redirects=False) as response:
+            names = {name.lower() for name in response.headers}
+            assert {name for name in names if not name.startswith("x-corral-")} <= ALLOWED
+            assert response.content_type in {"application/json", "text/event-stream"}
+            assert not 300 <= response.status < 400
+
+
+async def test_a_body_that_is_encoded_unasked_is_a_bad_gateway(proxy: ProxyHarness) -> None:
+    async def speak(call: Call) -> None:
+        await call.head("Content-Encoding: gzip", "Content-Length: 2")
+        await call.send(b"{}")
+
+    await proxy.fake(speak)
+    async with proxy.http.post("/tokenize", json={"content": "hi"}) as response:
+        assert response.status == 502
+        assert "'gzip'" in (await response.json())["error"]["message"]
+
+
 async def test_a_whole_client_response_from_who_cannot_stream_passes(proxy: ProxyHarness) -> None:
     await proxy.fake(say_ok)
     async with proxy.ask() as response:
