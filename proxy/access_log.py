@@ -59,7 +59,7 @@ class AccessRecord:
         is_diverted: Whether the side of a trial that it was meant for had no slot free.
         status: The status that the client got, that of the error which broke a response off, or 499
             if the client disconnected; None before that.
-        code: Of the error that broke a response off.
+        code: Of the error that the client got, or that broke its response off.
         bytes_out: Bytes of the body sent to the client.
         timings: Reported by the instance.
         cache: What was found of the prompt in the cache, and why not more; None where the instance
@@ -212,8 +212,9 @@ class AccessRecord:
             "cached_tokens": timings.cached_tokens if timings else None,
             "prompt_tokens": timings.prompt_tokens if timings else None,
             "decoded_tokens": timings.decoded_tokens if timings else None,
-            "engine_prefill_ms": timings.prompt_ms if timings else None,
-            "engine_decode_ms": timings.decode_ms if timings else None,
+            # 0 where the instance reports tokens alone, as on /v1/messages.
+            "engine_prefill_ms": (timings.prompt_ms or None) if timings else None,
+            "engine_decode_ms": (timings.decode_ms or None) if timings else None,
             "drafted_tokens": timings.drafted_tokens if timings else None,
             "accepted_tokens": timings.accepted_tokens if timings else None,
         }

@@ -40,6 +40,7 @@
     │           └── UpstreamDraining 503  a node is stopping
     ├── Unavailable                  503  no instance can take the request now
     │   ├── ModelLoading             503  one is loading
+    │   ├── ModelFailed              503  the model failed, was stopped, or has no room in memory
     │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
     │   ├── QueueTimeout             503  the request waited too long for a slot
     │   ├── WaitTooLong              503  the first token is expected later than the client waits
@@ -374,6 +375,11 @@ class Unavailable(ProxyError):
 
 class ModelLoading(Unavailable):
     code = "model_loading"
+
+
+class ModelFailed(Unavailable):
+    code = "model_failed"
+    retry_after_s = 10
 
 
 class NotLoaded(Unavailable):

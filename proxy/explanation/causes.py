@@ -27,6 +27,8 @@ class Cause(StrEnum):
     RECURRENT_STATE = "recurrent_state"
     CACHE_OFF = "cache_off"
     NOT_FOUND = "not_found"
+    # Of an error:
+    ERROR = "error"
     # Of the time:
     QUEUE = "queue"
     LOADING = "loading"

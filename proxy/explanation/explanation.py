@@ -1,4 +1,4 @@
-"""One request explained: where its time went, and why its prompt was not in the cache. Pure.
+"""One request explained: its error, where its time went, and why its prompt was not cached. Pure.
 
 All of it is computed from the fields of `request.finished` (`proxy.access_log`), whether they come
 from a request that just ends or from the history.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.explanation.cache_finding import CacheFinding, cache_finding
 from proxy.explanation.causes import PLAIN, TOKENS_MIN, WITH_LOAD, Cause
+from proxy.explanation.errors import error_meaning
 from proxy.explanation.sentences import advice, cache_sentence
 from proxy.timeline import PHASES
 
@@ -20,6 +22,8 @@ from proxy.timeline import PHASES
 _NOTED_MIN_MS: Final = 50.0
 _NOTED_MIN_SHARE: Final = 0.1
 
+# Errors of requests that no instance got, though there were some: they waited for a slot.
+_OF_SLOTS: Final = frozenset({"queue_timeout", "wait_too_long", "queue_full", "request_cancelled"})
 _WAITS: Final = MappingProxyType(
     {
         Cause.QUEUE: (("queued_ms",), "waited for a slot of {model}: all were in use"),
@@ -44,7 +48,9 @@ class Explanation:
     """One request.
 
     Attributes:
-        findings: The one that cost most first.
+        status: As HTTP; None as long as the request is answered.
+        code: Of the error.
+        findings: That of the error first, then the one that cost most.
         phases_ms: Milliseconds of each phase; without those that are not known.
         expected_cached_tokens: That the router expected.
         cache: As of `CacheFinding.as_fields`; None where the engine told nothing.
@@ -53,6 +59,8 @@ class Explanation:
     request: str
     model: str | None
     instance: str | None
+    status: int | None
+    code: str | None
     findings: tuple[Finding, ...]
     phases_ms: Mapping[str, float]
     duration_ms: float | None
@@ -70,6 +78,8 @@ class Explanation:
             "request": self.request,
             "model": self.model,
             "instance": self.instance,
+            "status": self.status,
+            "code": self.code,
             "cause": self.cause,
             "sentence": first.sentence if first else None,
             "advice": first.advice if first else None,
@@ -78,7 +88,7 @@ class Explanation:
             "phases_ms": dict(self.phases_ms),
             "expected_cached_tokens": self.expected_cached_tokens,
             "cache": self.cache and dict(self.cache),
-            "findings": [asdict(one) for one in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
@@ -95,7 +105,9 @@ def explain(fields: Mapping[str, Any]) -> Explanation:
         str(fields.get("request", "")),
         fields.get("model"),
         fields.get("instance"),
-        tuple(ordered),
+        fields.get("status"),
+        fields.get("code"),
+        (*_error(fields), *ordered),
         phases_ms,
         _ms(fields, "duration_ms"),
         _ms(fields, "first_token_ms"),
@@ -114,7 +126,21 @@ def _cache(fields: Mapping[str, Any]) -> CacheFinding | None:
         return None  # written by another version
 
 
+def _error(fields: Mapping[str, Any]) -> Iterator[Finding]:
+    status, code = fields.get("status"), fields.get("code")
+    if not isinstance(status, int) or status < HTTPStatus.BAD_REQUEST:
+        return
+    meaning, cure = error_meaning(
+        status, code, model=fields.get("model"), instance=fields.get("instance")
+    )
+    title = f"{status} {code}" if code else str(status)
+    yield Finding(Cause.ERROR, 0.0, f"{title}: {meaning}", cure)
+
+
 def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
+    code = fields.get("code")
+    if code is not None and fields.get("instance") is None and code not in _OF_SLOTS:
+        return  # it waited in vain: its phases tell how long, and the error why
     for cause, (_, sentence) in _WAITS.items():
         cost_ms = _sum_ms(fields, cause)
         is_told = cache is not None and cause in _waits_of(cache)

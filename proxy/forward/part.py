@@ -71,6 +71,7 @@ class _Part:
         return False
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        self._answer.record.code = self.record.code
         raise PartRefused(status, headers, body)
 
     def end(self) -> None:

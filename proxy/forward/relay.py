@@ -33,10 +33,12 @@ from proxy.forward.embedding_usage import EmbeddingUsage
 from proxy.forward.prefill_progress import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.upstream_errors import (
     client_error_body,
+    error_code,
     is_loading,
     is_model_missing,
     parse_error,
     reclassified,
+    status_of,
 )
 from proxy.forward.upstream_request import UpstreamRequestPlan
 from proxy.headers import DRAINING, JSON, for_client, is_event_stream, is_json
@@ -175,9 +177,16 @@ class ResponseRelay:
             before = last
             last = await response.read(pass_on)
             progress.receive_token(last)
-        if not _is_complete(self._request.kind, before + last):
-            await client_response.write(last)
-            raise UpstreamFailed(f"{self._name} ended its stream before the answer was complete")
+        end = before + last
+        if _ENDS.get(self._request.kind, b"") not in end[-_END_BYTES:]:
+            error = _last_error(end)
+            if error is None:
+                await client_response.write(last)
+                raise UpstreamFailed(
+                    f"{self._name} ended its stream before the answer was complete"
+                )
+            client_response.record.status = status_of(error)
+            client_response.record.code = error_code(error)
         await self._finish(completed, last)
 
     async def _until_first_token(self, completed: CompletedResponse) -> bytes:
@@ -265,8 +274,7 @@ class ResponseRelay:
     async def _relay_error_event(self, piece: Mapping[str, Any]) -> None:
         """Send an error that arrived where the client sees no stream."""
         body = orjson.dumps(piece)
-        code = (parse_error(body) or {}).get("code")
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        status = status_of(parse_error(body) or {})
         await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
@@ -284,6 +292,7 @@ class ResponseRelay:
         self._router.finish(self._lease)
         client_body = client_error_body(self._request.kind, self._request.path, status, body)
         headers["Content-Length"], headers["Content-Type"] = str(len(client_body)), JSON
+        self._client_response.record.code = error_code(parse_error(body) or {})
         await self._client_response.refuse(status, headers, client_body)
 
     async def _finish(
@@ -321,14 +330,15 @@ class ResponseRelay:
         return UpstreamConnectFailed(self._name, "broke off its answer before any of it went out")
 
 
-def _is_complete(kind: EndpointKind, last: bytes) -> bool:
-    """Return whether a stream that ended with these bytes ended as an engine ends it.
+def _last_error(end: bytes) -> Mapping[str, Any] | None:
+    """Return the error that a stream ends with; None if its last event is none.
 
     Source: llama-server, build 10434: an error event is the last one, without an end mark.
     """
-    if _ENDS.get(kind, b"") in last[-_END_BYTES:]:
-        return True
     try:
-        return "error" in (members_of(last.rstrip().rpartition(b"\n\n")[2]) or {})
+        event = members_of(end.rstrip().rpartition(b"\n\n")[2]) or {}
     except InvalidEvent:
-        return False
+        return None
+    if "error" not in event:
+        return None
+    return event["error"] if isinstance(event["error"], dict) else {}

@@ -30,6 +30,7 @@ _OPENAI: Final = frozenset(
     }
 )
 _CODES: Final = {"exceed_context_size_error": "context_length_exceeded"}
+_NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
 _SHOWN_BYTES: Final = 200
 # How its message begins where it takes a client's mistake for a fault of its own (500).
 _CLIENT_MISTAKES: Final = re.compile(
@@ -99,9 +100,25 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
         named = {**kept, **_anthropic_message(error), "type": anthropic_type(status)}
         return orjson.dumps({"type": "error", "error": named})
     if kind in _OPENAI or path.endswith("/input_tokens"):
-        code = _CODES.get(str(error.get("type")), error.get("type"))
-        return orjson.dumps({"error": {"param": None, **error, "code": code}})
+        return orjson.dumps({"error": {"param": None, **error, "code": error_code(error)}})
     return body if parse_error(body) else orjson.dumps({"error": error})
+
+
+def error_code(error: Mapping[str, Any]) -> str:
+    """Return the name of an instance's own error, for programs.
+
+    llama-server names it by `type` and has the status as `code`; a node has both.
+    """
+    kind = str(error.get("type"))
+    given = error.get("code")
+    code = given if isinstance(given, str) else _CODES.get(kind, kind)
+    return code if _NAME.fullmatch(code) else "upstream_error"
+
+
+def status_of(error: Mapping[str, Any]) -> int:
+    """Return the status of an error that came as an event: 400 to 599, 500 where it has none."""
+    code = error.get("code")
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
 def _anthropic_message(error: Mapping[str, Any]) -> Mapping[str, str]:

@@ -151,7 +151,8 @@ def waited_ms(fields: Mapping[str, Any]) -> float:
 
 
 def _times(fields: Mapping[str, Any]) -> dict[str, float | None]:
-    decoded, decode_ms = fields["decoded_tokens"] or 0, fields["engine_decode_ms"]
+    decoded = fields["decoded_tokens"] or 0
+    decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
     between = decode_ms / (decoded - 1) if decode_ms and decoded > 1 else None
     return {
         "queue_seconds": waited_ms(fields) if fields["attempts"] else None,

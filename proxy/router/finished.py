@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from proxy.estimate.measures import Finished, ModelMeasures, Span
@@ -34,6 +35,22 @@ def note_finished(lease: Lease, timings: Timings, now_s: float) -> None:
     )
     overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
     lease.instance.finished.add(Finished(span, limit_of(lease.request), overhead_s))
+
+
+def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
+    """Add the times of our own clock to what an instance reports in tokens alone.
+
+    Tokens that arrived together tell nothing of the time between them: such a response stays as
+    it is.
+
+    Source: llama-server, builds 10434 and 11434: `/v1/messages` has no `timings`.
+    """
+    first_s = lease.progress.first_token_at_s
+    is_timed = timings.prompt_ms > 0 or timings.decode_ms > 0
+    if is_timed or first_s is None or 2 * lease.progress.decoded < timings.decoded_tokens:
+        return timings
+    prompt_ms, decode_ms = 1000 * (first_s - lease.began_at_s), 1000 * (now_s - first_s)
+    return replace(timings, prompt_ms=prompt_ms, decode_ms=decode_ms)
 
 
 def learn(measures: ModelMeasures, instance: Instance, weight: float) -> None:

@@ -18,7 +18,7 @@ from proxy.estimate.measures import ModelMeasures
 from proxy.estimate.work import EngineWork
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.request import ProxyRequest
-from proxy.router.finished import note_finished
+from proxy.router.finished import note_finished, with_times
 from proxy.router.instance_registry import Instances
 from proxy.router.instances import Instance
 from proxy.router.lease import Lease
@@ -191,6 +191,7 @@ class ModelQueue:
 
     def note_finished(self, lease: Lease, timings: Timings | None) -> None:
         instance, now_s = lease.instance, self._clock()
+        timings = timings and with_times(timings, lease, now_s)
         self._assignment.times.note(now_s - lease.began_at_s, timings)
         if timings:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2

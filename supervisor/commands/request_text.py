@@ -137,8 +137,8 @@ def _further(one: Mapping[str, Any]) -> Iterator[str]:
     figures = {
         "first byte": _time(one["first_byte_ms"]),
         "first token": _time(one["first_token_ms"]),
-        "the engine's own prefill": _time(one["engine_prefill_ms"]),
-        "and decode": _time(one["engine_decode_ms"]),
+        "the engine's own prefill": _time(one["engine_prefill_ms"] or None),
+        "and decode": _time(one["engine_decode_ms"] or None),
         "sent": None if one["bytes_out"] is None else f"{one['bytes_out']} bytes",
     }
     known = [f"{name} {value}" for name, value in figures.items() if value not in {None, _NONE}]
@@ -159,7 +159,8 @@ def _prompt(one: Mapping[str, Any]) -> int | None:
 
 
 def _rate(one: Mapping[str, Any]) -> str:
-    tokens, decode_ms = one["decoded_tokens"], one["engine_decode_ms"]
+    # On some endpoints, such as /v1/messages, engines report tokens and no times.
+    tokens, decode_ms = one["decoded_tokens"], one["engine_decode_ms"] or one["decode_ms"]
     if not tokens or tokens < 2 or not decode_ms:
         return _NONE
     return f"{(tokens - 1) * 1000 / decode_ms:.1f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from operator import is_
 
-from proxy.errors import Unavailable, UnknownModel
+from proxy.errors import ModelFailed, UnknownModel
 from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
 from supervisor.admission.controller import AdmissionController
 from supervisor.events import EventStream
@@ -46,7 +46,7 @@ class ModelLoaderAdapter:
         """Load a model and wait until it serves; the caller sets the deadline.
 
         Raises:
-            Unavailable: It is stopped, failed, or there is no memory for it.
+            ModelFailed: It is stopped, failed, or there is no memory for it.
             UnknownModel: It is no longer configured.
         """
         found = self._find(model)
@@ -59,7 +59,7 @@ class ModelLoaderAdapter:
         state, reason = availability(found)
         if state != "loaded":
             shown = _redacted(found, reason)
-            raise Unavailable(f"{model} is unavailable: {shown}", retry_after_s=10)
+            raise ModelFailed(f"{model} is unavailable: {shown}")
 
     def _find(self, name: str) -> Model:
         found = self._fleet.models.get(name)  # a reload may have removed it

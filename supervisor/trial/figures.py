@@ -141,7 +141,8 @@ def _add(
     if (first_token_ms := fields["first_token_ms"]) is not None:
         conversation.first_tokens_s.append((first_token_ms / 1000, others))
         side.timed_first_tokens_s.append((at_s, first_token_ms / 1000, others))
-    tokens, decode_ms = fields["decoded_tokens"] or 0, fields["engine_decode_ms"] or 0
+    tokens = fields["decoded_tokens"] or 0
+    decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]
     if tokens >= _TOKENS_MIN and decode_ms > 0:
         rate = (tokens - 1) * 1000 / decode_ms
         conversation.rates.append((rate, others))

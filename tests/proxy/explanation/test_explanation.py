@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from proxy.errors import ProxyError
 from proxy.explanation.causes import Cause
+from proxy.explanation.errors import error_meaning
 from proxy.explanation.explanation import explain
 
 CACHE = {"tokens": 600, "found": 100, "reusable": 500}
@@ -76,3 +80,46 @@ def test_what_came_from_disk_is_told_and_its_restore_is_no_computing() -> None:
     assert "restored when the engine started" in found.sentence
     lost = {**CACHE, "cause": "slot_evicted", "tier": "disk", "restore_ms": 100.0}
     assert explain({"cache": lost, **PHASES}).findings[0].cost_ms == 320.0
+
+
+def codes(error: type[ProxyError] = ProxyError) -> set[str]:
+    return {error.code}.union(*map(codes, error.__subclasses__()))
+
+
+@pytest.mark.parametrize("code", sorted(codes() - {ProxyError.code}))
+def test_each_error_has_a_meaning_of_its_own(code: str) -> None:
+    names = {"model": "chat", "instance": "chat.0"}
+    meaning, _ = error_meaning(503, code, **names)
+    assert meaning != error_meaning(503, "some_code_of_an_engine", **names)[0]
+
+
+def test_an_error_is_explained_by_its_code_before_the_times() -> None:
+    failed = {"model": "chat", "status": 503, "code": "model_failed", "queued_ms": 900.0}
+    (found,) = explain({**failed, "duration_ms": 1000.0}).findings
+    assert found.cause is Cause.ERROR
+    assert found.sentence.startswith("503 model_failed: chat cannot be loaded")
+    assert found.advice
+    assert "corral status" in found.advice
+    told = explain(failed).as_json()
+    assert (told["status"], told["code"], told["cause"]) == (503, "model_failed", "error")
+
+
+def test_an_error_for_the_want_of_slots_tells_the_wait_too() -> None:
+    fields = {"model": "chat", "status": 503, "code": "queue_timeout", "queued_ms": 900.0}
+    assert [one.cause for one in explain(fields).findings] == [Cause.ERROR, Cause.QUEUE]
+
+
+def test_an_error_after_the_header_tells_what_its_instance_cost() -> None:
+    fields = {"model": "chat", "instance": "chat.0", "status": 502, "code": "upstream_failed"}
+    found = explain({**fields, "cache": {**CACHE, "cause": "slot_evicted"}, **PHASES}).findings
+    assert [one.cause for one in found] == [Cause.ERROR, Cause.SLOT_EVICTED]
+    assert found[0].sentence == "502 upstream_failed: chat.0 failed while it answered"
+
+
+def test_an_engines_own_error_and_a_client_that_left_are_told() -> None:
+    fields = {"model": "chat", "instance": "chat.0", "status": 400, "code": "template_error"}
+    (refused,) = explain(fields).findings
+    assert refused.sentence == "400 template_error: chat.0 refused the request"
+    (left,) = explain({"status": 499}).findings
+    assert left.sentence == "499: the client disconnected before the end"
+    assert left.advice is None

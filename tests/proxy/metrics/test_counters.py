@@ -83,7 +83,7 @@ def test_missing_fields_are_not_counted() -> None:
     missing = dict.fromkeys(
         ("first_token_ms", "cached_tokens", "prompt_tokens", "decoded_tokens", "engine_decode_ms")
     )
-    counters = after(("request.finished", missing))
+    counters = after(("request.finished", {**missing, "decode_ms": 0.0}))
     assert not counters.counts["prompt_tokens"]
     assert not counters.histograms["time_to_first_token_seconds"]
     assert not counters.histograms["time_per_output_token_seconds"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from proxy.estimate.measures import Finished, Span
-from proxy.router.finished import note_finished
+from proxy.router.finished import note_finished, with_times
 from proxy.upstream.timings import Timings
 
 
@@ -22,3 +22,14 @@ def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> 
     )
     note_finished(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
     assert kept == [Finished(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]
+
+
+def test_the_times_of_a_response_that_reports_tokens_alone_are_those_of_our_clock() -> None:
+    progress = SimpleNamespace(first_token_at_s=9.5, decoded=20)
+    lease = cast("Any", SimpleNamespace(progress=progress, began_at_s=9.0))
+    tokens_alone = Timings(1, 22, 0.0, 20, 0.0)
+    assert with_times(tokens_alone, lease, 10.5) == Timings(1, 22, 500.0, 20, 1000.0)
+    reported = Timings(1, 22, 125.0, 20, 500.0)
+    assert with_times(reported, lease, 10.5) == reported
+    progress.decoded = 2  # the events came together
+    assert with_times(tokens_alone, lease, 10.5) == tokens_alone

@@ -103,3 +103,10 @@ def test_ids_are_offered_without_a_daemon(tmp_path: Path, monkeypatch: pytest.Mo
     database.run(lambda connection: statements.insert(connection, [row]))
     database.close()
     assert offered("any request", "req_") == ["req_1"]
+
+
+def test_where_the_engine_reports_tokens_alone_the_rate_is_that_of_the_proxys_clock() -> None:
+    for unknown in (None, 0.0):  # older versions stored 0
+        text = request_lines({**ENDED, "engine_prefill_ms": unknown, "engine_decode_ms": unknown})
+        assert "41 tokens, 80.0/s" in text
+        assert "the engine's own prefill" not in text

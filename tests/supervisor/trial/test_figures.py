@@ -36,13 +36,18 @@ def test_only_whole_answers_have_values(changes: dict[str, Any], errors: int) ->
     "changes",
     [
         {"decoded_tokens": 3},
-        {"decoded_tokens": None, "engine_decode_ms": None},
-        {"engine_decode_ms": 0.0},
+        {"decoded_tokens": None, "engine_decode_ms": None, "decode_ms": 0.0},
+        {"engine_decode_ms": 0.0, "decode_ms": 0.0},
     ],
 )
 def test_an_answer_of_a_few_tokens_has_no_rate(changes: dict[str, Any]) -> None:
     side = finished(("base", request(**changes))).sides["base"]
     assert (side.rates, values(side.first_tokens_s)) == ([], [[0.5]])
+
+
+def test_where_the_engine_reports_no_time_the_proxys_clock_counts() -> None:
+    untimed = request(engine_decode_ms=None, decode_ms=800.0)
+    assert values(finished(("base", untimed)).sides["base"].rates) == [[50.0]]
 
 
 def test_a_conversation_counts_until_it_changes_sides() -> None:
